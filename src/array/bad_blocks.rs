@@ -359,6 +359,12 @@ impl BadBlocks {
         counts
     }
 
+    /// Whether the block is listed of the member.
+    pub fn has(&self, member: MemberIndex, block: u64) -> bool {
+        let of = self.members.get(&member);
+        of.is_some_and(|of| of.blocks.contains_key(&block) || of.unmended.contains_key(&block))
+    }
+
     /// How many members other than this one have a bad copy of each listed page.
     pub fn pages(&self, without: MemberIndex) -> BTreeMap<PageIndex, usize> {
         let mut counts = BTreeMap::new();

@@ -119,9 +119,10 @@ impl Array {
         }
         // Of a member of which not all bad blocks are listed, any row may be bad.
         let unlisted = if unlisted > 0 { unlisted + lacking.len() } else { 0 };
-        let listed = blocks
-            .into_iter()
-            .map(|(block, bad)| bad + self.lacking_slot(lacking, self.slot_of_block(block)));
+        let listed = blocks.into_iter().map(|(block, bad)| {
+            let others = lacking.iter().copied().filter(|&member| !self.bad.has(member, block));
+            bad + self.lacking_slot(&others.collect::<Vec<_>>(), self.slot_of_block(block))
+        });
         let both = listed.max().unwrap_or(0).max(unlisted);
         let alone = bad.max(lacking.len());
         if bad == 0 || lacking.is_empty() || both <= alone || alone > left {

@@ -124,6 +124,9 @@ impl Array {
 
     fn read_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
         scrub.stage = Stage::Read;
+        if scrub.short_since.is_some() && scrub.update == self.supers.template().update {
+            return self.reread_copies(key, scrub);
+        }
         scrub.update = self.supers.template().update;
         scrub.devices.clear();
         for (index, which, device) in self.devices().into_iter().filter(|(_, _, device)| device.recorded) {
@@ -143,6 +146,24 @@ impl Array {
             scrub.devices.push(OfDevice { device, uuid, sequence, written, copies });
         }
         if scrub.pending > 0 { Flow::Wait } else { self.end_super_scrub(key, scrub, true) }
+    }
+
+    /// Reads those again that a shortage has kept from being read.
+    fn reread_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
+        for (at, of) in scrub.devices.iter().enumerate() {
+            let Some((index, which)) = self.find_device(of.device) else { continue };
+            let bytes =
+                self.devices().into_iter().find(|(i, w, d)| (*i, *w, d.id) == (index, which, of.device));
+            let Some((_, _, device)) = bytes else { continue };
+            for (copy, offset) in all_copy_offsets(device.bytes).into_iter().enumerate() {
+                if of.copies[copy].is_none() {
+                    let read = IoOp::Read { offset, buf: self.pool.alloc(COPY_BYTES) };
+                    self.submit_io(Owner::Op { key, item: at * 4 + copy }, index, of.device, read);
+                    scrub.pending += 1;
+                }
+            }
+        }
+        if scrub.pending > 0 { Flow::Wait } else { self.judge_copies(key, scrub) }
     }
 
     pub(super) fn super_scrub_io(
@@ -169,12 +190,16 @@ impl Array {
     /// All copies were read.
     fn judge_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
         scrub.stage = Stage::Look;
-        if self.supers.is_busy() || self.supers.template().update != scrub.update {
-            // They were being written.
+        let is_short = self.waits_for_copies(scrub);
+        if is_short == Some(true) {
             return self.look_later(key);
         }
-        if self.waits_for_copies(scrub) {
-            return self.look_later(key);
+        if self.supers.is_busy() || self.supers.template().update != scrub.update {
+            // They were being written. A look that takes long would be in vain each time.
+            return match is_short {
+                None => self.look_later(key),
+                Some(_) => self.end_super_scrub(key, scrub, true),
+            };
         }
         let array = self.supers.template().array;
         let bad: BTreeMap<BadCopy, String> = scrub
@@ -214,27 +239,27 @@ impl Array {
         self.end_super_scrub(key, scrub, true)
     }
 
-    /// Whether copies are to be read again that a shortage has kept from being read. When that was
-    /// done for long enough, their members count as not checked everywhere.
-    fn waits_for_copies(&mut self, scrub: &mut SuperScrub) -> bool {
+    /// Whether copies are to be read again that a shortage has kept from being read; none where
+    /// there are none. When that was done for long enough, their members count as not checked
+    /// everywhere.
+    fn waits_for_copies(&mut self, scrub: &mut SuperScrub) -> Option<bool> {
         let is_short = |of: &&OfDevice| of.copies.iter().any(Option::is_none);
-        let short: Vec<DeviceId> = scrub.devices.iter().filter(is_short).map(|of| of.device).collect();
-        let short: Vec<MemberIndex> =
-            short.into_iter().filter_map(|device| Some(self.find_device(device)?.0)).collect();
+        let short = scrub.devices.iter().filter(is_short).map(|of| of.device);
+        let short: Vec<(MemberIndex, Which)> = short.filter_map(|device| self.find_device(device)).collect();
         if short.is_empty() {
             scrub.short_since = None;
-            return false;
+            return None;
         }
         let since = *scrub.short_since.get_or_insert(self.now);
         if self.now.nanos_since(since) < SHORT_PATIENCE_NS {
-            return true;
+            return Some(true);
         }
         if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
-            for member in short {
+            for (member, _) in short.into_iter().filter(|(_, which)| *which == Which::Primary) {
                 pass.unchecked.insert(member);
             }
         }
-        false
+        Some(false)
     }
 
     /// Copies of a member that comes back were damaged while it was away, in words: which, and what is wrong.

@@ -315,8 +315,10 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     }
     if !troubled.is_empty() {
         places.push(format!("blocks of {} cannot be read", called(&troubled)));
-    } else if lacks_data(array) {
+    } else if [&array.lost, &array.set_aside, &array.unreadable].iter().any(|parts| !parts.is_empty()) {
         places.push("blocks cannot be read already".to_owned());
+    } else if !array.unconfirmed.is_empty() {
+        places.push("what could not be read when the daemon ended still cannot be".to_owned());
     } else if has_unrepaired {
         places.push("what the last scrub could not repair is bad still".to_owned());
     }
@@ -918,8 +920,9 @@ mod tests {
         let Explanation { status, action } = explain(&array);
         assert!(status.contains("and written while there is space"), "{status}");
         assert!(
-            action
-                .contains("Make room, 16 MiB at least: what is full comes back by itself then. (1: /srv/m1)"),
+            action.contains(
+                "Make room, 16 MiB at least for a file: what is full comes back by itself then. (1: /srv/m1)"
+            ),
             "{action}"
         );
         assert!(action.contains("'calpe replace tank 0 NEW'"), "{action}");

@@ -463,8 +463,7 @@ impl Daemon {
         options: ServeOptions,
         told: &[String],
     ) -> Result<(Opened, Vec<String>), RequestError> {
-        let paths: Vec<&Path> = found.arrays[&array].iter().map(|member| &*member.path).collect();
-        self.await_attempts(array, &paths);
+        self.await_attempts(array);
         let opened = import::open(&found.arrays[&array], options.force, options.limits.local);
         let mut opened = opened.map_err(|error| self.explained(error, found, array))?;
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));
@@ -579,6 +578,7 @@ impl Daemon {
             let message = format!("would no longer try to import array '{name}'{until}");
             return Some(Done { message, warnings, ..Done::default() });
         }
+        self.note_exported(uuid);
         if !self.give_up(waiting.which()) {
             return None;
         }

@@ -7,9 +7,9 @@ use super::config::{ArrayChoice, ArrayConfig};
 use super::import::{ImportError, newest_found};
 use super::ranked::lock;
 use super::search::{Search, search_with};
-use super::service::{Daemon, ServeOptions};
+use super::service::{Daemon, ServeOptions, refusal};
 use super::waiting::Waiting;
-use crate::control::RequestError;
+use crate::control::{ErrorCode, RequestError};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -179,14 +179,18 @@ impl Attempts {
             // It was served meanwhile, and perhaps exported.
             return Ok(format!("array '{}' is not awaited any more", config.which));
         }
-        if daemon.was_exported(&config.which, uuid) {
-            return Ok(format!("array '{}' was exported, and stays out of service", config.which));
-        }
         if daemon.served_uuids().contains(&uuid)
             && let Some(report) = daemon.status(Some(&uuid.to_string()))?.first()
         {
             // An administrator was faster.
             return Ok(served_line(report));
+        }
+        if daemon.was_exported(&config.which, uuid) {
+            let text = format!("array '{}' was exported, and stays out of service", config.which);
+            return match daemon.may_be_another(&config.which, uuid) {
+                true => Err(refusal(ErrorCode::Refused, text)),
+                false => Ok(text),
+            };
         }
         let superblock = newest_found(&found.arrays[&uuid]);
         let options = superblock.map(|superblock| daemon.options_by(config, &superblock.name, uuid));

@@ -315,20 +315,23 @@ impl Daemon {
         let created = if created { Some(CreatedFile::of(&device)?) } else { None };
         let uuid = Uuid::new_v4();
         let outcome = self.put_in_place(&target, device, uuid, known_zero);
-        // One that has been the member's, and left, may be what that comes back with.
-        let facts = self.facts(target.array);
-        let is_members = facts.is_ok_and(|facts| facts.status.members.iter().any(|m| m.uuid == uuid));
-        if outcome.is_err()
-            && !is_members
-            && let Some(created) = created
-        {
-            // The reason is the answer; a file that stays behind is empty.
-            remove(new, created, limit);
+        match (outcome, created) {
+            // What the member may come back with stays, and what nobody says is none.
+            (Err(mut error), Some(_)) if self.may_be_of(&target, uuid) => {
+                error.message += &format!(" ({} stays)", shown(new));
+                Err(error)
+            }
+            (Err(error), Some(created)) => {
+                // The reason is the answer; a file that stays behind is empty.
+                remove(new, created, limit);
+                Err(error)
+            }
+            (Err(error), None) => Err(error),
+            (Ok(mut done), _) => {
+                done.warnings.splice(0..0, warnings);
+                Ok(done)
+            }
         }
-        outcome.map(|mut done| {
-            done.warnings.splice(0..0, warnings);
-            done
-        })
     }
 
     /// Has a device that is [prepared](prepare) take the place of a member.
@@ -340,6 +343,12 @@ impl Daemon {
         let new = NewDevice { known_zero, ..NewDevice::new(id, uuid, bytes) };
         let request = |member, device| AdminRequest::Replace { member, device };
         self.hand_over(target, new, device, By::Command, request)
+    }
+
+    /// Whether the array has, or may have, this device for a member's, in service or not.
+    fn may_be_of(&self, target: &Target, device: Uuid) -> bool {
+        let facts = self.facts(target.array);
+        facts.map_or(true, |facts| facts.status.members.iter().any(|member| member.uuid == device))
     }
 
     /// Refuses a device that serves an array of this daemon, by the name of the member that it is, with this advice.
@@ -407,7 +416,7 @@ impl Daemon {
         let place = Place::of(new.uuid, &device);
         let since = device.since();
         // Before it is in service: a status may be asked for while it is being recorded that it is.
-        self.with_names(target.array, |names| names.devices.insert(id, place));
+        self.with_names(target.array, |names| names.devices.insert(id, place.clone()));
         let outcome = {
             // Whoever takes a member out that is away is told that it stays away.
             let _alone = (by == By::Itself).then(|| lock(&self.returning));
@@ -423,7 +432,16 @@ impl Daemon {
             }
         };
         let outcome = outcome.inspect_err(|_| {
-            self.with_names(target.array, |names| names.devices.remove(&id));
+            // It may have become the member's, and left again: then it is what comes back.
+            let at = usize::from(target.index.0);
+            let is_members = self.facts(target.array).is_ok_and(|f| f.status.members[at].uuid == place.uuid);
+            self.with_names(target.array, |names| {
+                names.devices.remove(&id);
+                if is_members && names.seats[at].uuid != place.uuid {
+                    names.seats[at] = place;
+                }
+            });
+            self.remember_now(target.array);
         })?;
         // It may have been lost again meanwhile, which is no reason to keep it out.
         member::forget_lost(&path, since);
@@ -509,7 +527,8 @@ impl Daemon {
         if there.copies.is_empty() {
             own.clear();
             // It gave no answer in time, nor would it in a search of the places around it.
-            if begun.elapsed() >= target.limits.local {
+            if begun.elapsed() >= patience(target.limits) && there.cut_off.is_none() && !there.is_overwritten
+            {
                 return Err(target.not_found(&there));
             }
         }

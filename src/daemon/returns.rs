@@ -12,6 +12,7 @@ use super::changes::Change;
 use super::events::kinds;
 use super::import::SETTLE;
 use super::members::{ATTEMPT_WAIT, By, Own, identity_of, open_member, patience};
+use super::ranked::lock;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::search::{Hindrance, search};
 use super::service::{Daemon, Done, Served};
@@ -27,6 +28,7 @@ use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -55,8 +57,37 @@ pub(super) struct Returns {
     /// Missing at a time when their array had failed, or could not be served: what took away so
     /// many at once may bring all of them back.
     were_missing: BTreeSet<Seat>,
-    /// Arrays that are not served any more, and until when attempts may have devices of theirs open.
-    letting_go: BTreeMap<Uuid, Instant>,
+    under_way: UnderWay,
+}
+
+/// How many threads look for members of an array, whether or not anybody waits for what they find.
+#[derive(Clone, Debug, Default)]
+struct UnderWay(Arc<Mutex<BTreeMap<Uuid, usize>>>);
+
+/// One of them.
+struct Looking(UnderWay, Uuid);
+
+impl UnderWay {
+    fn begin(&self, array: Uuid) -> Looking {
+        *lock(&*self.0).entry(array).or_default() += 1;
+        Looking(self.clone(), array)
+    }
+
+    fn has(&self, array: Uuid) -> bool {
+        lock(&*self.0).contains_key(&array)
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        let mut all = lock(&*self.0.0);
+        if let Some(count) = all.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.1);
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -210,10 +241,6 @@ impl Returns {
     /// The array is not served any more, or begins to be: what is known of its members is of its
     /// last time in service.
     pub fn forget(&mut self, array: Uuid) {
-        let mut attempts = self.attempts.iter().filter(|((other, _), _)| *other == array);
-        if attempts.any(|(_, attempt)| attempt.running.is_some()) {
-            self.letting_go.insert(array, Instant::now() + ATTEMPT_WAIT);
-        }
         self.attempts.retain(|(other, _), _| *other != array);
         self.kept_out.retain(|(other, _), _| *other != array);
         self.were_missing.retain(|(other, _)| *other != array);
@@ -238,10 +265,10 @@ impl Returns {
 
 impl Daemon {
     /// Waits until attempts to bring back members of an array that is not served any more have let
-    /// go of what is at these paths.
-    pub(super) fn await_attempts(&self, array: Uuid, paths: &[&Path]) {
-        let Some(until) = self.returns().letting_go.remove(&array) else { return };
-        while Instant::now() < until && paths.iter().any(|path| member::is_held_by_calpe(path)) {
+    /// go of their devices.
+    pub(super) fn await_attempts(&self, array: Uuid) {
+        let (under_way, until) = (self.returns().under_way.clone(), Instant::now() + ATTEMPT_WAIT);
+        while under_way.has(array) && Instant::now() < until {
             sleep(Duration::from_millis(20));
         }
     }
@@ -416,6 +443,7 @@ impl Daemon {
         }
         let mut returns = self.returns();
         let first = Attempt { next: now, failures: 0, running: None, obstacle: None };
+        let under_way = returns.under_way.clone();
         let attempt = returns.attempts.entry(key).or_insert(first);
         match attempt.running.as_ref().map(Receiver::try_recv) {
             Some(Ok(Ok(found))) => {
@@ -453,8 +481,10 @@ impl Daemon {
                     let (places, device, limits) = (member.places.clone(), member.uuid, member.limits);
                     let (was_short, sought) = (member.was_short, member.sought.clone());
                     let thread = std::thread::Builder::new().name("member-return".into());
+                    let is_under_way = under_way.begin(uuid);
                     // Without a thread the receiver tells of no sender, which is a failure.
                     let _ = thread.spawn(move || {
+                        let _is_under_way = is_under_way;
                         // Who waits for it may have lost interest: then it is closed again.
                         let found = match was_short {
                             true => has_room(&places, limits).map_err(NotBack::Away),

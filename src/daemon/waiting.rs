@@ -400,6 +400,13 @@ impl Daemon {
         since.zip(exported).is_some_and(|(since, exported)| since <= exported)
     }
 
+    /// Whether what is awaited is known to be another array than this one of its name.
+    pub(super) fn may_be_another(&self, which: &ArrayChoice, uuid: Uuid) -> bool {
+        let waiting = lock(&self.waiting);
+        let known = |waiting: &Waiting| waiting.earlier.as_ref().is_some_and(|(_, earlier)| *earlier != uuid);
+        waiting.iter().find(|waiting| waiting.which == *which).is_some_and(known)
+    }
+
     /// An array is served from devices at these paths, whoever has asked for it.
     pub(super) fn now_served(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) {
         lock(&self.waiting).retain(|waiting| !waiting.is_met_by(name, uuid, paths));

@@ -278,6 +278,7 @@ impl MemberIo {
                 self.release(DeviceId(index as u32));
             }
         }
+        self.ready.release(owner);
     }
 
     /// Starts an operation; its outcome comes out of [`MemberIo::next_finished`].

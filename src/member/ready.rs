@@ -68,6 +68,13 @@ impl ReadyQueue {
         ready
     }
 
+    /// The owner is gone, and hears of what it is owed before long.
+    pub fn release(&mut self, owner: u32) {
+        if let Some(queue) = self.queues.get_mut(owner as usize) {
+            queue.shrink_to(0);
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }

@@ -210,6 +210,8 @@ def measure(server, name, connections, victim, args):
         except (subprocess.TimeoutExpired, ValueError):
             child.kill()
             raise SystemExit(f"the flood '{name}' failed")
+        if not sent and name != "silent handshakes":
+            raise SystemExit(f"the flood '{name}' has sent nothing")
     rss = server.memory()
     if "write" in name or name.startswith("one byte"):
         clear(server)

@@ -117,7 +117,7 @@ def client(one):
 
     def waits(server, seconds, _limit):
         waits, deadline = [], time.monotonic() + seconds
-        sock, turn = None, 0
+        sock, turn, refused = None, 0, 0
         while time.monotonic() < deadline:
             begun = time.monotonic()
             while True:
@@ -131,13 +131,15 @@ def client(one):
                     break
                 except OSError:
                     # It comes again, and goes on waiting.
-                    sock, turn = None, 0
+                    sock, turn, refused = None, 0, refused + 1
                     if time.monotonic() > deadline:
                         break
                     time.sleep(0.001)
             waits.append((time.monotonic() - begun) * 1000)
             turn += 1
             time.sleep(0.0005)
+        if refused > len(waits):
+            raise SystemExit(f"{server.name} has refused its victim {refused} times, and served it {len(waits)} times at most")
         return waits
 
     return waits

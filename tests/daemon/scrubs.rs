@@ -169,7 +169,8 @@ fn what_a_scrub_has_not_checked_is_kept_with_its_position() {
         }
         serve.array_when("it is served", is_served);
         let told = serve.says("scrub tank -w");
-        let part = "no errors; not verified everywhere, as out of service or for a lack of resources: 1 of 3";
+        let part =
+            "no errors; not verified everywhere, as out of service or for a lack of resources: member 1";
         assert!(told.contains(part), "{end}: {told}");
         assert_eq!(serve.arrays()[0]["last_scrub_unchecked"], Value::from(vec![1]), "{end}");
         let status = serve.says("status tank");
@@ -210,7 +211,7 @@ fn without_checksums_and_without_members_a_scrub_and_a_check_say_that_they_compa
     serve.says("offline tank 2");
     let said = scrubbed(1);
     assert!(said.contains("verified nothing") && !said.contains("no errors"), "{said}");
-    let part = "not verified everywhere, as out of service or for a lack of resources: 1 of 3 members";
+    let part = "not verified everywhere, as out of service or for a lack of resources: member 2";
     assert!(said.contains(part), "{said}");
     let status = serve.says("status tank");
     assert!(status.contains("verified nothing") && !status.contains("found no errors"), "{status}");

@@ -365,6 +365,7 @@ fn a_scrub_waits_for_copies_of_superblocks_that_a_shortage_keeps_from_being_read
             ),
             false => assert_eq!((scrub.errors, &unchecked[..]), (0, &[MemberIndex(0)][..])),
         }
+        assert_eq!(array.sim.status().members[0].state, MemberState::Online);
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String
     }
     if !full.is_empty() {
         text.push(format!(
-            "Make room, 16 MiB at least: what is full comes back by itself then. ({})",
+            "Make room, 16 MiB at least for a file: what is full comes back by itself then. ({})",
             names(&full)
         ));
     }
