@@ -112,8 +112,9 @@ impl Array {
         if bad == 0
             && let Some(unrepaired) = self.unrepaired()
         {
+            let what = if left == 0 { "may then be unreadable" } else { "survives fewer" };
             text += &format!(
-                "; but the last scrub has left {} unrepaired, and what is bad still survives fewer",
+                "; but the last scrub has left {} unrepaired, and what is bad still {what}",
                 Count(unrepaired, "error")
             );
         }

@@ -376,11 +376,15 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
             Look::Badly(format!("scrub is complete: {}{unverified}{standing}", compared_nothing(array)))
         }
         Some(LastScrub { errors: 0, .. }) => Look::Well(format!("scrub is complete: no errors{unverified}")),
-        Some(LastScrub { errors, repaired, .. }) => Look::Badly(format!(
-            "scrub is complete: {}, {} repaired; see 'calpe events'{unverified}",
-            Count(errors, "error"),
-            Count(repaired, "block")
-        )),
+        Some(LastScrub { errors, repaired, .. }) => {
+            // What it has not seen may be as an earlier one has found it.
+            let whose = if unverified.is_empty() { "" } else { " of this scrub or an earlier one" };
+            Look::Badly(format!(
+                "scrub is complete: {}{whose}, {} repaired; see 'calpe events'{unverified}",
+                Count(errors, "error"),
+                Count(repaired, "block")
+            ))
+        }
         None => Look::Badly("the scrub was stopped before its end".into()),
     }
 }

@@ -22,7 +22,7 @@ use super::target::Target;
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
-use crate::format::{MemberState, Signature, Superblock, newest_read};
+use crate::format::{MemberState, NewestError, Signature, Superblock, newest_read};
 use crate::member::patience::{within, within_apart};
 use crate::member::{
     self, Access, CreatedFile, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
@@ -317,8 +317,11 @@ impl Daemon {
         let outcome = self.put_in_place(&target, device, uuid, known_zero);
         match (outcome, created) {
             // What the member may come back with stays, and what nobody says is none.
-            (Err(mut error), Some(_)) if self.may_be_of(&target, uuid) => {
-                error.message += &format!(" ({} stays)", shown(new));
+            (Err(mut error), created) if self.may_be_of(&target, uuid) => {
+                self.note_without_superblock(&target, uuid, new);
+                if created.is_some() {
+                    error.message += &format!(" ({} stays)", shown(new));
+                }
                 Err(error)
             }
             (Err(error), Some(created)) => {
@@ -343,6 +346,18 @@ impl Daemon {
         let new = NewDevice { known_zero, ..NewDevice::new(id, uuid, bytes) };
         let request = |member, device| AdminRequest::Replace { member, device };
         self.hand_over(target, new, device, By::Command, request)
+    }
+
+    /// A device that became a member's has left again: without a superblock it cannot come back.
+    fn note_without_superblock(&self, target: &Target, device: Uuid, path: &Path) {
+        let read = open_member(path, Access::ReadOnly, target.limits);
+        if let Ok((_, copies)) = read
+            && matches!(newest_read(copies), Err(NewestError::NotAMember))
+        {
+            self.with_names(target.array, |names| {
+                names.hinder(device, Hindrance::Overwritten, overwritten(path));
+            });
+        }
     }
 
     /// Whether the array has, or may have, this device for a member's, in service or not.

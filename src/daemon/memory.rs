@@ -197,9 +197,16 @@ impl Daemon {
 
     /// An array cannot be served for a lack of these devices, among others perhaps that it has
     /// failed without before.
-    pub(super) fn remember_lack(&self, array: Uuid, missing: &[Uuid]) {
+    pub(super) fn remember_lack(&self, name: &str, array: Uuid, missing: &[Uuid]) {
+        if array.is_nil() || missing.is_empty() {
+            return;
+        }
         let mut memory = lock(&self.memory);
-        let Some(known) = memory.arrays.0.get_mut(&array) else { return };
+        // It may never have been served long enough to be on record.
+        let known = memory.arrays.0.entry(array).or_default();
+        if known.name.is_empty() {
+            known.name = name.to_owned();
+        }
         let mut all = known.failed_without.clone();
         all.extend(missing);
         all.sort_unstable();

@@ -127,8 +127,13 @@ impl<'a> Reloader<'a> {
         let find = |list: &[ArrayConfig], which: &ArrayChoice| {
             list.iter().find(|config| config.which == *which).cloned()
         };
-        let new: Vec<_> =
-            fresh.iter().filter(|config| find(&old, &config.which).is_none()).cloned().collect();
+        let is_served =
+            |config: &ArrayConfig| self.daemon.find(&config.which.to_string(), |served| served.id).is_ok();
+        // Those that were taken out are kept in mind for as long as their arrays may be served.
+        let is_back =
+            |config: &ArrayConfig| self.told_gone.borrow().contains(&config.which) && !is_served(config);
+        let is_new = |config: &&ArrayConfig| find(&old, &config.which).is_none() || is_back(config);
+        let new: Vec<_> = fresh.iter().filter(is_new).cloned().collect();
         // What the section of an array says counts for as long as it may be served: without it, all could use
         // it.
         let gone: Vec<_> =
@@ -201,7 +206,7 @@ impl<'a> Reloader<'a> {
         // What was not applied stays what it was.
         self.running.borrow_mut().arrays = all
             .into_iter()
-            .map(|config| match find(&old, &config.which) {
+            .map(|config| match find(&old, &config.which).filter(|_| find(&new, &config.which).is_none()) {
                 Some(was) => ArrayConfig {
                     which: was.which,
                     search: config.search,

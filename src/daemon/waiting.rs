@@ -354,15 +354,16 @@ impl Daemon {
             let mut all = lock(&self.waiting);
             let Some(waiting) = all.iter_mut().find(|waiting| waiting.which == *which) else { return };
             let is_new = waiting.note(found, error);
-            let lacks = waiting.has_lacked.then(|| (waiting.uuid(), waiting.missing_devices()));
+            let lacks =
+                waiting.has_lacked.then(|| (waiting.name(), waiting.uuid(), waiting.missing_devices()));
             let told = is_new.then(|| {
                 let names = (waiting.name(), waiting.uuid());
                 (names, waiting.problem().unwrap_or_default(), waiting.notes.clone())
             });
             (told, lacks)
         };
-        if let Some((uuid, missing)) = lacks {
-            self.remember_lack(uuid, &missing);
+        if let Some((name, uuid, missing)) = lacks {
+            self.remember_lack(&name, uuid, &missing);
         }
         if let Some(((name, uuid), problem, notes)) = told {
             let notes = notes.iter().map(|line| format!("\n{line}")).collect::<String>();

@@ -119,6 +119,36 @@ fn an_array_that_is_named_by_its_uuid_now_is_the_same_array() {
     up.stop();
 }
 
+/// Also one that was exported meanwhile, and one that had not been found.
+#[test]
+fn a_section_that_comes_back_is_new() {
+    let world = World::new(&["one"]);
+    let (away, members) = (world.path().join("away"), world.path().join("one"));
+    let up = Up::serve(world.path(), &world.configure("", &[("one", "")]));
+    let is_online = || arrays(&up).first().is_some_and(|array| array["state"] == "ONLINE");
+    let mut reloads = 0;
+    let mut reload_with = |arrays: &[(&str, &str)]| {
+        world.configure("", arrays);
+        reloads += 1;
+        reload(&up, RELOADED, reloads);
+    };
+    until("it is served", is_online);
+    up.calpe(&["export", "one"]);
+    reload_with(&[]);
+    reload_with(&[("one", "")]);
+    until("it is served again", is_online);
+    reload_with(&[]);
+    up.calpe(&["export", "one"]);
+    fs::rename(&members, &away).expect("moved");
+    reload_with(&[("one", "")]);
+    until("it is looked for", || arrays(&up).first().is_some_and(|array| array["state"] == "FAILED"));
+    reload_with(&[]);
+    fs::rename(&away, &members).expect("moved");
+    reload_with(&[("one", "")]);
+    until("it is served once more", is_online);
+    up.stop();
+}
+
 #[test]
 fn an_array_that_is_taken_out_of_the_configuration_is_told_once() {
     let world = World::new(&["one", "two"]);

@@ -265,6 +265,28 @@ fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
 }
 
 #[test]
+fn a_scrub_without_members_does_not_refute_what_an_earlier_one_has_found_on_them() {
+    let mut array = Checked::filled(2, 2);
+    let bad = array.blocks(0)[7];
+    [0, 1].iter().for_each(|member| array.break_for_good(*member, &[bad]));
+    let scrub = |array: &mut Checked| {
+        array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+        array.sim.settle();
+        let last = array.sim.status().last_scrub.expect("it has ended");
+        (last.errors, last.repaired, last.unchecked.len())
+    };
+    let found = scrub(&mut array);
+    assert!(found.0 >= 2 && found.2 == 0, "{found:?}");
+    for member in [0, 1] {
+        array.sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it leaves");
+        array.sim.settle();
+    }
+    assert_eq!(scrub(&mut array), (found.0, found.1, 2));
+    let notices = &array.sim.notices;
+    assert!(notices.iter().any(|notice| notice.text.contains("of an earlier scrub stand")), "{notices:?}");
+}
+
+#[test]
 fn a_member_is_kept_while_it_alone_has_blocks_that_are_set_aside() {
     let mut array = Checked::filled(2, 1);
     let data = array.sim.data_region();
