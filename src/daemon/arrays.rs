@@ -549,7 +549,7 @@ impl Daemon {
             return Ok(Done { message, warnings: note, ..Done::default() });
         }
         let _change = self.begin_change(uuid)?;
-        self.note_exported(uuid);
+        self.note_exported(&name, uuid);
         self.remember_now(id);
         let result = self.reactor.stop_array(id);
         self.forget_served(id);
@@ -578,7 +578,7 @@ impl Daemon {
             let message = format!("would no longer try to import array '{name}'{until}");
             return Some(Done { message, warnings, ..Done::default() });
         }
-        self.note_exported(uuid);
+        self.note_exported(&name, uuid);
         if !self.give_up(waiting.which()) {
             return None;
         }

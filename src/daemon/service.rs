@@ -111,8 +111,8 @@ pub struct Daemon {
     pub(super) certificates: Ranked<Certificates, 8>,
     addresses: Ranked<Vec<(ListenAddress, TlsMode)>, 9>,
     at_stop: Ranked<Vec<ArrayReport>, 10>,
-    /// Arrays that were exported by a command, and when.
-    pub(super) exported: Ranked<BTreeMap<Uuid, Instant>, 11>,
+    /// Names of arrays that were exported by a command, and when that was.
+    pub(super) exported: Ranked<BTreeMap<Uuid, (String, Instant)>, 11>,
     changes: Arc<Changes>,
     /// How many of the passes that have ended were kept before that was told.
     pub(super) passes_kept: AtomicU64,

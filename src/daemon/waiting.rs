@@ -58,6 +58,8 @@ pub(super) struct Waiting {
     /// Where devices were found the last time, by device, of whichever array.
     places: BTreeMap<Uuid, PathBuf>,
     since: Instant,
+    /// When an attempt has failed last, or it began to be awaited.
+    last_try: Instant,
 }
 
 impl Waiting {
@@ -78,12 +80,14 @@ impl Waiting {
             remembered: Vec::new(),
             places: BTreeMap::new(),
             since: Instant::now(),
+            last_try: Instant::now(),
         }
     }
 
     /// Takes note of an attempt that failed. Whether there is something new about it.
     pub fn note(&mut self, found: &Search, error: RequestError) -> bool {
         self.attempts += 1;
+        self.last_try = Instant::now();
         let is_it = |members: &Vec<Found>| {
             let newest = super::import::newest_found(members);
             newest.is_some_and(|superblock| self.is(&superblock.name, superblock.array))
@@ -390,14 +394,14 @@ impl Daemon {
 
     /// An administrator takes an array out of service: no section that is awaited brings it back,
     /// whatever its members' paths are called there.
-    pub(super) fn note_exported(&self, uuid: Uuid) {
-        lock(&self.exported).insert(uuid, Instant::now());
+    pub(super) fn note_exported(&self, name: &str, uuid: Uuid) {
+        lock(&self.exported).insert(uuid, (name.to_owned(), Instant::now()));
     }
 
     /// Whether the array was exported since this one is awaited.
     pub(super) fn was_exported(&self, which: &ArrayChoice, uuid: Uuid) -> bool {
         let since = lock(&self.waiting).iter().find(|waiting| waiting.which == *which).map(|w| w.since);
-        let exported = lock(&self.exported).get(&uuid).copied();
+        let exported = lock(&self.exported).get(&uuid).map(|(_, at)| *at);
         since.zip(exported).is_some_and(|(since, exported)| since <= exported)
     }
 
@@ -439,7 +443,7 @@ impl Daemon {
 
     /// The arrays that are awaited, to be told of: one that was imported by hand meanwhile is
     /// served. So is one of which nothing but its name is known while one of that name is served,
-    /// as that may be it.
+    /// as that may be it; and when that is exported, it is told of again after the next attempt.
     pub(super) fn awaited(&self) -> Vec<Waiting> {
         let facts = |Served { names, .. }: &Served| {
             (names.name.clone(), names.uuid, names.paths().cloned().collect::<Vec<_>>())
@@ -448,7 +452,19 @@ impl Daemon {
         let is_served = |waiting: &Waiting| {
             served.iter().any(|(name, uuid, paths)| waiting.may_be_met_by(name, *uuid, paths))
         };
-        lock(&self.waiting).iter().filter(|waiting| !is_served(waiting)).cloned().collect()
+        let waiting = lock(&self.waiting);
+        let exported = lock(&self.exported);
+        // Until the next attempt tells whether it is that one.
+        let may_be_exported = |waiting: &Waiting| {
+            exported.iter().any(|(uuid, (name, at))| {
+                waiting.last_try < *at
+                    && waiting.seen.is_none()
+                    && waiting.earlier.is_none()
+                    && waiting.is(name, *uuid)
+            })
+        };
+        let is_told = |waiting: &&Waiting| !is_served(waiting) && !may_be_exported(waiting);
+        waiting.iter().filter(is_told).cloned().collect()
     }
 
     /// The awaited array of that name or uuid.
