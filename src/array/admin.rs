@@ -169,13 +169,10 @@ impl Array {
             if let Some((device, uuid)) = recording.replacement
                 && self.find_device(device).is_none()
             {
-                // Of a member that has left the device may be what it comes back with.
-                if !self.knows(uuid) {
-                    let text = "the replacement was cancelled or given up meanwhile: see 'calpe events'";
-                    self.admin_done(recording.id, Err(AdminError(text.into())));
-                    continue;
-                }
-                let text = "the new device has left again meanwhile: see 'calpe events'";
+                let text = match self.knows(uuid) {
+                    true => "the new device has left again meanwhile: see 'calpe events'",
+                    false => "the replacement was cancelled or given up meanwhile: see 'calpe events'",
+                };
                 self.admin_done(recording.id, Err(AdminError(text.into())));
                 continue;
             }

@@ -388,7 +388,8 @@ impl Array {
             // Two scrubs are told apart by when they ended, also over a restart.
             let earlier = self.passes.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
             let was_compared = self.redo.facts.checksums.is_some() || pass.unchecked.len() < self.map.m;
-            // What was not looked at, or not compared, does not refute what an earlier scrub has found.
+            // What was not looked at, or not compared, does not refute what an earlier scrub has
+            // found.
             let stands = |last: &ScrubResult| last.errors.saturating_sub(last.repaired) > pass.errors;
             let saw_all = was_compared && pass.unchecked.is_empty();
             let standing = self.passes.last_scrub.filter(|last| !saw_all && stands(last));

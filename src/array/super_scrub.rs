@@ -125,7 +125,8 @@ impl Array {
     fn read_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
         scrub.stage = Stage::Read;
         if scrub.short_since.is_some() && scrub.update == self.supers.template().update {
-            return self.reread_copies(key, scrub);
+            self.read_missing_copies(key, scrub);
+            return if scrub.pending > 0 { Flow::Wait } else { self.judge_copies(key, scrub) };
         }
         scrub.update = self.supers.template().update;
         scrub.devices.clear();
@@ -135,35 +136,26 @@ impl Array {
                 (Which::Replacement, Some(replacement)) => replacement.uuid,
                 _ => member.uuid,
             };
-            for (copy, offset) in all_copy_offsets(device.bytes).into_iter().enumerate() {
-                let item = scrub.devices.len() * 4 + copy;
-                let read = IoOp::Read { offset, buf: self.pool.alloc(COPY_BYTES) };
-                self.submit_io(Owner::Op { key, item }, index, device.id, read);
-                scrub.pending += 1;
-            }
             let copies = [const { None }; 4];
             let (device, sequence, written) = (device.id, device.sequence, device.written);
             scrub.devices.push(OfDevice { device, uuid, sequence, written, copies });
         }
+        self.read_missing_copies(key, scrub);
         if scrub.pending > 0 { Flow::Wait } else { self.end_super_scrub(key, scrub, true) }
     }
 
-    /// Reads those again that a shortage has kept from being read.
-    fn reread_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
-        for (at, of) in scrub.devices.iter().enumerate() {
-            let Some((index, which)) = self.find_device(of.device) else { continue };
-            let bytes =
-                self.devices().into_iter().find(|(i, w, d)| (*i, *w, d.id) == (index, which, of.device));
-            let Some((_, _, device)) = bytes else { continue };
+    /// Asks for the copies that were not read so far.
+    fn read_missing_copies(&mut self, key: usize, scrub: &mut SuperScrub) {
+        for (index, _, device) in self.devices() {
+            let Some(at) = scrub.devices.iter().position(|of| of.device == device.id) else { continue };
             for (copy, offset) in all_copy_offsets(device.bytes).into_iter().enumerate() {
-                if of.copies[copy].is_none() {
+                if scrub.devices[at].copies[copy].is_none() {
                     let read = IoOp::Read { offset, buf: self.pool.alloc(COPY_BYTES) };
-                    self.submit_io(Owner::Op { key, item: at * 4 + copy }, index, of.device, read);
+                    self.submit_io(Owner::Op { key, item: at * 4 + copy }, index, device.id, read);
                     scrub.pending += 1;
                 }
             }
         }
-        if scrub.pending > 0 { Flow::Wait } else { self.judge_copies(key, scrub) }
     }
 
     pub(super) fn super_scrub_io(

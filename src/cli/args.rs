@@ -134,10 +134,11 @@ Examples:
     Clear(ClearArgs),
     /// Wait until what runs on an array has ended; exit 0 only if it ended well
     #[command(after_help = "\
-Where nothing runs any more and no rebuild was seen to complete, the array must not be DEGRADED, unless -t names no rebuild; a scrub or a repair that is named \
-with -t is judged by what the last one left (errors that it found, blocks that cannot be read). Without -t they are not, and of \
-a rebuild that was given up before the first look nothing is told: 'calpe replace -w', 'calpe scrub -w' and 'calpe repair -w' \
-start one and tell how it ended, however fast that was.
+Where nothing runs any more and no rebuild was seen to complete, the array must not be DEGRADED, \
+unless -t names no rebuild; a scrub or a repair that is named with -t is judged by what the last \
+one left (errors that it found, blocks that cannot be read). Without -t they are not, and of a \
+rebuild that was given up before the first look nothing is told: 'calpe replace -w', 'calpe scrub \
+-w' and 'calpe repair -w' start one and tell how it ended, however fast that was.
 Examples:
   calpe wait tank
   calpe wait tank -t rebuild,scrub")]

@@ -275,7 +275,7 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
     }
 }
 
-/// Whether the array is not what somebody who waits for rebuilds waits for.
+/// Whether the array is DEGRADED still, where rebuilds are waited for.
 fn is_degraded(array: &ArrayReport, kinds: &[ScanKind]) -> bool {
     kinds.contains(&ScanKind::Rebuild) && array.state != ArrayState::Online
 }
@@ -389,8 +389,8 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
     }
 }
 
-/// Of whose members the last scrub has not seen everything. It looks at what is in service; of the
-/// others nothing is known, also where they are back by now.
+/// The members that the last scrub has not checked everywhere. It looks at what is in service; of
+/// the others nothing is known, also where they are back by now.
 fn unverified(array: &ArrayReport) -> String {
     let numbers: Vec<String> = array.last_scrub_unchecked.iter().map(u16::to_string).collect();
     let members = match &numbers[..] {

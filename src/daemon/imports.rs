@@ -187,7 +187,7 @@ impl Attempts {
         }
         if daemon.was_exported(&config.which, uuid) {
             let text = format!("array '{}' was exported, and stays out of service", config.which);
-            return match daemon.may_be_another(&config.which, uuid) {
+            return match daemon.is_another(&config.which, uuid) {
                 true => Err(refusal(ErrorCode::Refused, text)),
                 false => Ok(text),
             };

@@ -1,4 +1,5 @@
-//! A member that a request is about, and where its own device is. Must not know what is asked of it.
+//! A member that a request is about, and where its own device is. Must not know what is asked of
+//! it.
 
 use super::members::patience;
 use super::reactor::ArrayId;

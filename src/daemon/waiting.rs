@@ -406,7 +406,7 @@ impl Daemon {
     }
 
     /// Whether what is awaited is known to be another array than this one of its name.
-    pub(super) fn may_be_another(&self, which: &ArrayChoice, uuid: Uuid) -> bool {
+    pub(super) fn is_another(&self, which: &ArrayChoice, uuid: Uuid) -> bool {
         let waiting = lock(&self.waiting);
         let known = |waiting: &Waiting| waiting.earlier.as_ref().is_some_and(|(_, earlier)| *earlier != uuid);
         waiting.iter().find(|waiting| waiting.which == *which).is_some_and(known)

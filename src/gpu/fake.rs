@@ -151,7 +151,7 @@ impl FakeDriver {
         self.devices[device].lock().opens
     }
 
-    /// Whether a device holds up whoever takes a result of it, as [`Fault::BlockFinish`] makes it.
+    /// Whether the call that takes a result of a device is held up, as by [`Fault::BlockFinish`].
     #[must_use]
     pub fn is_stuck(&self, device: usize) -> bool {
         self.devices[device].lock().is_stuck

@@ -344,8 +344,9 @@ impl MemberIo {
         }
     }
 
-    /// The next finished operation, of each owner in turn. Operations on memory-backed files are run here, one at a
-    /// call, so that the caller can do something with each outcome before the next one takes its time.
+    /// The next finished operation, of each owner in turn. Operations on memory-backed files are
+    /// run here, one at a call, so that the caller can do something with each outcome before the
+    /// next one takes its time.
     pub fn next_finished(&mut self) -> Option<MemberCompletion> {
         if self.ready.is_empty() {
             self.take_returned();

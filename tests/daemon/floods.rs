@@ -145,7 +145,8 @@ fn flood(floods: &str, victims: &str) {
     let mut command = Command::new("/usr/bin/python3");
     command.arg(script).args(["--calpe", binary, "--connections", "100", "--seconds", "0.5"]);
     command.args(["--only", floods, "--victims", victims]);
-    // The bounds are far above what is measured (BENCHMARKS.md), for machines that do much else, and far below what was.
+    // The bounds are far above what is measured (BENCHMARKS.md), for machines that do much else,
+    // and far below what was.
     run(command.args(["--settle", "0.3", "--bound", "2000", "--limit", "60"]));
 }
 
@@ -155,8 +156,8 @@ fn a_flood_of_requests_keeps_nobody_else_waiting() {
     flood("status, whole;health;trim, 4;zeroes;unknown;options;connects", "read,status");
 }
 
-/// Rebuilds and the replay of a log wait for members step after step: behind thousands of reads of another array they
-/// did not end before these did.
+/// Rebuilds and the replay of a log wait for members step after step: behind thousands of reads of
+/// another array they did not end before these did.
 #[test]
 fn a_flood_of_reads_that_need_members_keeps_nothing_of_another_array_waiting() {
     let _turn = turn();

@@ -89,8 +89,8 @@ fn an_array_whose_log_is_lost_beyond_parity_is_told_as_failed_and_read_without_c
     assert!(code == Some(2) && text.contains("too few members that were not rolled back"), "{text}");
     let (code, text, found) = recover(dir.path(), &there, &members, &["--force"]);
     assert!(matches!(code, Some(0 | 1)), "{text}");
-    // Writes whose batches no member has whole any more are as they were before, or zeroes. How many
-    // these are depends on how much was in its place when the daemon was killed.
+    // Writes whose batches no member has whole any more are as they were before, or zeroes. How
+    // many these are depends on how much was in its place when the daemon was killed.
     let block = |volume: &[u8], at: usize| volume[at..at + 4096].to_vec();
     let differs = |at: &usize| block(&found, *at) != block(&volume, *at);
     let differing: Vec<usize> = (0..LEN).step_by(4096).filter(differs).collect();

@@ -618,7 +618,8 @@ fn what_was_left_to_a_device_that_is_lost_goes_to_another() {
     }
     let done = by_other(&bench);
     assert_eq!(done, given - 1);
-    // The faster device has idle slots, but is stuck with the result of a job when it is told of the next.
+    // The faster device has idle slots, but is stuck with the result of a job when it is told of
+    // the next.
     bench.give([given]);
     assert_eq!(bench.runtime.report().waiting_jobs, 1);
     let started = Instant::now();

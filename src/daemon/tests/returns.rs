@@ -139,19 +139,23 @@ fn is_locked(path: &Path) -> bool {
     matches!(Device::open(path, Access::Exclusive), Err(DeviceError::Locked { .. }))
 }
 
-#[test]
-fn a_member_is_replaced_on_its_own_device_while_that_is_on_its_way_back() {
-    let bench = Bench::new();
-    start_without_one_and_fail(&bench);
-    move_back(&bench, &["m1", "m2"]);
-    observed(&bench, |report| report.members[1..].iter().all(|m| m.state == MemberState::Online));
+/// The array serves without m0, which an attempt has locked: it waits whether that stays as it is.
+fn have_one_on_its_way_back(bench: &Bench) {
+    start_without_one_and_fail(bench);
+    move_back(bench, &["m1", "m2"]);
+    observed(bench, |report| report.members[1..].iter().all(|m| m.state == MemberState::Online));
     bench.wait_until(|report| report.log.state == crate::control::LogState::Serving);
-    move_back(&bench, &["m0"]);
-    // An attempt has it locked, and waits whether it stays as it is.
+    move_back(bench, &["m0"]);
     bench.wait_until(|_| {
         bench.daemon.observe();
         is_locked(&bench.path("m0"))
     });
+}
+
+#[test]
+fn a_member_is_replaced_on_its_own_device_while_that_is_on_its_way_back() {
+    let bench = Bench::new();
+    have_one_on_its_way_back(&bench);
     assert_eq!(bench.report().members[0].state, MemberState::Missing);
     bench.done(replace(member(0), bench.path("m0"), true, false));
     observed(&bench, is_whole);
@@ -160,15 +164,7 @@ fn a_member_is_replaced_on_its_own_device_while_that_is_on_its_way_back() {
 #[test]
 fn an_array_is_imported_at_once_that_was_exported_while_a_member_of_it_was_on_its_way_back() {
     let bench = Bench::new();
-    start_without_one_and_fail(&bench);
-    move_back(&bench, &["m1", "m2"]);
-    observed(&bench, |report| report.members[1..].iter().all(|m| m.state == MemberState::Online));
-    bench.wait_until(|report| report.log.state == crate::control::LogState::Serving);
-    move_back(&bench, &["m0"]);
-    bench.wait_until(|_| {
-        bench.daemon.observe();
-        is_locked(&bench.path("m0"))
-    });
+    have_one_on_its_way_back(&bench);
     bench.done(export("tank"));
     assert!(is_locked(&bench.path("m0")), "the attempt has it still");
     bench.done(import("tank", &[]));
