@@ -417,7 +417,8 @@ impl Array {
         let left = self.supers.left(index)?;
         let held = superblock.epoch;
         let mark = Mark { epoch: held, update: 0, tail: left.tail };
-        (self.is_own_device(index, superblock) && held.id == left.epoch).then_some(mark)
+        let may_be_as_it_left = self.supers.may_have_held(index, held.id);
+        (self.is_own_device(index, superblock) && may_be_as_it_left).then_some(mark)
     }
 
     fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {

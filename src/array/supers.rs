@@ -67,6 +67,9 @@ pub(super) struct Supers {
 struct Leaving {
     /// The last complete epoch in which it was current, 0 for none.
     epoch: u64,
+    /// The epoch before that, where the member left before that epoch was on every member: its device may hold either, and
+    /// nothing had been acknowledged in the later one. 0 for none.
+    epoch_before: u64,
     /// The number of that epoch, 0 where it is not known.
     number: u64,
     /// Batches below were in place on it; not known while the log that it left has not been read.
@@ -146,6 +149,7 @@ impl Supers {
         let Epoch { parent, number, .. } = template.epoch;
         let left = template.left.iter().enumerate().map(|(at, left)| Leaving {
             epoch: left.epoch,
+            epoch_before: 0,
             // Nothing was written in epochs between an epoch and its parent.
             number: if left.epoch == parent { number.saturating_sub(1) } else { 0 },
             tail: (left.epoch != 0).then_some(left.tail),
@@ -195,8 +199,11 @@ impl Supers {
 
     /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
     pub fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
+        let Epoch { parent, live, .. } = self.template.epoch;
+        let is_between = !self.epoch_is_complete && live.contains(member);
         let left = &mut self.left[usize::from(member.0)];
-        *left = Leaving { tail, update: left.update, ..Leaving::default() };
+        let epoch_before = if is_between { parent } else { 0 };
+        *left = Leaving { tail, epoch_before, update: left.update, ..Leaving::default() };
     }
 
     /// A member's device was rolled back: it is never caught up.
@@ -217,6 +224,12 @@ impl Supers {
     pub fn left(&self, member: MemberIndex) -> Option<Left> {
         let Leaving { epoch, tail, update, rolled_back, .. } = *self.left.get(usize::from(member.0))?;
         Some(Left { epoch, tail: tail?, update }).filter(|_| epoch != 0 && !rolled_back)
+    }
+
+    /// Whether a member that left may have held this epoch then.
+    pub fn may_have_held(&self, member: MemberIndex, epoch: u64) -> bool {
+        let left = &self.left[usize::from(member.0)];
+        left.epoch == epoch || (left.epoch_before != 0 && left.epoch_before == epoch)
     }
 
     /// The number of the last epoch in which a member that is out of service was current; none

@@ -211,6 +211,40 @@ fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
     assert!(rebuilt <= 6, "{rebuilt} of 24");
 }
 
+/// The second of two that leave dies while the epoch without the first is written: it holds that epoch or the one before.
+#[test]
+fn a_member_that_leaves_while_an_epoch_is_written_is_caught_up() {
+    for gap in 0..80 {
+        let random = &mut Random::new(gap);
+        let mut array = Checked::filled(2, 2, ChecksumKind::Blake3, gap);
+        array.load(6, random);
+        array.sim.settle();
+        let ids = [0, 1].map(|member| array.sim.disk_of(member).expect("in service"));
+        disk(&mut array.sim, ids[0]).dead = true;
+        array.sim.submit_write(0, &[7; BLOCK], true);
+        array.model[..BLOCK].fill(7);
+        for _ in 0..gap {
+            array.sim.step();
+        }
+        disk(&mut array.sim, ids[1]).dead = true;
+        array.sim.settle();
+        array.load(10, random);
+        array.sim.settle();
+        for (member, &id) in ids.iter().enumerate() {
+            disk(&mut array.sim, id).dead = false;
+            let device = array.sim.reopen_disk(id);
+            let member = MemberIndex(member as u16);
+            let done = array.sim.admin(AdminRequest::Online { member, device }).expect("it returns");
+            assert!(done.0.contains("caught up"), "gap {gap}, member {member}: {done:?}");
+        }
+        array.sim.settle();
+        array.verify();
+        array.offline(2);
+        array.offline(3);
+        array.verify();
+    }
+}
+
 #[test]
 fn a_member_whose_log_cannot_be_read_for_a_moment_is_caught_up_and_not_rebuilt() {
     for (millis, is_caught_up) in [(3_000, true), (60_000, false)] {
