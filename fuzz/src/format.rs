@@ -1,10 +1,10 @@
 //! What is read from disks: superblocks, headers of log segments, pages. Inputs may end early; zeroes follow.
 
-use calpe::format::{
+use calpe_core::format::{
     COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, ChecksumKind, CopyPlace, FormatError, Inspection, LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS,
     MapEntry, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, SegmentError, SegmentHeader, Superblock,
 };
-use calpe::units::MemberIndex;
+use calpe_core::units::MemberIndex;
 use uuid::Uuid;
 
 /// The array whose segments and pages are read.

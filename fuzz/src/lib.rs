@@ -24,7 +24,7 @@ pub struct Target {
 pub const TARGETS: [Target; 5] = [
     Target {
         name: "superblock",
-        bytes_max: calpe::format::COPY_BYTES,
+        bytes_max: calpe_core::format::COPY_BYTES,
         run: format::superblock,
         seeds: seeds::superblock,
     },

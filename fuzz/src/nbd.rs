@@ -1,11 +1,11 @@
 //! What is read from sockets: both halves of the NBD protocol. The first byte of an input says into pieces of how many
 //! bytes the stream is cut; nothing may come out otherwise than of the stream in one piece.
 
-use calpe::nbd::{
+use calpe_core::nbd::{
     ClientConnection, ClientEvent, ClientOptions, Command, ExportInfo, Exports, Extents, HEALTH_DEGRADED,
     Incoming, ReadPart, Request, STATE_ZERO, ServerConnection,
 };
-use calpe::units::Timestamp;
+use calpe_core::units::Timestamp;
 
 /// Size of the exports.
 pub const EXPORT_BYTES: u64 = 1 << 30;

@@ -2,13 +2,13 @@
 
 use crate::format::{ARRAY, MEMBER, PAGE, PLACE, SECRET};
 use crate::nbd::{TwoExports, requests, serve, talk};
-use calpe::array::NewArray;
-use calpe::format::{
+use calpe_core::array::NewArray;
+use calpe_core::format::{
     ArrayShape, Batch, BatchHash, ChecksumKind, EpochStamp, FreshRecord, InPlaceRecord, LogKey, LogRecord,
     MapEntry, NO_PLACE, Page, geometry_for, member_bytes_for,
 };
-use calpe::nbd::{Command, Exports};
-use calpe::units::{BlockHash, SlotIndex, StripeIndex};
+use calpe_core::nbd::{Command, Exports};
+use calpe_core::units::{BlockHash, SlotIndex, StripeIndex};
 use uuid::Uuid;
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;

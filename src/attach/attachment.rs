@@ -14,9 +14,9 @@ use super::server::{
 };
 use super::state::{KeeperLock, Kept, StateDir};
 use super::{AttachError, system};
-use crate::nbd::RemoteExport;
-use crate::polling;
-use crate::units::{Count, HumanSize, Timestamp};
+use calpe_core::nbd::RemoteExport;
+use calpe_core::units::{Count, HumanSize, Timestamp};
+use calpe_host::polling;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};

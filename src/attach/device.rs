@@ -3,7 +3,7 @@
 //! Invariant: only reads, but for [`Host::tune`] and [`Host::announce`]. Where the files lie is an argument, so that
 //! tests may bring their own. Must not know netlink or servers.
 
-use crate::units::shown;
+use calpe_core::units::shown;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;

@@ -3,10 +3,10 @@
 //! Invariant: a socket that leaves here blocks, has no timeouts, and stands at the first request: nothing of the
 //! server's is unread in this process. Must not know the kernel's driver.
 
-use crate::nbd::{
+use calpe_core::nbd::{
     ClientConnection, ClientEvent, ClientFatal, ClientOptions, NbdAddress, NbdUri, RemoteExport,
 };
-use crate::units::Timestamp;
+use calpe_core::units::Timestamp;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use std::io::{self, Read, Write};
@@ -72,7 +72,7 @@ pub enum DialError {
         /// Where.
         uri: Box<NbdUri>,
         /// What is wrong with it.
-        fault: crate::nbd::StringFault,
+        fault: calpe_core::nbd::StringFault,
     },
 }
 
@@ -208,7 +208,7 @@ fn limit(socket: &impl AsFd, seconds: i64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::{ExportInfo, Exports, ServerConnection};
+    use calpe_core::nbd::{ExportInfo, Exports, ServerConnection};
     use nix::sys::socket::getsockopt;
     use std::os::unix::net::UnixListener;
     use std::thread;

@@ -6,7 +6,7 @@
 //! every connection of the device and the kernel takes as many as are dead.
 
 use super::device::Attached;
-use crate::units::Timestamp;
+use calpe_core::units::Timestamp;
 
 /// From the notice of a dead connection to the first attempt, nanoseconds: the others die at about the same time.
 const SETTLE_NANOS: u64 = 30_000_000;

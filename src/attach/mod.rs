@@ -25,7 +25,7 @@ pub use netlink::NetlinkError;
 pub use server::{Directory, LookupError, Target};
 pub use state::{Kept, STATE_DIR, StateDir, StateError};
 
-use crate::nbd::UriError;
+use calpe_core::nbd::UriError;
 use std::io;
 
 /// Why a device was not attached or detached.

@@ -4,7 +4,7 @@
 use super::AttachError;
 use super::dial::{Address, DialError, Dialled};
 use crate::control::ArrayReport;
-use crate::nbd::{NbdAddress, NbdUri, RemoteExport};
+use calpe_core::nbd::{NbdAddress, NbdUri, RemoteExport};
 use std::os::fd::OwnedFd;
 use uuid::Uuid;
 

@@ -4,8 +4,8 @@
 //! ends, however it ends. A file is replaced as a whole. Must not know netlink or servers.
 
 use super::device::DeviceIndex;
-use crate::files::{self, ReadError, Source};
-use crate::units::shown;
+use calpe_core::units::shown;
+use calpe_host::files::{self, ReadError, Source};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};

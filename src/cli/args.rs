@@ -1,14 +1,14 @@
 //! The command line: every command, option and help text. Must not know how anything is done.
 
 use super::client::PATIENCE_SECS;
-use crate::codec::Engine;
-use crate::codec::bench::Geometry as BenchGeometry;
 use crate::control::MemberRef;
 use crate::daemon::config::{LogFormat, gpu_mode};
 use crate::daemon::up::UP_DIR;
-use crate::format::{ChecksumKind, VolumeKind};
-use crate::gpu::Mode;
-use crate::units::ByteCount;
+use calpe_core::codec::Engine;
+use calpe_core::codec::bench::Geometry as BenchGeometry;
+use calpe_core::format::{ChecksumKind, VolumeKind};
+use calpe_core::units::ByteCount;
+use calpe_gpu::Mode;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;

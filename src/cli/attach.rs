@@ -6,15 +6,16 @@
 use super::args::{AttachArgs, DetachArgs};
 use super::client::{Client, ClientError, Server};
 use super::{CliError, Outcome, say, say_json, say_json_line, tell_warnings};
+use crate::attach as devices;
 use crate::attach::{
     Attachment, DeviceIndex, Directory, Host, Kept, LookupError, Options, StateDir, StateError, Target,
 };
 use crate::control::{ArrayReport, ErrorCode};
 use crate::daemon::config::LogFormat;
 use crate::daemon::logging;
-use crate::nbd::UriError;
-use crate::units::HumanSize;
-use crate::{attach as devices, reclaim};
+use calpe_core::nbd::UriError;
+use calpe_core::units::HumanSize;
+use calpe_host::reclaim;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};

@@ -11,7 +11,7 @@ use crate::control::{
 };
 use crate::daemon::config::{CONTROL_SOCKET_NAME, DEFAULT_RUNTIME_DIR};
 use crate::daemon::peer::{Owner, Stranger, Trust, connect_within};
-use crate::units::shown;
+use calpe_core::units::shown;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::{self, BufReader, Read};

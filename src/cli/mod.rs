@@ -14,7 +14,7 @@ mod wait;
 pub use args::Cli;
 
 use crate::daemon::panic::say_at_once;
-use crate::units::{Printable, PrintableLines, is_unprintable};
+use calpe_core::units::{Printable, PrintableLines, is_unprintable};
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
 use std::io::{self, Write};

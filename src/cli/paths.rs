@@ -4,7 +4,7 @@
 use super::CliError;
 use super::client::ClientError;
 use crate::control::MemberRef;
-use crate::units::shown;
+use calpe_core::units::shown;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,7 @@ use crate::daemon::panic::end_process_on_panic;
 use crate::daemon::reactor::network_places;
 use crate::daemon::serve::run_serve;
 use crate::daemon::up::{UpOptions, run_up};
-use crate::units::shown;
+use calpe_core::units::shown;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;

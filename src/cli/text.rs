@@ -6,7 +6,7 @@ use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
     ScanReport, StartReport, is_healthy,
 };
-use crate::units::{Count, HumanSize, Printable, PrintableLines, UnixTime, quoted};
+use calpe_core::units::{Count, HumanSize, Printable, PrintableLines, UnixTime, quoted};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

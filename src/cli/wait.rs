@@ -7,7 +7,7 @@ use crate::control::{
     ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
     ScanState,
 };
-use crate::units::{Count, HumanSize, Printable};
+use calpe_core::units::{Count, HumanSize, Printable};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! What can be asked of the daemon. Everything that changes something has a `dry_run`: check all, change nothing, and
 //! tell what would be done. Paths are absolute: the daemon's working directory is not the client's.
 
-use crate::units::shown;
+use calpe_core::units::shown;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::fmt;

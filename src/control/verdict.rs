@@ -7,7 +7,7 @@ mod without_data;
 use self::returning::wait_for;
 use self::without_data::{beside_absent, explain_without_data, lacks_data};
 use super::{ArrayReport, ArrayState, Condition, LogState, MemberReport, MemberState, ScanKind, StartReport};
-use crate::units::{Count, Printable, quoted};
+use calpe_core::units::{Count, Printable, quoted};
 use std::path::Path;
 
 /// What `status --test` answers, with its exit code.

@@ -11,15 +11,15 @@ use super::memory::{covers, directory_of};
 use super::search::{Found, Search, search_patiently};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
-use crate::array::assembly::AssemblyError;
 use crate::control::{
     ArrayReport, ErrorCode, Event, Importable, ImportableMember, LogState, Reply, RequestError, ScrubAction,
     Severity,
 };
-use crate::format::{MemberState, Superblock};
 use crate::member::{await_closings, is_held_by_calpe, is_remote};
-use crate::units::{HumanSize, MemberIndex, quoted, shown};
-use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
+use calpe_core::array::assembly::AssemblyError;
+use calpe_core::format::{MemberState, Superblock};
+use calpe_core::units::{HumanSize, MemberIndex, quoted, shown};
+use calpe_core::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -710,7 +710,7 @@ pub(super) fn importable(
         }
         Err(_) => None,
     };
-    let mut member = |(record, index): (&crate::format::MemberRecord, u16)| {
+    let mut member = |(record, index): (&calpe_core::format::MemberRecord, u16)| {
         let twin = twins.iter().find(|(twins, _)| twins.device == record.uuid);
         let used = twin.and_then(|(twins, _)| twins.used).map(|at| &members[at]);
         let own = members.iter().filter(|found| found.superblock.device == record.uuid);

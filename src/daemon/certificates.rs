@@ -5,7 +5,7 @@ use super::clock;
 use super::events::{EventLog, News, kinds};
 use crate::control::{CertificateReport, CertificateRole, CertificateState};
 use crate::tls::{CertificateFacts, FileRole};
-use crate::volume::NoticeLevel;
+use calpe_core::volume::NoticeLevel;
 
 /// See the head of this file.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! The only clock. Must not be read by the layers below: they get a [`Timestamp`] with each event.
 
-use crate::units::Timestamp;
+use calpe_core::units::Timestamp;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

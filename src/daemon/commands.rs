@@ -4,8 +4,8 @@
 use super::events::{News, kinds};
 use super::service::Daemon;
 use crate::control::{GpuDrill, MemberRef, Reply, Request, ScrubAction};
-use crate::units::shown;
-use crate::volume::NoticeLevel;
+use calpe_core::units::shown;
+use calpe_core::volume::NoticeLevel;
 
 /// A request that is to change something, in words.
 pub(super) struct Command {

@@ -13,14 +13,14 @@ pub use tls::ListenTlsConfig;
 
 use super::host_memory;
 use super::state::DEFAULT_STATE_DIR;
-use crate::array::FullStripe;
-use crate::files::{self, ReadError, Source};
-use crate::gpu::{GpuConfig, Mode};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, RemoteLimits, TimeLimits, is_remote};
-use crate::nbd::NbdUri;
-use crate::reclaim;
 use crate::tls::{ClientFiles, PeerRules};
-use crate::units::{ByteCount, shown, two_sizes};
+use calpe_core::array::FullStripe;
+use calpe_core::nbd::NbdUri;
+use calpe_core::units::{ByteCount, shown, two_sizes};
+use calpe_gpu::{GpuConfig, Mode};
+use calpe_host::files::{self, ReadError, Source};
+use calpe_host::reclaim;
 use std::collections::HashSet;
 use std::fmt;
 use std::io;
@@ -500,7 +500,7 @@ impl Reader<'_> {
         self.known(section, &ARRAY_KEYS);
         let name = self.value(section, "name", |value| {
             let name = string(value)?;
-            crate::format::check_array_name(name).map(|()| ArrayChoice::Name(name.to_owned()))
+            calpe_core::format::check_array_name(name).map(|()| ArrayChoice::Name(name.to_owned()))
         });
         let uuid = self.value(section, "uuid", |value| {
             let text = string(value)?;

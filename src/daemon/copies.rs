@@ -1,9 +1,9 @@
 //! Two devices that say that they are the same member: a file was copied, a disk was cloned, or a snapshot of one lies beside
 //! it. At most one of them is used. Pure: superblocks in, a verdict out.
 
-use crate::array::assembly::Candidate;
-use crate::format::Superblock;
-use crate::units::MemberIndex;
+use calpe_core::array::assembly::Candidate;
+use calpe_core::format::Superblock;
+use calpe_core::units::MemberIndex;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -73,12 +73,11 @@ fn current_copy(copies: &[&Superblock], others: &[&Superblock]) -> Option<usize>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::NewArray;
-    use crate::format::Epoch;
+    use calpe_core::format::Epoch;
 
     fn members() -> Vec<Candidate<usize>> {
         let devices: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
-        let superblocks = NewArray::small(2, 1).superblocks(&devices);
+        let superblocks = calpe_core::testing::small_array(2, 1).superblocks(&devices);
         superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect()
     }
 

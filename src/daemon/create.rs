@@ -13,13 +13,13 @@ use super::superblocks::{
     wipe_ends, wiped_ranges, write_superblock,
 };
 use super::undo::Undo;
-use crate::array::NewArray;
-use crate::format::{
+use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
+use calpe_core::array::NewArray;
+use calpe_core::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
-use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
-use crate::units::{Count, HumanSize, SECTOR_BYTES, quoted, shown};
+use calpe_core::units::{Count, HumanSize, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -676,7 +676,7 @@ fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError
 mod tests {
     use super::super::superblocks::inspect;
     use super::*;
-    use crate::format::{MemberSet, region_end};
+    use calpe_core::format::{MemberSet, region_end};
     use std::fs::{self, File};
 
     const MIB: u64 = 1 << 20;

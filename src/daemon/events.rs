@@ -6,7 +6,7 @@
 use super::clock;
 use super::state::StateDir;
 use crate::control::{Event, Severity};
-use crate::volume::{ArrayNotice, NoticeLevel};
+use calpe_core::volume::{ArrayNotice, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;

@@ -3,15 +3,15 @@
 //! Invariant: without a GPU that works the daemon does all it does with one, unless told to require it. Must not know
 //! what jobs are.
 
-use crate::block_io::Pool;
 use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuReport};
 use crate::daemon::events::{EventLog, News, kinds};
-use crate::gpu::cuda::{CudaDriver, Tuning};
-use crate::gpu::{
+use calpe_core::block_io::Pool;
+use calpe_core::volume::NoticeLevel;
+use calpe_gpu::cuda::{CudaDriver, Tuning};
+use calpe_gpu::{
     CalibrationSource, DeviceReport, DeviceState, Drill, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
     check_devices,
 };
-use crate::volume::NoticeLevel;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;

@@ -6,11 +6,11 @@
 use super::copies::{Twins, find_twins};
 use super::search::{Found, Hindrance, Search, Unusable};
 use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
-use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use crate::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, newest_read};
 use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
-use crate::units::{MemberIndex, shown};
+use calpe_core::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
+use calpe_core::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, newest_read};
+use calpe_core::units::{MemberIndex, shown};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -516,8 +516,8 @@ pub(super) mod tests {
     use super::super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
     use super::super::search::search;
     use super::*;
-    use crate::format::{ChecksumKind, VolumeKind};
     use crate::member::DEFAULT_MEMBER_TIMEOUT as PATIENCE;
+    use calpe_core::format::{ChecksumKind, VolumeKind};
 
     /// Creates an array of sparse files m0, m1, ... and closes them.
     pub(in super::super) fn created_in(dir: &Path, name: &str, data: u16, parity: u16) -> Uuid {

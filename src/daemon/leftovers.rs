@@ -5,8 +5,8 @@
 
 use super::search::Found;
 use super::superblocks::read_superblock;
-use crate::format::Superblock;
 use crate::member::{Access, Device, DeviceError, DeviceKind};
+use calpe_core::format::Superblock;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 

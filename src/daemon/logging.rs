@@ -7,7 +7,7 @@
 use super::clock;
 use super::config::LogFormat;
 use super::log_queue::{self, Queue};
-use crate::units::{Printable, RateLimit};
+use calpe_core::units::{Printable, RateLimit};
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;

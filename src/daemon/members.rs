@@ -19,16 +19,16 @@ use super::superblocks::{
     Copies, open_and_recognise, read_copies, reserved_bytes, witness, words_for_damaged,
 };
 use super::target::Target;
-use crate::array::assembly::NOWHERE_ELSE;
-use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
-use crate::format::{MemberState, NewestError, Signature, Superblock, newest_read};
 use crate::member::patience::{within, within_apart};
 use crate::member::{
     self, Access, CreatedFile, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
-use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, quoted, shown};
-use crate::volume::{AdminRequest, ArrayState, NewDevice};
+use calpe_core::array::assembly::NOWHERE_ELSE;
+use calpe_core::block_io::DeviceId;
+use calpe_core::format::{MemberState, NewestError, Signature, Superblock, newest_read};
+use calpe_core::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, quoted, shown};
+use calpe_core::volume::{AdminRequest, ArrayState, NewDevice};
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 use std::path::{Path, PathBuf};

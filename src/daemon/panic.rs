@@ -7,7 +7,7 @@
 use super::config::LogFormat;
 use super::log_queue;
 use super::reactor::exit_at_once;
-use crate::units::Printable;
+use calpe_core::units::Printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;

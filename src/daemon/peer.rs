@@ -2,7 +2,7 @@
 //!
 //! Invariant: an identity comes from the kernel, never from what a peer says. Must not know what is spoken.
 
-use crate::units::{Printable, shown};
+use calpe_core::units::{Printable, shown};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt,
 };

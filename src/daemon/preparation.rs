@@ -6,9 +6,9 @@
 //! caller is told what may be left. Must not know of running arrays.
 
 use super::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
-use crate::format::Superblock;
 use crate::member::patience::{begin_step, step_by_step, within};
 use crate::member::{CreatedFile, Device, DeviceError};
+use calpe_core::format::Superblock;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,16 +6,16 @@ use super::reactor::{ArrayFacts, ListenAddress};
 use super::returns::{Obstacle, Returning};
 use super::search::Hindrance;
 use super::state::{Counts, MemberReason};
-use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
     MemberReport, ReplacementReport, ScanKind, ScanReport, ScanState, VolumeReport, explain,
 };
-use crate::format::{MemberState, VolumeKind};
 use crate::member::{Device, DeviceFacts, Identity, is_remote};
-use crate::nbd::TlsMode;
-use crate::units::{MemberIndex, Timestamp, VolumeOffset};
-use crate::volume::{
+use calpe_core::block_io::DeviceId;
+use calpe_core::format::{MemberState, VolumeKind};
+use calpe_core::nbd::TlsMode;
+use calpe_core::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe_core::volume::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberStatus, Rest, VolumeStatus,
 };
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -548,7 +548,7 @@ mod tests {
 
     #[test]
     fn a_member_that_is_there_and_not_taken_has_a_condition_that_says_so() {
-        let member = MemberStatus::bare(MemberIndex(1), MemberState::Missing);
+        let member = calpe_core::testing::bare_member(MemberIndex(1), MemberState::Missing);
         let of = |hindrance, blocked| conditions(&member, &Counts::default(), &[], hindrance, blocked);
         assert_eq!(of(None, false), []);
         for (hindrance, condition) in [

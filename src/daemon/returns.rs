@@ -19,11 +19,11 @@ use super::service::{Daemon, Done, Served};
 use super::superblocks::{check_length, read_copies, words_for_damaged};
 use super::target::Target;
 use crate::control::{MemberRef, RequestError};
-use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within_apart;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
-use crate::units::{HumanSize, MemberIndex, shown};
-use crate::volume::{ArrayState, MemberCondition, MemberStatus, NoticeLevel};
+use calpe_core::format::{MemberState, NewestError, Role, Superblock, newest_read};
+use calpe_core::units::{HumanSize, MemberIndex, shown};
+use calpe_core::volume::{ArrayState, MemberCondition, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -674,7 +674,7 @@ mod tests {
     use super::*;
 
     fn member(state: MemberState) -> MemberStatus {
-        MemberStatus::bare(MemberIndex(1), state)
+        calpe_core::testing::bare_member(MemberIndex(1), state)
     }
 
     #[test]

@@ -4,10 +4,10 @@
 //! answer costs its own members and a limited time, whatever else is there. Must not know of running arrays.
 
 use super::superblocks::{check_length, patiently, read_superblock};
-use crate::format::{NewestError, Role, Superblock};
 use crate::member::patience::{hangs, within, within_apart, work_off};
 use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
-use crate::units::shown;
+use calpe_core::format::{NewestError, Role, Superblock};
+use calpe_core::units::shown;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -26,19 +26,19 @@ pub use super::settings::ServeOptions;
 use super::settings::Settings;
 use super::state::{Remembered, StateDir};
 use super::waiting::Waiting;
-use crate::array::{ArrayConfig, Footprint, OpenDevice};
-use crate::block_io::Pool;
-use crate::codec::Codec;
 use crate::control::{
     ArrayReport, ArrayState, ErrorCode, MemberReport, MemberState, PROTOCOL_VERSION, Pong, Reply, Request,
     RequestError, ScanKind, Status,
 };
-use crate::format::{MemberState as Seated, Superblock, VolumeKind};
-use crate::gpu::GpuConfig;
 use crate::member::{TimeLimits, await_closings};
-use crate::nbd::TlsMode;
-use crate::units::{HumanSize, MemberIndex, SizeBeside};
-use crate::volume::{NoticeLevel, PlainVolume};
+use calpe_core::array::{ArrayConfig, Footprint, OpenDevice};
+use calpe_core::block_io::Pool;
+use calpe_core::codec::Codec;
+use calpe_core::format::{MemberState as Seated, Superblock, VolumeKind};
+use calpe_core::nbd::TlsMode;
+use calpe_core::units::{HumanSize, MemberIndex, SizeBeside};
+use calpe_core::volume::{NoticeLevel, PlainVolume};
+use calpe_gpu::GpuConfig;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::BTreeMap;
 use std::io;
@@ -527,11 +527,11 @@ impl Daemon {
             let asked = Instant::now();
             let Ok(facts) = self.facts(id) else { continue };
             // One whose log is refused takes no member: it is to be stopped first.
-            let is_refused = matches!(facts.status.log, crate::volume::LogState::Refused(_));
-            let failed = facts.status.state == crate::volume::ArrayState::Failed && !is_refused;
+            let is_refused = matches!(facts.status.log, calpe_core::volume::LogState::Refused(_));
+            let failed = facts.status.state == calpe_core::volume::ArrayState::Failed && !is_refused;
             self.returns().note(uuid, failed, &facts.status.members, asked);
             self.remember(id, &facts);
-            let whole = facts.status.state == crate::volume::ArrayState::Online;
+            let whole = facts.status.state == calpe_core::volume::ArrayState::Online;
             if whole || (!failed && !self.has_away(id, &facts)) {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! Signals that ask the process to end, as something to wait for.
 
-use crate::polling::{self, Trouble};
+use calpe_host::polling::{self, Trouble};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::signal::{SigSet, Signal};

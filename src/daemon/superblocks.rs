@@ -1,14 +1,14 @@
 //! Superblocks and signatures on opened devices: the few waiting reads and writes that creation, import and inspection
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
-use crate::block_io::IoFaultKind;
-use crate::format::{
+use crate::member::patience::{each_within_apart, within};
+use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
+use calpe_core::block_io::IoFaultKind;
+use calpe_core::format::{
     COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, Region, RegionKind, Role, SIGNATURE_WINDOW,
     Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest, newest_read, recognise,
     superblock_offsets,
 };
-use crate::member::patience::{each_within_apart, within};
-use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -323,8 +323,8 @@ pub fn inspect(device: &Device) -> Inspection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::NewArray;
-    use crate::format::COUNT_END;
+    use calpe_core::array::NewArray;
+    use calpe_core::format::COUNT_END;
 
     fn first_superblock(array: &NewArray) -> Superblock {
         let devices: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn of_a_log_that_is_wiped_nothing_is_left_and_what_is_beside_it_stays() {
-        let mut array = NewArray::small(2, 1);
+        let mut array = calpe_core::testing::small_array(2, 1);
         // Not a multiple of what is written at once.
         let log = array.regions.iter_mut().find(|region| region.kind == RegionKind::Log).unwrap();
         log.len = WIPED_AT_ONCE + (12 << 10);
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_back_in_an_older_state_is_not_the_one_that_was_lost() {
-        let superblock = first_superblock(&NewArray::small(2, 1));
+        let superblock = first_superblock(&calpe_core::testing::small_array(2, 1));
         let bytes = superblock.device_bytes_min();
         // A superblock leaves half of the copies of the one before: each state is on a device of its own.
         let look = |witness: &Witness, sequence: u64, role: Role| {

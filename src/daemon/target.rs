@@ -7,9 +7,9 @@ use super::report::Place;
 use super::search::{Found, Hindrance, Unusable, search};
 use super::service::refusal;
 use crate::control::{ErrorCode, RequestError};
-use crate::format::{NewestError, Role, Superblock};
 use crate::member::{Device, TimeLimits};
-use crate::units::{MemberIndex, Printable, shown};
+use calpe_core::format::{NewestError, Role, Superblock};
+use calpe_core::units::{MemberIndex, Printable, shown};
 use std::path::{Path, PathBuf};
 
 /// What a search for a member's own device shows.

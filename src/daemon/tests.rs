@@ -16,7 +16,7 @@ use crate::control::{
     PROTOCOL_VERSION, Reply, Request, RequestError, ScrubAction, read_message, write_message,
 };
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
-use crate::volume::NoticeLevel;
+use calpe_core::volume::NoticeLevel;
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-fn gpu_off() -> crate::gpu::GpuConfig {
-    crate::gpu::GpuConfig { mode: crate::gpu::Mode::Off, ..Default::default() }
+fn gpu_off() -> calpe_gpu::GpuConfig {
+    calpe_gpu::GpuConfig { mode: calpe_gpu::Mode::Off, ..Default::default() }
 }
 
 struct Bench {
@@ -507,15 +507,15 @@ fn resident() -> u64 {
 
 #[test]
 fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_taken_for_it() {
-    use crate::array::NewArray;
-    use crate::format::{ArrayShape, geometry_for, superblock_offsets};
+    use calpe_core::array::NewArray;
+    use calpe_core::format::{ArrayShape, geometry_for, superblock_offsets};
     use std::os::unix::fs::FileExt;
     // Of the usual filesystems, only one in memory has files of any size.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap());
     let shape = ArrayShape { data: 1, parity: 0, chunk: 65536, sector: 512 };
     let (geometry, regions) = geometry_for(1 << 53, shape, Some(1 << 52)).unwrap();
     assert!(geometry.slots >= 1 << 36);
-    let new = NewArray { geometry, regions, ..NewArray::small(1, 0) };
+    let new = NewArray { geometry, regions, ..calpe_core::testing::small_array(1, 0) };
     let superblock = new.superblocks(&[uuid::Uuid::from_u128(1)]).remove(0);
     // Once as a few KiB that are all there is, once with the size that it claims, where the filesystem has such.
     for bytes in [256 << 10, 1 << 53] {
@@ -559,7 +559,7 @@ fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_ta
 
 #[test]
 fn the_memory_of_metadata_is_known_for_any_geometry_and_taken_for_none() {
-    use crate::array::Footprint;
+    use calpe_core::array::Footprint;
     let dir = tempfile::tempdir().unwrap();
     let array = created_in(dir.path(), "tank", 2, 2);
     let members = search(&[dir.path().into()], DEFAULT_MEMBER_TIMEOUT).arrays.remove(&array).unwrap();

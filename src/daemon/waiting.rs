@@ -13,13 +13,13 @@ use super::ranked::lock;
 use super::search::{Found, Search};
 use super::service::{Daemon, Served};
 use super::state::KnownDevice;
-use crate::array::assembly::STARTS_OLDER;
 use crate::control::{
     ArrayReport, ArrayState, EngineReport, ErrorCode, ErrorReport, ImportableMember, LogReport, LogState,
     MemberReport, MemberState, RequestError, StartReport, VolumeReport, explain,
 };
-use crate::format::{Superblock, VolumeKind};
-use crate::volume::NoticeLevel;
+use calpe_core::array::assembly::STARTS_OLDER;
+use calpe_core::format::{Superblock, VolumeKind};
+use calpe_core::volume::NoticeLevel;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;

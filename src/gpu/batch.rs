@@ -6,9 +6,9 @@
 use std::mem;
 use std::ptr::NonNull;
 
-use crate::block_io::Pool;
-use crate::codec::{BlockHasher, CodecJob, Outputs, Transform};
-use crate::units::{BlockHash, ROW_BYTES};
+use calpe_core::block_io::Pool;
+use calpe_core::codec::{BlockHasher, CodecJob, Outputs, Transform};
+use calpe_core::units::{BlockHash, ROW_BYTES};
 
 use super::device::{Digest, Piece, Work};
 
@@ -200,7 +200,7 @@ pub(super) fn part_from_device(job: &mut CodecJob, pools: &[Pool]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{Codec, Column};
+    use calpe_core::codec::{Codec, Column};
 
     fn pool() -> Pool {
         Pool::new(4 << 20).expect("memory")

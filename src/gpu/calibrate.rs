@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::block_io::{Buf, BufMut, Pool};
-use crate::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
-use crate::files::{self, Source};
+use calpe_core::block_io::{Buf, BufMut, Pool};
+use calpe_core::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
+use calpe_host::files::{self, Source};
 
 use super::batch::{Batch, Kind};
 use super::device::{Device, DeviceError, DeviceInfo};

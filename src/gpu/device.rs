@@ -6,8 +6,8 @@
 
 use std::ptr::NonNull;
 
-use crate::block_io::Pool;
-use crate::codec::Transform;
+use calpe_core::block_io::Pool;
+use calpe_core::codec::Transform;
 
 /// What a device is, for reports and as the key of its calibration.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::block_io::Pool;
-use crate::codec::BlockHasher;
+use calpe_core::block_io::Pool;
+use calpe_core::codec::BlockHasher;
 
 use super::device::{Device, DeviceError, DeviceInfo, Digest, Drill, Driver, Piece, Wake, Work};
 

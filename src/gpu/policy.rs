@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::codec::Form;
+use calpe_core::codec::Form;
 
 use super::batch::Kind;
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::codec::CodecJob;
+use calpe_core::codec::CodecJob;
 
 use super::batch::{Batch, Kind};
 use super::policy::{self, Class, Costs, CpuLoad, Demand, Load, Verdict};
@@ -184,8 +184,8 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::Pool;
-    use crate::codec::{BlockHasher, Codec, CodedColumns, Column, Outputs};
+    use calpe_core::block_io::Pool;
+    use calpe_core::codec::{BlockHasher, Codec, CodedColumns, Column, Outputs};
 
     struct Nobody;
     impl Answer for Nobody {

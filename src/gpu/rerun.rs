@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::codec::{CodecJob, CodedColumns, Outputs};
-use crate::units::BlockHash;
+use calpe_core::codec::{CodecJob, CodedColumns, Outputs};
+use calpe_core::units::BlockHash;
 
 use super::batch::part_from_device;
 use super::metrics::GpuEventKind;

@@ -9,8 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::block_io::Pool;
-use crate::codec::{CodecJob, CodedColumns};
+use calpe_core::block_io::Pool;
+use calpe_core::codec::{CodecJob, CodedColumns};
 
 use super::batch::{Kind, Unfit};
 use super::calibrate::CalibrationSource;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::block_io::Pool;
-use crate::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
+use calpe_core::block_io::Pool;
+use calpe_core::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
 
 use super::batch::{Batch, Kind};
 use super::device::{Device, DeviceError};

@@ -11,9 +11,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::block_io::Pool;
-use crate::codec::{CodecJob, CodedColumns};
-use crate::units::Count;
+use calpe_core::block_io::Pool;
+use calpe_core::codec::{CodecJob, CodedColumns};
+use calpe_core::units::Count;
 
 use super::calibrate::CalibrationSource;
 use super::device::{DeviceInfo, Driver};

@@ -5,8 +5,8 @@
 //! device that computes nothing rightly any more is found at its first batch; beyond that, a share.
 //! Must not know of devices, threads or answers.
 
-use crate::codec::{BlockHasher, CodecJob, Outputs};
-use crate::units::{BlockHash, ROW_BYTES};
+use calpe_core::codec::{BlockHasher, CodecJob, Outputs};
+use calpe_core::units::{BlockHash, ROW_BYTES};
 
 use super::rerun::Finished;
 

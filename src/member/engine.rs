@@ -20,8 +20,10 @@ use super::inbox::Inbox;
 use super::ready::{MemberCompletion, Ready, ReadyQueue};
 use super::registered::{Registration, fixed_index, register};
 use super::{Device, DeviceKind, Ring};
-use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool};
-use crate::units::{Timestamp, shown};
+use calpe_core::block_io::{
+    Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool,
+};
+use calpe_core::units::{Timestamp, shown};
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -796,8 +798,8 @@ fn zero_mode(may_unmap: bool) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::Buf;
-    use crate::units::ByteOffset;
+    use calpe_core::block_io::Buf;
+    use calpe_core::units::ByteOffset;
     use proptest::prelude::*;
     use std::fs::{File, OpenOptions};
     use std::io::Write;

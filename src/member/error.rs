@@ -3,8 +3,8 @@
 
 use super::RemoteError;
 use super::holder::{advice_about, words_for_dead};
-use crate::block_io::IoFaultKind;
-use crate::units::{HumanSize, Printable, shown, two_sizes};
+use calpe_core::block_io::IoFaultKind;
+use calpe_core::units::{HumanSize, Printable, shown, two_sizes};
 use std::io;
 use std::path::{Path, PathBuf};
 

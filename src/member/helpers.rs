@@ -3,7 +3,7 @@
 
 use super::patience::begin_step;
 use super::{Device, DeviceError, DeviceKind};
-use crate::block_io::Extent;
+use calpe_core::block_io::Extent;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};

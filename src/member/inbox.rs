@@ -1,7 +1,7 @@
 //! Where threads that have operations of the engine put what they came to, and what wakes the
 //! engine. Must not know what operations are for.
 
-use crate::block_io::{DeviceId, IoFault, IoToken, IoValue};
+use calpe_core::block_io::{DeviceId, IoFault, IoToken, IoValue};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

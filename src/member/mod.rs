@@ -1,4 +1,4 @@
-//! Member devices, local and remote: opening, locking and sizing them, and executing [`crate::block_io`] operations on them.
+//! Member devices, local and remote: opening, locking and sizing them, and executing [`calpe_core::block_io`] operations on them.
 //!
 //! Owns every file descriptor of a member and every buffer that the kernel is working on. A device
 //! is locked against other daemons and other commands from opening to closing; a remote one against

@@ -4,7 +4,7 @@
 //! Invariants: those of one owner come in their order; owners take turns, so that one with
 //! thousands does not keep the others waiting. Must not know what the operations are for.
 
-use crate::block_io::{Completion, DeviceId};
+use calpe_core::block_io::{Completion, DeviceId};
 use std::collections::VecDeque;
 
 /// A completed operation and the array it belongs to.

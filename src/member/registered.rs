@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // memory handed to the kernel; the block argues for itself
 
 use super::Ring;
-use crate::block_io::Pool;
+use calpe_core::block_io::Pool;
 
 /// Most bytes of one registered buffer: what io_uring allows.
 const REGISTERED_MAX: usize = 1 << 30;

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)] // raw submission; each block argues for itself
 
 use super::ring_memory;
-use crate::polling;
+use calpe_host::polling;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, squeue};
 use std::cell::OnceCell;

@@ -5,8 +5,8 @@
 
 use super::key_kind::{KeyKind, USABLE_KEYS};
 use super::peer::PeerNames;
-use crate::files::{self, ReadError};
-use crate::units::{quoted, shown};
+use calpe_core::units::{quoted, shown};
+use calpe_host::files::{self, ReadError};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use std::fmt;

@@ -6,7 +6,7 @@ use super::dated::{Dated, DatedCa};
 use super::files::{CertificateFacts, FileFault, FileRole, Source, TlsFileError};
 use super::key_kind::KeyKind;
 use super::peer::Peer;
-use crate::units::shown;
+use calpe_core::units::shown;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};

@@ -9,7 +9,7 @@
 use super::identity::{ClientTls, Current, ServerTls};
 use super::peer::Peer;
 use super::refusals::tell_refusal;
-use crate::polling;
+use calpe_host::polling;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, sendmsg, setsockopt, shutdown,

@@ -2,7 +2,7 @@
 //! them at will. Must not know sockets.
 
 use super::pump::TlsFailure;
-use crate::units::{Count, RateLimit, Timestamp};
+use calpe_core::units::{Count, RateLimit, Timestamp};
 use std::sync::OnceLock;
 use std::time::Instant;
 

@@ -369,7 +369,7 @@ fn inspect_tells_what_is_damaged_and_fails_only_when_nothing_is_left() {
     let said = place.refused("create other -k 1 -m 1 m0 blank", 1);
     assert!(said.contains("blank") || said.contains("m0: holds"), "{said}");
 
-    let mut random = calpe::testing::Random::new(3);
+    let mut random = calpe_core::testing::Random::new(3);
     for (name, bytes) in [("noise", 1 << 20), ("tiny", 100), ("none", 0), ("odd", 70_001)] {
         let mut content = vec![0; bytes];
         random.fill(&mut content);

@@ -3,7 +3,7 @@
 use crate::support::load::Client;
 use crate::support::serve::{Serve, array, both, create};
 use crate::support::{Up, calpe, disk_image, fio_verify, run, try_run};
-use calpe::nbd::{Command as Ask, Errno, Request};
+use calpe_core::nbd::{Command as Ask, Errno, Request};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -5,7 +5,7 @@
 use crate::support::load::{Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, hide, unhide};
 use calpe::control::{ArrayState, MemberState};
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

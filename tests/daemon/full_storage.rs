@@ -4,8 +4,8 @@
 use crate::support::load::Client;
 use crate::support::tmpfs::Tmpfs;
 use crate::support::{Up, calpe, run};
-use calpe::nbd::{Command as Nbd, Request};
-use calpe::testing::Random;
+use calpe_core::nbd::{Command as Nbd, Request};
+use calpe_core::testing::Random;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::{self, sleep};

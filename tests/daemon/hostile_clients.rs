@@ -295,7 +295,7 @@ fn a_client_that_talks_nonsense_loses_its_connection_and_nothing_else() {
     let mut too_many_options = 3u32.to_be_bytes().to_vec();
     (0..2000).for_each(|_| too_many_options.extend(option(77, &[])));
     let http = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    let mut random = calpe::testing::Random::new(5);
+    let mut random = calpe_core::testing::Random::new(5);
     for nonsense in [&unknown_flags[..], &wrong_option, &giant_option, http] {
         let mut raw = Raw::greeted(&up);
         raw.say(nonsense);

@@ -4,8 +4,8 @@
 use crate::support::fuse::{self, Fuse};
 use crate::support::load::Client;
 use crate::support::{Up, calpe, run, try_run};
-use calpe::nbd::{Command as Nbd, Request};
-use calpe::testing::Random;
+use calpe_core::nbd::{Command as Nbd, Request};
+use calpe_core::testing::Random;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};

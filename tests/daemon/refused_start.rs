@@ -4,9 +4,9 @@ use super::blank_pages::recover;
 use crate::support::image::Image;
 use crate::support::load::Client;
 use crate::support::serve::{Serve, both, create};
-use calpe::format::RegionKind;
-use calpe::nbd::{Command as NbdCommand, Request};
-use calpe::testing::Random;
+use calpe_core::format::RegionKind;
+use calpe_core::nbd::{Command as NbdCommand, Request};
+use calpe_core::testing::Random;
 
 /// Bytes of the volume that are written.
 const LEN: usize = 4 << 20;

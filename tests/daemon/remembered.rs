@@ -5,7 +5,7 @@ use crate::support::image::Image;
 use crate::support::load::Client;
 use crate::support::run;
 use crate::support::serve::{Serve, array, both, create};
-use calpe::nbd::{self, Request};
+use calpe_core::nbd::{self, Request};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};

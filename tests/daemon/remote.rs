@@ -4,7 +4,7 @@
 use crate::support::load::{Client, Counts, Load};
 use crate::support::pki::Ca;
 use crate::support::{Up, calpe, run, signal, try_run};
-use calpe::nbd::{Command as Nbd, Request};
+use calpe_core::nbd::{Command as Nbd, Request};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -4,8 +4,8 @@ use crate::support::image::Image;
 use crate::support::load::Client;
 use crate::support::serve::{Serve, array, both, create};
 use crate::support::{calpe, run, try_run};
-use calpe::format::RegionKind;
-use calpe::nbd::{Command, Request};
+use calpe_core::format::RegionKind;
+use calpe_core::nbd::{Command, Request};
 use serde_json::Value;
 use std::path::Path;
 

@@ -3,7 +3,7 @@
 use crate::support::load::Client;
 use crate::support::serve::{Serve, array, both, create};
 use crate::support::try_run;
-use calpe::nbd::{Command, Request};
+use calpe_core::nbd::{Command, Request};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::FileExt;

@@ -4,9 +4,9 @@
 
 use crate::support::pki::{Ca, Identity};
 use crate::support::{Up, calpe, disk_image, run, signal, try_run};
-use calpe::nbd::{ClientConnection, ClientEvent, ClientOptions, Command as Nbd, Request};
 use calpe::tls::{ClientFiles, ClientTls, Pumps};
-use calpe::units::Timestamp;
+use calpe_core::nbd::{ClientConnection, ClientEvent, ClientOptions, Command as Nbd, Request};
+use calpe_core::units::Timestamp;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -4,7 +4,7 @@
 use crate::support::image::Image;
 use crate::support::load::Client;
 use crate::support::serve::{Serve, array, both, create};
-use calpe::nbd::{Command, Request};
+use calpe_core::nbd::{Command, Request};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};

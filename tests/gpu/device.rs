@@ -11,10 +11,10 @@ mod kernels;
 use std::time::{Duration, Instant};
 
 use bed::{Bed, Case};
-use calpe::codec::{Codec, Transform};
-use calpe::gpu::cuda::{Method, Tuning};
-use calpe::gpu::device::{Device, DeviceError};
-use calpe::testing::Random;
+use calpe_core::codec::{Codec, Transform};
+use calpe_core::testing::Random;
+use calpe_gpu::cuda::{Method, Tuning};
+use calpe_gpu::device::{Device, DeviceError};
 
 const KIB: usize = 1 << 10;
 

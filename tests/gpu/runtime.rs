@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use calpe::block_io::{BufMut, Pool};
-use calpe::codec::{BlockHasher, Codec, CodecJob, CodedColumns, Column, Outputs};
-use calpe::gpu::fake::{FakeDevice, FakeDriver, Fault};
-use calpe::gpu::{
+use calpe_core::block_io::{BufMut, Pool};
+use calpe_core::codec::{BlockHasher, Codec, CodecJob, CodedColumns, Column, Outputs};
+use calpe_gpu::fake::{FakeDevice, FakeDriver, Fault};
+use calpe_gpu::{
     Answer, CalibrationSource, Costs, CpuLoad, DeviceReport, DeviceState, Drill, GpuConfig, GpuError,
     GpuEventKind, GpuReport, GpuRuntime, Mode, Tag,
 };

@@ -1,9 +1,9 @@
 //! The array and the plain volume over simulated members, driven by seeded workloads against a plain byte vector.
 
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{Random, SimArray, SimShape};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{Random, SimArray, SimShape};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest};
 
 /// An array and what its volume must read as.
 struct Checked {

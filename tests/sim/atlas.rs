@@ -4,7 +4,7 @@
 //! CALPE_ATLAS_SEEDS: how many seeds of each kind and region (default: few). CALPE_ATLAS_SEED: the first seed.
 //! CALPE_ATLAS_MINUTES: seed after seed for so long instead. CALPE_ATLAS_REPLAY: the token of a violation, to see it again.
 
-use calpe::testing::{Aim, AtlasTotals, Damage, Place, SCENARIOS, Scenario, SimWorld, atlas};
+use calpe_core::testing::{Aim, AtlasTotals, Damage, Place, SCENARIOS, Scenario, SimWorld, atlas};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,10 +2,10 @@
 //! on while rows need it, however many they are, and one whose errors do not end leaves only if it can be spared.
 
 use crate::scenes::live;
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe::units::{MemberIndex, SlotIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, MemberCondition};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
+use calpe_core::units::{MemberIndex, SlotIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, MemberCondition};
 use std::collections::BTreeSet;
 
 const BLOCK: usize = 4096;
@@ -38,7 +38,7 @@ impl Checked {
         self.sim.disks[&disk].written_blocks(region.start..region.end)
     }
 
-    fn disk(&mut self, member: u16) -> &mut calpe::testing::SimDisk {
+    fn disk(&mut self, member: u16) -> &mut calpe_core::testing::SimDisk {
         let disk = self.sim.disk_of(member).expect("a disk");
         self.sim.disks.get_mut(&disk).expect("a disk")
     }

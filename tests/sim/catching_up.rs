@@ -3,13 +3,13 @@
 
 use crate::scenes::page_faults::{drain, superblock, unreadable, verify, verify_or_error};
 use crate::scenes::{CHUNK, live};
-use calpe::format::{
+use calpe_core::format::{
     COPY_BYTES, ChecksumKind, CopyPlace, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind,
     all_copy_offsets, damaged_copies, decode_copy,
 };
-use calpe::testing::{DiskRegion, Fate, Random, SimArray, SimDisk, SimShape, SimWorld};
-use calpe::units::{MemberIndex, SlotIndex, Timestamp, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientRequest, LogState, NewDevice, NoticeKind};
+use calpe_core::testing::{DiskRegion, Fate, Random, SimArray, SimDisk, SimShape, SimWorld};
+use calpe_core::units::{MemberIndex, SlotIndex, Timestamp, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientRequest, LogState, NewDevice, NoticeKind};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -193,7 +193,7 @@ fn built_while_pages_cannot_be_read() -> Result<(), String> {
 fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
     built_while_pages_cannot_be_read().expect("all is there");
     #[cfg(debug_assertions)]
-    calpe::testing::Mutation::JoinsLacking
+    calpe_core::testing::Mutation::JoinsLacking
         .with(|| built_while_pages_cannot_be_read().expect_err("it lacks pages"));
 }
 

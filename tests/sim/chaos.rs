@@ -2,10 +2,10 @@
 //! writes a read may show. CALPE_CHAOS_SEEDS ("from..to") picks seeds, CALPE_CHAOS_FAULTS a subset of the faults;
 //! a failing seed is printed and replays exactly.
 
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{Random, SimArray, SimShape};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientReply, ClientRequest};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{Random, SimArray, SimShape};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientReply, ClientRequest};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SECTOR: usize = 512;

@@ -5,7 +5,7 @@
 //! long in place of a number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again; with CALPE_MUTATION
 //! one that a broken rule causes, in a build with debug assertions.
 
-use calpe::testing::{
+use calpe_core::testing::{
     FAULT_RULES, Mutation, SCENARIOS, Scenario, SimWorld, Standing, Totals, Violation, explore, is_kept,
     replay, scenario_of,
 };

@@ -2,10 +2,10 @@
 //! Reads are served all the same, everything else ends in bounded time, and with room all goes on by itself.
 
 use crate::scenes::{CHUNK, filled, live};
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, Trouble};
-use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, Rest};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, Trouble};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, Rest};
 
 const BLOCK: usize = 4096;
 const SECOND: u64 = 1_000_000_000;

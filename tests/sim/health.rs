@@ -1,9 +1,11 @@
 //! What a volume says of its health, and of the zeroes that it knows, over simulated members.
 
-use calpe::format::ChecksumKind;
-use calpe::testing::{SimArray, SimShape};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, Health, ReadRun};
+use calpe_core::format::ChecksumKind;
+use calpe_core::testing::{SimArray, SimShape};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{
+    AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, Health, ReadRun,
+};
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
@@ -120,7 +122,7 @@ fn blocks_beyond_repair_are_lost_once_found_their_rows_degraded_and_a_write_heal
 /// What a read that takes parts yields: runs as (bytes, whether they are data), and the bytes.
 fn read_sparse(sim: &mut SimArray, offset: u64, len: usize) -> (Vec<(u64, bool)>, Vec<u8>) {
     // The buffer comes full of rubbish, as buffers do.
-    let mut buf = calpe::block_io::Pool::new(1 << 20).expect("address space").alloc(len);
+    let mut buf = calpe_core::block_io::Pool::new(1 << 20).expect("address space").alloc(len);
     buf.fill(0xee);
     let id = sim.submit(ClientRequest::ReadSparse { offset: VolumeOffset(offset), buf });
     match sim.wait(id).expect("read") {

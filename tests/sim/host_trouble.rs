@@ -2,10 +2,12 @@
 //! design): operations wait and are tried again, and when that is over nothing is left of it.
 
 use crate::scenes::{live, trouble};
-use calpe::format::{ChecksumKind, MemberSet, MemberState};
-use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
-use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition, NoticeLevel, Rest, ScrubResult};
+use calpe_core::format::{ChecksumKind, MemberSet, MemberState};
+use calpe_core::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
+use calpe_core::units::{MemberIndex, Timestamp};
+use calpe_core::volume::{
+    AdminRequest, ArrayState, ClientError, MemberCondition, NoticeLevel, Rest, ScrubResult,
+};
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;

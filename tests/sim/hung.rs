@@ -1,10 +1,10 @@
 //! Operations that never end (rule T7): once their device has left service nothing waits for them, and what they do when
 //! they end after all reaches nobody. Simulated members; the daemon's part is in `tests/daemon/hung_members.rs`.
 
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{Random, SimArray, SimShape};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientReply, ClientRequest};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{Random, SimArray, SimShape};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientReply, ClientRequest};
 
 const CHUNK: usize = 16384;
 

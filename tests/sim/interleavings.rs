@@ -1,12 +1,14 @@
 //! Interleavings that an array must survive: members that die, return, fill up or are replaced at chosen moments,
 //! and processes that are killed between two chosen operations. Each test is named after what must hold.
 
-use calpe::array::assembly::AssemblyError;
-use calpe::block_io::IoOp;
-use calpe::format::{COPY_BYTES, ChecksumKind, MemberState, Superblock, all_copy_offsets, damaged_copies};
-use calpe::testing::{Random, SimArray, SimShape};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayNotice, ArrayState, ClientError, ClientRequest, NoticeLevel};
+use calpe_core::array::assembly::AssemblyError;
+use calpe_core::block_io::IoOp;
+use calpe_core::format::{
+    COPY_BYTES, ChecksumKind, MemberState, Superblock, all_copy_offsets, damaged_copies,
+};
+use calpe_core::testing::{Random, SimArray, SimShape};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientError, ClientRequest, NoticeLevel};
 
 const CHUNK: usize = 16384;
 
@@ -73,7 +75,7 @@ fn online(sim: &mut SimArray, member: u16, disk: u32) -> Result<(), String> {
     sim.admin(AdminRequest::Online { member: MemberIndex(member), device }).map(|_| ()).map_err(|e| e.0)
 }
 
-fn disk(sim: &mut SimArray, id: u32) -> &mut calpe::testing::SimDisk {
+fn disk(sim: &mut SimArray, id: u32) -> &mut calpe_core::testing::SimDisk {
     sim.disks.get_mut(&id).expect("a disk")
 }
 

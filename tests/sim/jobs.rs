@@ -2,11 +2,11 @@
 //! inline, and nothing is believed sooner. Each test is named after what must hold.
 
 use crate::scenes::page_faults::{Scene, shape};
-use calpe::codec::{CodecJob, Form};
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{Random, SimArray, SimShape};
-use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayState, ClientError};
+use calpe_core::codec::{CodecJob, Form};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{Random, SimArray, SimShape};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError};
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
@@ -455,7 +455,7 @@ fn a_scrub_repairs_what_its_jobs_find_wrong() {
 #[cfg(debug_assertions)]
 #[test]
 fn a_scrub_finds_parity_that_matches_its_checksum_and_not_its_data() {
-    use calpe::testing::Mutation;
+    use calpe_core::testing::Mutation;
     for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c] {
         for job_bytes in [BLOCK, NO_JOBS] {
             let mut array = Checked::filled(checksum, job_bytes, 15);

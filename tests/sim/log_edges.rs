@@ -1,11 +1,11 @@
 //! Edges of the redo log: what it writes for a lone small write, arrays without parity, members without room, and rows
 //! that a replay finds lost.
 
-use calpe::block_io::IoOp;
-use calpe::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
-use calpe::testing::{Random, SimArray, SimShape};
-use calpe::units::VolumeOffset;
-use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
+use calpe_core::block_io::IoOp;
+use calpe_core::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
+use calpe_core::testing::{Random, SimArray, SimShape};
+use calpe_core::units::VolumeOffset;
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -96,7 +96,7 @@ impl Checked {
 
 fn is_serving(sim: &mut SimArray) -> bool {
     sim.settle();
-    sim.status().log == calpe::volume::LogState::Serving
+    sim.status().log == calpe_core::volume::LogState::Serving
 }
 
 #[test]

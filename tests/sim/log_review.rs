@@ -1,14 +1,14 @@
 //! Interleavings of the redo log with losses, returns, stops and full rings, each at a chosen moment. Each test is named
 //! after what must hold.
 
-use calpe::block_io::IoOp;
-use calpe::format::{
+use calpe_core::block_io::IoOp;
+use calpe_core::format::{
     COPY_BYTES, ChecksumKind, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind, Superblock,
     all_copy_offsets,
 };
-use calpe::testing::{Fate, Mutation, Random, SimArray, SimShape, SimWorld};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, LogState};
+use calpe_core::testing::{Fate, Mutation, Random, SimArray, SimShape, SimWorld};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, LogState};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -459,7 +459,7 @@ fn pages_that_arrive_for_a_write_that_has_ended_are_not_taken_for_those_of_the_n
     while array.sim.step_where(|_, _| true) {}
     for (n, id) in reads {
         let read = array.sim.wait(id).expect("readable");
-        let calpe::volume::ClientReply::Data(bytes) = read else { panic!("a read yields data") };
+        let calpe_core::volume::ClientReply::Data(bytes) = read else { panic!("a read yields data") };
         assert!(bytes[..] == array.model[n * stripe..(n + 1) * stripe], "stripe {n}");
     }
     array.sim.settle();
@@ -962,7 +962,7 @@ fn a_member_that_was_rebuilt_before_the_first_write_holds_the_stripe_map_alone()
 
 #[test]
 fn pages_of_an_earlier_build_are_served_with_a_member_missing() {
-    use calpe::format::{LogKey, Page};
+    use calpe_core::format::{LogKey, Page};
     for gone in 0..3u32 {
         let mut array = Checked::filled(shape(2, 1, 8, ChecksumKind::Crc32c), 79);
         let sb = superblock(&array.sim, 1);
@@ -992,11 +992,12 @@ fn pages_of_an_earlier_build_are_served_with_a_member_missing() {
 /// The newest version of the first page of the stripe map rots on every disk that has a copy but `spared`.
 fn rot_map_page(sim: &mut SimArray, spared: u32) {
     let sb = superblock(sim, 1);
-    let key = calpe::format::LogKey::derive(sb.array, sb.redo.secret);
+    let key = calpe_core::format::LogKey::derive(sb.array, sb.redo.secret);
     for (disk, range) in copies(sim, 0).into_iter().filter(|(disk, _)| *disk != spared) {
         let disk = sim.disks.get_mut(&disk).expect("a disk");
         let newest = (range.start..range.end).step_by(PAGE_BYTES).max_by_key(|&at| {
-            let page = calpe::format::Page::decode(&key, sb.array, PageIndex(0), &disk.peek(at, PAGE_BYTES));
+            let page =
+                calpe_core::format::Page::decode(&key, sb.array, PageIndex(0), &disk.peek(at, PAGE_BYTES));
             page.map_or(0, |page| page.sequence)
         });
         disk.flip(newest.expect("two places") + 2000, 1);

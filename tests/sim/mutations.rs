@@ -6,12 +6,12 @@
 
 use crate::log_review;
 use crate::scenes::{page_faults, returning, rollback, trouble};
-use calpe::testing::{
+use calpe_core::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore,
 };
-use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::AdminRequest;
+use calpe_core::units::{MemberIndex, Timestamp};
+use calpe_core::volume::AdminRequest;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

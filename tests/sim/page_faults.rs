@@ -5,10 +5,10 @@
 use crate::scenes::live;
 use crate::scenes::page_faults::*;
 use crate::scenes::returning::*;
-use calpe::format::{PAGE_BYTES, PageIndex, PageLayout};
-use calpe::testing::{DiskRegion, Random, SimArray};
-use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
-use calpe::volume::{AdminRequest, NoticeKind};
+use calpe_core::format::{PAGE_BYTES, PageIndex, PageLayout};
+use calpe_core::testing::{DiskRegion, Random, SimArray};
+use calpe_core::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe_core::volume::{AdminRequest, NoticeKind};
 
 /// Longer than a start tries.
 const FOR_GOOD: Timestamp = Timestamp(u64::MAX);

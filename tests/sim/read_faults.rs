@@ -1,10 +1,10 @@
 //! Read errors are no evidence of loss, and a write changes what it was asked to change (rules T1 and T2 of the
 //! crash-safety design). Each test is named after what must hold.
 
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{Mutation, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
-use calpe::volume::{AdminRequest, ClientError, NoticeKind};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{Mutation, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
+use calpe_core::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ClientError, NoticeKind};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -48,7 +48,7 @@ impl Checked {
         }
     }
 
-    fn disk(&mut self, member: u16) -> &mut calpe::testing::SimDisk {
+    fn disk(&mut self, member: u16) -> &mut calpe_core::testing::SimDisk {
         let id = self.sim.disk_of(member).expect("in service");
         self.sim.disks.get_mut(&id).expect("a disk")
     }
@@ -218,7 +218,7 @@ fn what_is_set_aside_outlives_a_crash_and_a_restart_and_is_found_by_a_read() {
         let Checked { sim, model } = array;
         let sim = if kill { sim.kill_and_restart(false) } else { sim.stop_and_restart(false) };
         let mut array = Checked { sim: sim.expect("it starts"), model };
-        assert_eq!(array.sim.status().state, calpe::volume::ArrayState::Degraded);
+        assert_eq!(array.sim.status().state, calpe_core::volume::ArrayState::Degraded);
         assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
         array.online(0, away);
         array.assert_undamaged();

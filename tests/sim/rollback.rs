@@ -3,11 +3,11 @@
 
 use crate::scenes::rollback as scenes;
 use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
-use calpe::array::assembly::AssemblyError;
-use calpe::format::{COUNT_END, ChecksumKind, MemberState};
-use calpe::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::{AdminRequest, ArrayState};
+use calpe_core::array::assembly::AssemblyError;
+use calpe_core::format::{COUNT_END, ChecksumKind, MemberState};
+use calpe_core::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
+use calpe_core::units::{MemberIndex, Timestamp};
+use calpe_core::volume::{AdminRequest, ArrayState};
 
 #[test]
 fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {

@@ -2,10 +2,10 @@
 //! to go offline wait for the log.
 
 use crate::scenes::{CHUNK, filled, live};
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskRegion, HungEnd, OpKinds, PassingFault, Random, SimArray, Trouble};
-use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayState, ClientReply, ClientRequest, LogState};
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{DiskRegion, HungEnd, OpKinds, PassingFault, Random, SimArray, Trouble};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{AdminRequest, ArrayState, ClientReply, ClientRequest, LogState};
 use std::collections::HashMap;
 
 const BLOCK: usize = 4096;

@@ -1,10 +1,10 @@
 //! What an array tells of itself, of its members and of what was asked of it is so.
 
 use crate::scenes::{CHUNK, filled, live};
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskRegion, OpKinds, PassingFault, SimArray, SimDisk, Trouble};
-use calpe::units::MemberIndex;
-use calpe::volume::{
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{DiskRegion, OpKinds, PassingFault, SimArray, SimDisk, Trouble};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{
     AdminRequest, ArrayState, ClientError, ClientRequest, LogState, MemberCondition, NoticeKind, NoticeLevel,
 };
 

@@ -2,11 +2,11 @@
 //! gets them when they can be.
 
 use crate::scenes::{CHUNK, filled, live};
-use calpe::block_io::IoOp;
-use calpe::format::ChecksumKind;
-use calpe::testing::{OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
-use calpe::units::{MemberIndex, SlotIndex, Timestamp, VolumeOffset};
-use calpe::volume::{
+use calpe_core::block_io::IoOp;
+use calpe_core::format::ChecksumKind;
+use calpe_core::testing::{OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
+use calpe_core::units::{MemberIndex, SlotIndex, Timestamp, VolumeOffset};
+use calpe_core::volume::{
     AdminRequest, ArrayState, ClientReply, ClientRequest, Health, MemberCondition, NoticeKind,
 };
 use std::ops::Range;

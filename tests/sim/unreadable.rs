@@ -2,10 +2,10 @@
 //! repair without a member, while members go, and when one has come back.
 
 use crate::scenes::{CHUNK, filled, live};
-use calpe::format::ChecksumKind;
-use calpe::testing::{SimArray, SimShape};
-use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ClientRequest, NoticeKind};
+use calpe_core::format::ChecksumKind;
+use calpe_core::testing::{SimArray, SimShape};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ClientRequest, NoticeKind};
 
 const BLOCK: usize = 4096;
 /// The damaged slot, and how many of its rows are damaged, from the first on.

@@ -8,8 +8,10 @@ use crate::support::run;
 use calpe::control::{
     ArrayReport, MAX_REPLY_BYTES, MemberRef, Reply, Request, ScrubAction, Status, read_message, write_message,
 };
-use calpe::format::{ArrayShape, COPY_BYTES, RegionKind, all_copy_offsets, geometry_for, member_bytes_for};
-use calpe::testing::Random;
+use calpe_core::format::{
+    ArrayShape, COPY_BYTES, RegionKind, all_copy_offsets, geometry_for, member_bytes_for,
+};
+use calpe_core::testing::Random;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufReader, Write as _};

@@ -2,8 +2,8 @@
 //! oracle of the simulator. Errors are counted, never believed: what a failed request has changed is known to nobody.
 
 use crate::support::load::Client;
-use calpe::nbd::{Command, Request};
-use calpe::testing::{Floor, Oracle, Random, Written, Wrong};
+use calpe_core::nbd::{Command, Request};
+use calpe_core::testing::{Floor, Oracle, Random, Written, Wrong};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};

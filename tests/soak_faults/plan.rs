@@ -4,7 +4,7 @@
 //! whole yet.
 
 use crate::fault_server::{Act, Cut, Door, Effect, Errno, Keep, Op, Ops};
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 use std::fmt;
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use crate::fault_server::{Act, Cut, Disk, Door, Effect, Errno, Export, Keep, Offer, Op, Ops, Rule, Server};
 use crate::support::load::Client;
-use calpe::nbd::{Command, Request};
+use calpe_core::nbd::{Command, Request};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -46,18 +46,18 @@ impl Bench {
     }
 }
 
-fn write(client: &mut Client, offset: u64, byte: u8, fua: bool) -> Result<Vec<u8>, calpe::nbd::Errno> {
+fn write(client: &mut Client, offset: u64, byte: u8, fua: bool) -> Result<Vec<u8>, calpe_core::nbd::Errno> {
     let mut request = Request::new(Command::Write, offset, 4096);
     request.fua = fua;
     client.call(&request, &[byte; 4096]).expect("connected").map_err(|failure| failure.errno)
 }
 
-fn read(client: &mut Client, offset: u64) -> Result<Vec<u8>, calpe::nbd::Errno> {
+fn read(client: &mut Client, offset: u64) -> Result<Vec<u8>, calpe_core::nbd::Errno> {
     let request = Request::new(Command::Read, offset, 4096);
     client.call(&request, &[]).expect("connected").map_err(|failure| failure.errno)
 }
 
-fn flush(client: &mut Client) -> Result<Vec<u8>, calpe::nbd::Errno> {
+fn flush(client: &mut Client) -> Result<Vec<u8>, calpe_core::nbd::Errno> {
     let request = Request::new(Command::Flush, 0, 0);
     client.call(&request, &[]).expect("connected").map_err(|failure| failure.errno)
 }
@@ -124,14 +124,14 @@ fn errors_strike_by_operation_range_and_count() {
     let rule = Rule::new(Ops::of(Op::Write), act).within(vec![4096..8192, 65536..131072]).times(2);
     bench.export.inject(rule);
     assert!(write(&mut client, 0, 1, false).is_ok());
-    assert_eq!(write(&mut client, 4096, 1, false), Err(calpe::nbd::Errno::NoSpc));
+    assert_eq!(write(&mut client, 4096, 1, false), Err(calpe_core::nbd::Errno::NoSpc));
     assert!(read(&mut client, 4096).is_ok());
-    assert_eq!(write(&mut client, 69632, 1, false), Err(calpe::nbd::Errno::NoSpc));
+    assert_eq!(write(&mut client, 69632, 1, false), Err(calpe_core::nbd::Errno::NoSpc));
     assert!(write(&mut client, 4096, 1, false).is_ok(), "two were asked for");
     assert_eq!(bench.export.struck().get("ENOSPC"), Some(&2));
     let act = Act::Error { errno: Errno::NoMem, effect: Effect::Nothing };
     bench.export.inject(Rule::new(Ops::ALL, act).lasting(Duration::from_millis(50)));
-    assert_eq!(flush(&mut client), Err(calpe::nbd::Errno::NoMem));
+    assert_eq!(flush(&mut client), Err(calpe_core::nbd::Errno::NoMem));
     std::thread::sleep(Duration::from_millis(60));
     assert!(flush(&mut client).is_ok());
 }
@@ -142,14 +142,14 @@ fn an_error_may_come_with_half_of_the_write_done_or_the_cache_lost() {
     let mut client = bench.client();
     let act = Act::Error { errno: Errno::Io, effect: Effect::Half };
     bench.export.inject(Rule::new(Ops::of(Op::Write), act).times(1));
-    assert_eq!(write(&mut client, 0, 9, false), Err(calpe::nbd::Errno::Io));
+    assert_eq!(write(&mut client, 0, 9, false), Err(calpe_core::nbd::Errno::Io));
     assert_eq!(read(&mut client, 0), Ok([vec![9; 2048], vec![0; 2048]].concat()));
     let act = Act::Error { errno: Errno::Io, effect: Effect::CacheLost };
     bench.export.inject(Rule::new(Ops::of(Op::Flush), act).times(1));
     for at in 0..64 {
         write(&mut client, at * 4096, 9, false).expect("written");
     }
-    assert_eq!(flush(&mut client), Err(calpe::nbd::Errno::Io));
+    assert_eq!(flush(&mut client), Err(calpe_core::nbd::Errno::Io));
     let zero = (0..64).filter(|at| read(&mut client, at * 4096) == Ok(vec![0; 4096])).count();
     assert!((8..56).contains(&zero), "{zero} of 64 blocks are lost");
 }

@@ -6,7 +6,7 @@ use crate::load::{BLOCK, Compared, Control, End, Load, until};
 use crate::plan::{Bench, Crash, Event, Kind, Plan, Step, Wave, What, lasts};
 use crate::tally::{Tally, Violation};
 use calpe::control::{ArrayReport, ArrayState, MemberReport, MemberState, ScanKind};
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::path::{Path, PathBuf};

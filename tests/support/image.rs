@@ -1,14 +1,14 @@
 //! The file of a member as somebody who damages it sees it: where what lies, and what of it counts.
 
-use calpe::array::geometry::Map;
 use calpe::daemon::superblocks::read_superblock;
-use calpe::format::{
+use calpe::member::{Access, Device};
+use calpe_core::array::geometry::Map;
+use calpe_core::format::{
     COPY_BYTES, LOG_BLOCK_BYTES, LogKey, RegionKind, SegmentError, SegmentHeader, Superblock,
     all_copy_offsets,
 };
-use calpe::member::{Access, Device};
-use calpe::testing::Random;
-use calpe::units::SlotIndex;
+use calpe_core::testing::Random;
+use calpe_core::units::SlotIndex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;

@@ -4,9 +4,9 @@
 //! Promise 1 is what is checked after a kill: a block is as the last acknowledged write left it, or as the one write
 //! left it that was on its way, whole; and once read, it stays.
 
-use calpe::nbd::{ClientConnection, ClientEvent, ClientOptions, Command, Failure, Request};
-use calpe::testing::Random;
-use calpe::units::Timestamp;
+use calpe_core::nbd::{ClientConnection, ClientEvent, ClientOptions, Command, Failure, Request};
+use calpe_core::testing::Random;
+use calpe_core::units::Timestamp;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -69,7 +69,7 @@ impl Client {
     }
 
     /// What the server said about its export.
-    pub fn export(&self) -> &calpe::nbd::RemoteExport {
+    pub fn export(&self) -> &calpe_core::nbd::RemoteExport {
         self.connection.export().expect("connected")
     }
 

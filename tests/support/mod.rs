@@ -237,7 +237,7 @@ pub fn signal(child: &Child, name: &str) {
 
 /// A file of pseudo-random bytes with runs of zeroes in it, as disk images have.
 pub fn disk_image(path: &Path, bytes: usize, seed: u64) {
-    let mut random = calpe::testing::Random::new(seed);
+    let mut random = calpe_core::testing::Random::new(seed);
     let mut content = vec![0; bytes];
     for block in content.chunks_mut(64 * 1024) {
         if !random.one_in(3) {

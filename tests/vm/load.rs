@@ -7,7 +7,7 @@
 //! begins (0 blocks: the file is removed), and `d THREAD FILE VERSION` when it is durable. A change is announced while the one
 //! before it is still under way, so that a log whose last line is lost in a crash has still announced all that can have reached a disk.
 
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 use clap::{Parser, Subcommand};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::collections::BTreeMap;

@@ -8,8 +8,8 @@
 //!
 //! An input starts with the size of pieces into which its stream is cut, 0 for one; see the targets.
 
-use calpe::nbd::{ClientConnection, ClientEvent, ClientOptions, Command};
-use calpe::units::Timestamp;
+use calpe_core::nbd::{ClientConnection, ClientEvent, ClientOptions, Command};
+use calpe_core::units::Timestamp;
 use calpe_fuzz::nbd::requests;
 use calpe_fuzz::{RECORDED_BYTES_MAX, recording};
 use std::error::Error;

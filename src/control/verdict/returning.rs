@@ -3,7 +3,7 @@
 
 use super::{is_displaced, is_refused, names};
 use crate::control::{ArrayReport, ArrayState, Condition, MemberReport};
-use crate::units::Printable;
+use calpe_core::units::Printable;
 
 /// What to do about members that come back by themselves: never to replace them, unless what
 /// is in their place cannot serve.

@@ -8,7 +8,7 @@ use super::{
     use_what_is_there,
 };
 use crate::control::{ArrayReport, LostReport, MemberReport, MemberState};
-use crate::units::{Count, HumanSize};
+use calpe_core::units::{Count, HumanSize};
 
 fn explain_lost(array: &ArrayReport) -> Explanation {
     let mut status = format!(

@@ -4,8 +4,8 @@
 //! Invariants: no device is written, whatever is asked; a read returns what was written here before, of what is to be forgotten
 //! once. Must not know what the bytes mean.
 
-use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use crate::member::{Device, DeviceError, is_remote};
+use calpe_core::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
@@ -278,9 +278,9 @@ fn fault(error: &DeviceError) -> IoFault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::Pool;
     use crate::member::Access;
-    use crate::units::ByteOffset;
+    use calpe_core::block_io::Pool;
+    use calpe_core::units::ByteOffset;
 
     const MIB: u64 = 1 << 20;
     const ID: DeviceId = DeviceId(7);

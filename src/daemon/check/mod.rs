@@ -17,14 +17,14 @@ use super::config::DEFAULT_MEMORY;
 use super::drill;
 use super::import;
 use super::superblocks::{check_answers, check_length, read_copies};
-use crate::array::assembly::{Assembled, AssemblyError, Candidate, NotUsed, assemble};
-use crate::array::{ArrayConfig, OpenDevice};
-use crate::block_io::{DeviceId, Pool};
-use crate::codec::Codec;
-use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use crate::member::{Access, Device, DeviceError};
-use crate::units::{HumanSize, MemberIndex, ROW_BYTES, Timestamp, VolumeOffset, shown};
-use crate::volume::{
+use calpe_core::array::assembly::{Assembled, AssemblyError, Candidate, NotUsed, assemble};
+use calpe_core::array::{ArrayConfig, OpenDevice};
+use calpe_core::block_io::{DeviceId, Pool};
+use calpe_core::codec::Codec;
+use calpe_core::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
+use calpe_core::units::{HumanSize, MemberIndex, ROW_BYTES, Timestamp, VolumeOffset, shown};
+use calpe_core::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
     PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
@@ -128,7 +128,7 @@ pub enum CheckError {
     },
     /// No codec for this shape.
     #[error(transparent)]
-    Codec(#[from] crate::codec::CodecError),
+    Codec(#[from] calpe_core::codec::CodecError),
 }
 
 /// What to do, where the error itself does not say it.
@@ -570,9 +570,8 @@ const DONE_BY_A_SCRUB: [(&str, &str); 3] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::NewArray;
-    use crate::format::{Epoch, ReplacementRecord, Role};
-    use crate::units::SlotIndex;
+    use calpe_core::format::{Epoch, ReplacementRecord, Role};
+    use calpe_core::units::SlotIndex;
     use uuid::Uuid;
 
     /// Devices m0, m1, ... with these superblocks.
@@ -590,7 +589,7 @@ mod tests {
     fn a_device_that_is_being_built_beside_its_member_is_no_problem() {
         let (devices, new) = ([1, 2, 3].map(Uuid::from_u128), Uuid::from_u128(4));
         let member = MemberIndex(1);
-        let mut superblocks = NewArray::small(2, 1).superblocks(&devices);
+        let mut superblocks = calpe_core::testing::small_array(2, 1).superblocks(&devices);
         for superblock in &mut superblocks {
             superblock.replacements.push(ReplacementRecord { member, uuid: new, rebuilt: SlotIndex(0) });
         }
@@ -630,7 +629,8 @@ mod tests {
             ),
         ];
         for (change, live, part) in cases {
-            let mut superblocks = NewArray::small(2, 1).superblocks(&[1, 2, 3].map(Uuid::from_u128));
+            let mut superblocks =
+                calpe_core::testing::small_array(2, 1).superblocks(&[1, 2, 3].map(Uuid::from_u128));
             change(&mut superblocks);
             let given = given(superblocks);
             let (mut problems, mut notices) = (Vec::new(), Vec::new());

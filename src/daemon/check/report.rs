@@ -1,6 +1,6 @@
 //! What a check found, as text and as JSON. The names of the fields are a contract with scripts.
 
-use crate::units::{Count, HumanSize, Printable, ROW_BYTES};
+use calpe_core::units::{Count, HumanSize, Printable, ROW_BYTES};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;

@@ -3,7 +3,7 @@
 
 use super::{Config, ConfigError, DaemonConfig, ListenConfig, Reader, Section};
 use crate::daemon::reactor::SOCKET_PATH_MAX;
-use crate::units::shown;
+use calpe_core::units::shown;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 

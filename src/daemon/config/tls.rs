@@ -4,10 +4,10 @@
 //! Invariant: a file that cannot be used is a problem at the key that names it. Must not know what TLS does with them.
 
 use super::{Reader, Section, absolute, expected, string};
-use crate::nbd::TlsMode;
 use crate::tls::{
     ClientFiles, FileRole, PATTERNS_MAX, PeerPattern, PeerRules, ServerFiles, TlsFileError, check_server_name,
 };
+use calpe_core::nbd::TlsMode;
 use toml::Spanned;
 
 /// Keys of section `[listen]`.

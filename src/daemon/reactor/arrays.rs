@@ -7,13 +7,13 @@ use super::fence::Fenced;
 use super::handle::{NewArray, ReactorError, Reply};
 use super::long::Order;
 use super::{AdminPending, ArrayId, BUSY_NANOS, Pending, Reactor};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind};
-use crate::format::MemberState;
 use crate::member::{Device, Stragglers};
-use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use crate::tls::PeerRules;
-use crate::units::Timestamp;
-use crate::volume::{
+use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind};
+use calpe_core::format::MemberState;
+use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
+use calpe_core::units::Timestamp;
+use calpe_core::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, MemberCondition, NoticeKind,
     NoticeLevel, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };

@@ -17,14 +17,14 @@ use super::outgoing::Outgoing;
 use super::sys::grow_receive_buffer;
 use super::turns::later_cost;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
-use crate::block_io::BufMut;
 use crate::daemon::{clock, logging};
-use crate::nbd::{
+use calpe_core::block_io::BufMut;
+use calpe_core::nbd::{
     Command, Errno, Extents, HEALTH_DEGRADED, HEALTH_LOST, ReadPart, Request, STATE_HOLE, STATE_ZERO,
     ServerConnection,
 };
-use crate::units::VolumeOffset;
-use crate::volume::{
+use calpe_core::units::VolumeOffset;
+use calpe_core::volume::{
     ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId, VolumeEvent, VolumeExtent,
 };
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};

@@ -8,10 +8,10 @@
 
 use super::clients::RANGE_OF_VOLUME;
 use super::{ArrayId, Pending, Reactor};
-use crate::block_io::BufMut;
-use crate::nbd::Request;
-use crate::units::VolumeOffset;
-use crate::volume::{ClientRequest, RequestId, VolumeEvent};
+use calpe_core::block_io::BufMut;
+use calpe_core::nbd::Request;
+use calpe_core::units::VolumeOffset;
+use calpe_core::volume::{ClientRequest, RequestId, VolumeEvent};
 use std::ops::Range;
 
 /// A write with incomplete blocks.
@@ -106,8 +106,8 @@ impl Reactor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::Pool;
-    use crate::nbd::Command;
+    use calpe_core::block_io::Pool;
+    use calpe_core::nbd::Command;
 
     #[test]
     fn a_read_gets_the_middle_of_its_blocks() {

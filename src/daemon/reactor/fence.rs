@@ -29,7 +29,7 @@ use super::long::Order;
 use super::order::{Span, Ticket};
 use super::sys::{PollBits, hang_ups};
 use super::{ArrayId, Reactor};
-use crate::nbd::Request;
+use calpe_core::nbd::Request;
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 

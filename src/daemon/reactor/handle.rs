@@ -3,11 +3,11 @@
 
 use super::listener::Listener;
 use super::{ArrayFacts, ArrayId, Reactor, ReactorConfig, sys};
-use crate::block_io::DeviceId;
 use crate::daemon::events::EventLog;
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
-use crate::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
+use calpe_core::block_io::DeviceId;
+use calpe_core::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
@@ -53,7 +53,7 @@ pub enum ReactorError {
         /// Name of the array.
         name: String,
         /// What is wrong.
-        fault: crate::nbd::ExportFault,
+        fault: calpe_core::nbd::ExportFault,
     },
     /// Another array of that name is served.
     #[error("an array named '{name}' is served already: export that one first")]

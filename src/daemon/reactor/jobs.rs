@@ -9,11 +9,11 @@
 use super::ArrayId;
 use super::handle::Mailbox;
 use super::sys;
-use crate::codec::{BlockHasher, CodecJob, CodedColumns};
 use crate::daemon::drill;
-use crate::gpu::{Answer, CpuLoad, GpuRuntime, Tag};
-use crate::units::ROW_BYTES;
-use crate::volume::{Job, JobDone, Urgency};
+use calpe_core::codec::{BlockHasher, CodecJob, CodedColumns};
+use calpe_core::units::ROW_BYTES;
+use calpe_core::volume::{Job, JobDone, Urgency};
+use calpe_gpu::{Answer, CpuLoad, GpuRuntime, Tag};
 use slab::Slab;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -332,8 +332,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::Pool;
-    use crate::codec::{Codec, Column, Outputs};
+    use calpe_core::block_io::Pool;
+    use calpe_core::codec::{Codec, Column, Outputs};
     use nix::sys::eventfd::{EfdFlags, EventFd};
     use std::time::{Duration, Instant};
 

@@ -11,7 +11,7 @@
 use super::Reactor;
 use super::connection::Receiving;
 use super::sys::has_input;
-use crate::units::Timestamp;
+use calpe_core::units::Timestamp;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 

@@ -7,9 +7,9 @@
 use super::super::peer::connect_within;
 use super::sys;
 use crate::member::{is_dead_and_there, is_stopped, words_for_dead};
-use crate::nbd::TlsMode;
 use crate::tls::ServerTls;
-use crate::units::shown;
+use calpe_core::nbd::TlsMode;
+use calpe_core::units::shown;
 use nix::errno::Errno;
 use nix::sys::socket::{Backlog, SockType, UnixAddr, getsockopt, sockopt};
 use nix::sys::stat::{Mode, fchmod};

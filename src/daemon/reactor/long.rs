@@ -14,9 +14,9 @@ use super::Reactor;
 use super::clients::{append_runs, client_request};
 use super::connection::Receiving;
 use super::memory::GUARANTEED;
-use crate::block_io::BufMut;
-use crate::nbd::{Command, Extents, Request};
-use crate::volume::{ClientError, ClientReply, ReadRun};
+use calpe_core::block_io::BufMut;
+use calpe_core::nbd::{Command, Extents, Request};
+use calpe_core::volume::{ClientError, ClientReply, ReadRun};
 
 /// Runs in the answer to one BLOCK_STATUS: it goes on over a range of any length, until there are so many.
 const RUNS_MAX: usize = 1024;

@@ -8,7 +8,7 @@
 
 use super::edges::blocks_of;
 use super::long::STATUS_BYTES;
-use crate::nbd::{Command, Request};
+use calpe_core::nbd::{Command, Request};
 
 /// Bytes that a client always has: a few small requests, or a part of a large one that is worth its trip.
 pub(super) const GUARANTEED: usize = 64 << 10;

@@ -4,7 +4,7 @@
 //! nothing is appended, and the message header stays valid until the message is recycled. Must not know NBD.
 
 use super::sys::{IOVECS_MAX, MessageHeader};
-use crate::block_io::BufMut;
+use calpe_core::block_io::BufMut;
 
 /// Most parts of a message that leaves in one system call.
 const PARTS_MAX: usize = IOVECS_MAX;
@@ -120,7 +120,7 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::Pool;
+    use calpe_core::block_io::Pool;
 
     #[test]
     fn more_parts_than_one_system_call_takes_leave_in_several() {

@@ -6,9 +6,9 @@
 #![allow(unsafe_code)] // raw io_uring entries; each block argues for itself
 
 use super::outgoing::Outgoing;
-use crate::block_io::BufMut;
 use crate::member::Ring;
-use crate::polling;
+use calpe_core::block_io::BufMut;
+use calpe_host::polling;
 use io_uring::{opcode, squeue, types};
 use nix::errno::Errno;
 use slab::Slab;

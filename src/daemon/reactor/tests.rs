@@ -1,11 +1,11 @@
 //! The reactor with real sockets and files, and the simplest volume there is: one device, passed through.
 
 use super::*;
-use crate::block_io::{IoOp, IoToken, IoValue};
-use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState};
 use crate::member::{Access, Device};
-use crate::units::{ByteOffset, MemberIndex};
-use crate::volume::{
+use calpe_core::block_io::{IoOp, IoToken, IoValue};
+use calpe_core::format::{ChecksumKind, Geometry, MemberSet, MemberState};
+use calpe_core::units::{ByteOffset, MemberIndex};
+use calpe_core::volume::{
     AdminError, AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, MemberStatus,
     Volume, VolumeExtent, VolumeStatus,
 };
@@ -85,7 +85,7 @@ impl Volume for PassThrough {
     }
 
     fn step(&mut self, _now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>) {
-        let at = |offset: crate::units::VolumeOffset| ByteOffset(offset.0);
+        let at = |offset: calpe_core::units::VolumeOffset| ByteOffset(offset.0);
         match event {
             VolumeEvent::Client(id, _) if self.stop.is_some() => {
                 out.push(VolumeAction::ClientDone(id, Err(ClientError::Stopping)));
@@ -181,7 +181,7 @@ impl Volume for PassThrough {
             dirty: false,
             members: vec![MemberStatus {
                 device: self.device,
-                ..MemberStatus::bare(MemberIndex(0), MemberState::Online)
+                ..calpe_core::testing::bare_member(MemberIndex(0), MemberState::Online)
             }],
             activities: Vec::new(),
             last_scrub: None,
@@ -638,7 +638,7 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
     let id = served.handle.next_device_id();
     let request = AdminRequest::Replace {
         member: MemberIndex(0),
-        device: crate::volume::NewDevice {
+        device: calpe_core::volume::NewDevice {
             device: id,
             uuid: uuid::Uuid::nil(),
             bytes: BYTES,

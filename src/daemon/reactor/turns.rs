@@ -6,7 +6,7 @@
 //! turn or two, whatever the others send; a large one waits for as many turns as all large ones take. Must not know what
 //! requests are.
 
-use crate::nbd::{Command, Request};
+use calpe_core::nbd::{Command, Request};
 
 /// What a turn spends on requests, in nanoseconds. Other clients, members and timers wait for so
 /// long; a shorter turn would make more system calls for the same requests.

@@ -1,7 +1,7 @@
 //! Tells a supervisor that the reactor's loop turns (WATCHDOG_USEC of sd_notify(3)). The loop tells it itself: one that is
 //! stuck says nothing, whatever other threads do. Never waits for the supervisor.
 
-use crate::units::Timestamp;
+use calpe_core::units::Timestamp;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;

@@ -1,7 +1,7 @@
 //! What is remembered of arrays: which are to be served, where their devices were, and their counts of
 //! errors. Pure values, as they are on disk.
 
-use crate::volume::MemberCounters;
+use calpe_core::volume::MemberCounters;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;

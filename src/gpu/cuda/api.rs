@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::gpu::device::DeviceError;
+use crate::device::DeviceError;
 
 pub use module::{Function, Module};
 

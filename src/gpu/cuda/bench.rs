@@ -15,9 +15,9 @@ use serde::Serialize;
 
 use super::tuning::{Method, Tuning};
 use super::{CudaDriver, info};
-use crate::block_io::{BufMut, Pool};
-use crate::codec::{Codec, Transform};
-use crate::gpu::device::{DeviceError, DeviceInfo};
+use crate::device::{DeviceError, DeviceInfo};
+use calpe_core::block_io::{BufMut, Pool};
+use calpe_core::codec::{Codec, Transform};
 
 pub use ceilings::Ceilings;
 pub use pipeline::{Latency, PipelineRow, SweepRow};

@@ -22,9 +22,9 @@ use super::programs::{Program, Programs};
 use super::tables::push_tables;
 use super::tuning::{Method, Tuning};
 use super::{CAPABILITY_MIN, info};
-use crate::block_io::Pool;
-use crate::codec::{Form, Transform};
-use crate::gpu::device::{Device, DeviceError, DeviceInfo, Digest, Wake, Work};
+use crate::device::{Device, DeviceError, DeviceInfo, Digest, Wake, Work};
+use calpe_core::block_io::Pool;
+use calpe_core::codec::{Form, Transform};
 
 /// Bytes of a block that is hashed.
 const BLOCK: usize = 4096;

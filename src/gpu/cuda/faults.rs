@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::gpu::device::Drill;
+use crate::device::Drill;
 
 /// How long a hang lasts: longer than any watchdog waits, and it ends, lest it outlive the test.
 pub const HANG_SECONDS: u64 = 20;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::api::{Context, DevicePtr, Function, Gpu, Module, Stream};
 use super::faults;
 use super::tables::{LOGEXP_PASSES, TABLE_BYTES, TABLE_PASSES, passes};
-use crate::gpu::device::{DeviceError, Drill};
+use crate::device::{DeviceError, Drill};
 
 /// Threads of a block of every kernel but `blake3_4k_lanes`.
 const THREADS: u32 = 256;

@@ -4,7 +4,7 @@
 
 use super::api::{DeviceMemory, Stream};
 use super::tables::product;
-use crate::gpu::device::DeviceError;
+use crate::device::DeviceError;
 
 /// What lies around outputs before they are computed.
 pub const POISON: u8 = 0xA5;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::api::{ALREADY_REGISTERED, Context, DevicePtr};
 use super::plan::Run;
-use crate::block_io::Pool;
+use calpe_core::block_io::Pool;
 
 /// A slab that the driver knows, in whichever context that was said.
 struct Shared {

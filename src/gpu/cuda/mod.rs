@@ -25,8 +25,8 @@ mod tuning;
 use std::sync::Arc;
 
 use super::device::{Device, DeviceError, DeviceInfo, Drill, Driver};
-use crate::block_io::Pool;
 use api::Gpu;
+use calpe_core::block_io::Pool;
 
 pub use device::CudaDevice;
 use faults::Faults;

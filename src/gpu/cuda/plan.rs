@@ -1,7 +1,7 @@
 //! How the pieces of a batch become copies: checked, put in the order of the column layout, joined where they are
 //! neighbours on both sides, and cut where a kernel wants them short. Pure. Must not call the driver.
 
-use crate::gpu::device::{DeviceError, Piece, Work};
+use crate::device::{DeviceError, Piece, Work};
 
 /// Grain of pieces and columns in bytes.
 const GRAIN: usize = 4096;
@@ -176,7 +176,7 @@ mod tests {
     use std::ptr::NonNull;
 
     use super::*;
-    use crate::codec::Codec;
+    use calpe_core::codec::Codec;
 
     fn piece(column: usize, offset: usize, address: usize, bytes: usize) -> Piece {
         let start = NonNull::new(std::ptr::without_provenance_mut(address)).expect("an address");

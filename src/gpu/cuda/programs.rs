@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use super::api::{Context, DeviceMemory, Function, Module, Stream};
 use super::kernels::Columns;
 use super::known::{self, Layout};
-use crate::gpu::device::DeviceError;
-use crate::gpu::ptx;
+use crate::device::DeviceError;
+use crate::ptx;
 
 /// Matrices that are remembered. A module takes device memory; an array in use has one matrix for writing and one for
 /// each set of lost members.

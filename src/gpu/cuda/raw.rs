@@ -10,7 +10,7 @@ use super::known;
 use super::programs::Program;
 use super::tables::push_tables;
 use super::tuning::Method;
-use crate::gpu::device::DeviceError;
+use crate::device::DeviceError;
 
 pub use super::known::{Layout, POISON, reference};
 
@@ -28,7 +28,7 @@ impl RawKernels {
     /// Opens a device.
     ///
     /// # Errors
-    /// As [`crate::gpu::device::Driver::open`].
+    /// As [`crate::device::Driver::open`].
     pub fn open(index: usize) -> Result<RawKernels, DeviceError> {
         let gpu = Gpu::nth(index)?;
         let context = Context::new(gpu)?;

@@ -2,8 +2,8 @@
 //! multiplication for any matrix, at boundary lengths; and the operations and live words that kernels count on.
 
 use super::{Op, XorProgram, double};
-use crate::codec::noise::Noise;
-use crate::codec::{COLUMNS_MAX, Codec, Engine};
+use calpe_core::codec::{COLUMNS_MAX, Codec, Engine};
+use calpe_core::testing::Noise;
 
 const POISON: u8 = 0xA5;
 
@@ -69,7 +69,7 @@ fn doubling_a_word_doubles_each_byte_whatever_its_neighbours_are() {
     let mut noise = Noise(1);
     for byte in 0..=255u8 {
         for position in 0..4 {
-            for neighbours in [0, u32::MAX, noise.next() as u32, noise.next() as u32] {
+            for neighbours in [0, u32::MAX, noise.number() as u32, noise.number() as u32] {
                 let mut bytes = neighbours.to_le_bytes();
                 bytes[position] = byte;
                 let doubled = double(u32::from_le_bytes(bytes)).to_le_bytes();
@@ -136,12 +136,12 @@ fn any_matrix_is_applied_at_every_boundary_length() {
         for kind in 0..5 {
             let matrix: Vec<u8> = (0..inputs * outputs)
                 .map(|at| match kind {
-                    0 => noise.next() as u8,
+                    0 => noise.number() as u8,
                     1 => 0,
                     2 => 1,
                     // Rows and columns of zeroes among others.
                     3 if (at / inputs).is_multiple_of(2) || (at % inputs).is_multiple_of(3) => 0,
-                    3 => noise.next() as u8 & 0x90,
+                    3 => noise.number() as u8 & 0x90,
                     // An identity, repeated.
                     _ => u8::from(at / inputs % inputs == at % inputs),
                 })

@@ -7,12 +7,12 @@
 
 use super::link::{Link, LinkError, Sink};
 use super::{RemoteError, RemoteLimits, secure};
-use crate::nbd::{
+use crate::tls::TlsFailure;
+use calpe_core::nbd::{
     ClientConnection, ClientEvent, ClientOptions, Command, NbdAddress, NbdUri, RemoteExport, Request,
 };
-use crate::polling;
-use crate::tls::TlsFailure;
-use crate::units::Timestamp;
+use calpe_core::units::Timestamp;
+use calpe_host::polling;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{

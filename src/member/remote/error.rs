@@ -1,6 +1,6 @@
 //! Why a remote export cannot be a member, or is none any more. Must not know which member it would be.
 
-use crate::nbd::{ClientFatal, UriError};
+use calpe_core::nbd::{ClientFatal, UriError};
 use std::io;
 
 impl RemoteError {

@@ -5,8 +5,8 @@
 
 use super::link::Sink;
 use super::{INTERNAL_ERRNO, Submission, To};
-use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
-use crate::nbd::{ClientEvent, Command, Errno, Failure, RemoteExport, Request, STATE_HOLE, STATE_ZERO};
+use calpe_core::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
+use calpe_core::nbd::{ClientEvent, Command, Errno, Failure, RemoteExport, Request, STATE_HOLE, STATE_ZERO};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 

@@ -5,10 +5,10 @@
 //! requests are for, or what happens when a connection ends.
 
 use super::RemoteError;
-use crate::block_io::Buf;
-use crate::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
-use crate::polling;
 use crate::tls::{TlsFailure, Tunnel};
+use calpe_core::block_io::Buf;
+use calpe_core::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
+use calpe_host::polling;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown, UnixAddr, sendmsg, setsockopt, shutdown, sockopt};
 use nix::sys::uio::readv;

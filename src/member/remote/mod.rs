@@ -21,8 +21,8 @@ pub use secure::set_remote_tls;
 
 use super::inbox::{Inbox, Returned, ring};
 use super::{Access, DeviceError, holder};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
-use crate::nbd::{NbdUri, RemoteExport};
+use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
+use calpe_core::nbd::{NbdUri, RemoteExport};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use registry::Hold;
 use std::hash::{BuildHasher, RandomState};

@@ -1,8 +1,8 @@
 //! Plain, waiting I/O on a remote device, for the control plane. Must not know what the bytes mean.
 
 use super::RemoteDevice;
-use crate::block_io::{BufMut, Extent, IoFault, IoFaultKind, IoOp, IoValue, Pool};
-use crate::units::ByteOffset;
+use calpe_core::block_io::{BufMut, Extent, IoFault, IoFaultKind, IoOp, IoValue, Pool};
+use calpe_core::units::ByteOffset;
 use std::io;
 use std::sync::LazyLock;
 

@@ -5,7 +5,7 @@
 //! Must not know connections.
 
 use super::{Lost, RemoteError};
-use crate::nbd::NbdUri;
+use calpe_core::nbd::NbdUri;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -3,8 +3,8 @@
 //! Invariant: a URI that demands TLS is never connected to without. Must not know what is said on the stream.
 
 use super::RemoteError;
-use crate::nbd::{NbdAddress, NbdUri};
 use crate::tls::{ClientFiles, ClientTls, Pumps, Tunnel};
+use calpe_core::nbd::{NbdAddress, NbdUri};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Remote devices against a server that does what a test tells it, down to the bytes.
 
 use super::*;
-use crate::block_io::{BufMut, Extent, Pool};
 use crate::member::{Device, DeviceKind, MemberIo, Ring, TimeLimits};
-use crate::units::ByteOffset;
+use calpe_core::block_io::{BufMut, Extent, Pool};
+use calpe_core::units::ByteOffset;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -709,7 +709,8 @@ fn what_a_lost_connection_said_of_its_end_does_not_end_the_next_one() {
     let op = IoOp::Read { offset: ByteOffset(0), buf: pool.alloc(4096) };
     jobs.add(Submission { op, to: To::Caller(reply), fast: false }, export, Instant::now());
     let (part, _) = jobs.next_part().unwrap();
-    let stopping = crate::nbd::Failure { errno: crate::nbd::Errno::Shutdown, message: String::new() };
+    let stopping =
+        calpe_core::nbd::Failure { errno: calpe_core::nbd::Errno::Shutdown, message: String::new() };
     jobs.done(&part, Err(stopping));
     // Nobody asked before the connection was lost for another reason.
     jobs.send_again(Vec::new());

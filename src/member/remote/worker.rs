@@ -19,9 +19,9 @@ use super::jobs::{Jobs, Part, Replies, index_of};
 use super::link::{Link, LinkError};
 use super::registry::{self, Hold};
 use super::{Lost, RemoteError, RemoteLimits, Shared, To, Witness, backoff, check_export};
-use crate::block_io::{IoFault, IoFaultKind};
-use crate::nbd::{NbdUri, RemoteExport};
-use crate::polling;
+use calpe_core::block_io::{IoFault, IoFaultKind};
+use calpe_core::nbd::{NbdUri, RemoteExport};
+use calpe_host::polling;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -166,8 +166,10 @@ impl Worker {
                 // Ranges and alignment were checked before: the server would not take it, so it cannot be done.
                 Err(error) => {
                     tracing::error!(uri = %self.uri, %error, "a request that cannot be sent");
-                    let failure =
-                        crate::nbd::Failure { errno: crate::nbd::Errno::Inval, message: error.to_string() };
+                    let failure = calpe_core::nbd::Failure {
+                        errno: calpe_core::nbd::Errno::Inval,
+                        message: error.to_string(),
+                    };
                     self.jobs.done(&part, Err(failure));
                 }
             }

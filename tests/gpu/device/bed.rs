@@ -7,11 +7,11 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use calpe::block_io::{Buf, BufMut, Pool};
-use calpe::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
-use calpe::gpu::cuda::{CudaDevice, CudaDriver, Tuning};
-use calpe::gpu::device::{Device, DeviceError, Digest, Driver, Piece, Work};
-use calpe::testing::Random;
+use calpe_core::block_io::{Buf, BufMut, Pool};
+use calpe_core::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
+use calpe_core::testing::Random;
+use calpe_gpu::cuda::{CudaDevice, CudaDriver, Tuning};
+use calpe_gpu::device::{Device, DeviceError, Digest, Driver, Piece, Work};
 
 /// What outputs hold before, and what lies around them for good.
 const POISON: u8 = 0xA5;

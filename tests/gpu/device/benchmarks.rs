@@ -1,8 +1,8 @@
 //! The benchmark of the first device, printed. Ignored unless asked for; `scripts/gpu-test` runs it, and with
 //! CALPE_GPU_JSON=FILE it writes the same figures there.
 
-use calpe::gpu::cuda::Tuning;
-use calpe::gpu::cuda::bench::{BenchOptions, run};
+use calpe_gpu::cuda::Tuning;
+use calpe_gpu::cuda::bench::{BenchOptions, run};
 
 use super::bed::{driver, turn};
 

@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
-use calpe::gpu::Drill;
-use calpe::gpu::cuda::Method;
-use calpe::gpu::device::Driver;
+use calpe_gpu::Drill;
+use calpe_gpu::cuda::Method;
+use calpe_gpu::device::Driver;
 
 use super::bed::{Bed, Case};
 use super::{KIB, codec, small};
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 
 /// What a device must come back in: opening, and one batch.
 const BACK_WITHIN: Duration = Duration::from_secs(10);

@@ -1,12 +1,12 @@
 //! Kernels by themselves, at lengths and distances that no batch has, against their definitions.
 
-use calpe::gpu::cuda::raw::{Layout, POISON, RawKernels, reference};
-use calpe::gpu::cuda::{Method, Tuning};
+use calpe_gpu::cuda::raw::{Layout, POISON, RawKernels, reference};
+use calpe_gpu::cuda::{Method, Tuning};
 use sha2::{Digest as _, Sha256};
 
 use super::bed::{driver, turn};
 use super::codec;
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 
 fn open() -> Option<RawKernels> {
     driver(Tuning::default())?;

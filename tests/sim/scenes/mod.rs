@@ -6,8 +6,8 @@ pub mod returning;
 pub mod rollback;
 pub mod trouble;
 
-use calpe::format::ChecksumKind;
-use calpe::testing::{Random, SimArray, SimShape};
+use calpe_core::format::ChecksumKind;
+use calpe_core::testing::{Random, SimArray, SimShape};
 
 /// Bytes of a chunk of [`filled`].
 pub const CHUNK: usize = 16384;

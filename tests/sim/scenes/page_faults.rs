@@ -2,16 +2,16 @@
 //! went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may, and `tests/sim/mutations.rs`, where a broken rule must.
 
 use super::live;
-use calpe::block_io::IoOp;
-use calpe::format::{COPY_BYTES, all_copy_offsets};
-use calpe::format::{
+use calpe_core::block_io::IoOp;
+use calpe_core::format::{COPY_BYTES, all_copy_offsets};
+use calpe_core::format::{
     ChecksumKind, LogKey, MemberState, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, Superblock,
 };
-use calpe::testing::{
+use calpe_core::testing::{
     DiskRegion, Fate, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, SimWorld, Trouble,
 };
-use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::{AdminRequest, ClientRequest, LogState};
+use calpe_core::units::{MemberIndex, Timestamp};
+use calpe_core::volume::{AdminRequest, ClientRequest, LogState};
 use std::collections::BTreeMap;
 use std::ops::Range;
 

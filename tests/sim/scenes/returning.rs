@@ -5,10 +5,10 @@ use super::page_faults::{
     BLOCK, CHUNK, Scene, copies, drain, first_hash_page, newest_place, shape, superblock, texts, unreadable,
     verify_or_error,
 };
-use calpe::format::{PAGE_BYTES, PageIndex, PageLayout};
-use calpe::testing::{Random, SimArray, SimDisk, SimShape, SimWorld};
-use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
-use calpe::volume::{AdminRequest, ClientRequest};
+use calpe_core::format::{PAGE_BYTES, PageIndex, PageLayout};
+use calpe_core::testing::{Random, SimArray, SimDisk, SimShape, SimWorld};
+use calpe_core::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ClientRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 

@@ -1,11 +1,11 @@
 //! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when something old is read, or an honest
 //! member is taken for old. Shared by `tests/sim/rollback.rs`, where none may, and `tests/sim/mutations.rs`, where a broken rule must.
 
-use calpe::array::assembly::AssemblyError;
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskCopy, DiskRegion, Random, SimArray, SimDisk, SimShape};
-use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, LogState};
+use calpe_core::array::assembly::AssemblyError;
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{DiskCopy, DiskRegion, Random, SimArray, SimDisk, SimShape};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, LogState};
 
 pub const BLOCK: usize = 4096;
 pub const CHUNK: usize = 4 * BLOCK;

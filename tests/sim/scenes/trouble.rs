@@ -1,9 +1,11 @@
 //! Trouble of the host, and bad places of members, that should cost nothing.
 
 use super::live;
-use calpe::format::ChecksumKind;
-use calpe::testing::{DiskRegion, Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble};
-use calpe::volume::{AdminRequest, ArrayState, ClientReply};
+use calpe_core::format::ChecksumKind;
+use calpe_core::testing::{
+    DiskRegion, Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble,
+};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientReply};
 
 /// Bytes of a chunk of [`filled`].
 pub const CHUNK: usize = 16384;

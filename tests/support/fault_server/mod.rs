@@ -16,7 +16,7 @@ pub use disk::{Disk, Keep, SECTOR};
 pub use faults::{Act, Cut, Effect, Errno, Op, Ops, Rule};
 pub use wire::Offer;
 
-use calpe::testing::Random;
+use calpe_core::testing::Random;
 use faults::Faults;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::cell::RefCell;

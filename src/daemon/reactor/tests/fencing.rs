@@ -1,9 +1,9 @@
 //! Clients that hang up and go on over another connection: nothing of the old one comes after what the new one does.
 
 use super::*;
-use crate::nbd::TlsMode;
 use crate::tls::tests::pki;
 use crate::tls::{ClientFiles, ClientTls, Pumps, ServerFiles, ServerTls};
+use calpe_core::nbd::TlsMode;
 use nix::sys::socket::{setsockopt, sockopt};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};

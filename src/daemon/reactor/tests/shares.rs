@@ -134,7 +134,7 @@ fn bytes_at_any_offset_are_served_and_neighbours_keep_theirs() {
         let served = Served::with_payload(memory, payload_bytes);
         let mut clients = [served.client(), served.client()];
         let mut model = vec![0u8; 4 << 20];
-        let mut random = crate::testing::Random::new(7);
+        let mut random = calpe_core::testing::Random::new(7);
         for turn in 0..200u64 {
             let length = if turn % 20 == 0 { random.index(300 << 10) } else { random.index(3000) } + 1;
             let offset = random.index(model.len() - length);

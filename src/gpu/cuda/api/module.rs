@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult};
 
 use super::{Context, DevicePtr, check, text_of};
-use crate::gpu::device::DeviceError;
+use crate::device::DeviceError;
 
 /// Room for what the assembler has to say about a kernel, in bytes.
 const LOG_BYTES: usize = 8 << 10;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::{REPETITIONS, Rate};
-use crate::gpu::cuda::api::{Context, DeviceMemory, Event, Gpu, PinnedMemory, Stream};
-use crate::gpu::device::DeviceError;
+use crate::cuda::api::{Context, DeviceMemory, Event, Gpu, PinnedMemory, Stream};
+use crate::device::DeviceError;
 
 /// Bytes of a copy over the link.
 const LINK_BYTES: usize = 512 << 20;

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::{Ceilings, Memory, Rate, codec, method_name, recovery};
-use crate::codec::Transform;
-use crate::gpu::cuda::CudaDevice;
-use crate::gpu::cuda::tuning::{Method, Tuning};
-use crate::gpu::device::{Device, DeviceError, Piece, Work};
+use crate::cuda::CudaDevice;
+use crate::cuda::tuning::{Method, Tuning};
+use crate::device::{Device, DeviceError, Piece, Work};
+use calpe_core::codec::Transform;
 
 /// Measurements of one end-to-end run.
 const RUNS: usize = 3;

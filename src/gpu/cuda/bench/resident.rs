@@ -7,13 +7,13 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::{GEOMETRIES, REPETITIONS, Rate, codec, method_name, noise, recovery};
-use crate::codec::Transform;
-use crate::gpu::cuda::api::{Context, DeviceMemory, Event, Gpu, Stream};
-use crate::gpu::cuda::kernels::{Columns, Kernels, TABLES_BYTES_MAX};
-use crate::gpu::cuda::programs::Program;
-use crate::gpu::cuda::tables::push_tables;
-use crate::gpu::cuda::tuning::Method;
-use crate::gpu::device::DeviceError;
+use crate::cuda::api::{Context, DeviceMemory, Event, Gpu, Stream};
+use crate::cuda::kernels::{Columns, Kernels, TABLES_BYTES_MAX};
+use crate::cuda::programs::Program;
+use crate::cuda::tables::push_tables;
+use crate::cuda::tuning::Method;
+use crate::device::DeviceError;
+use calpe_core::codec::Transform;
 
 /// Bytes of all columns of a computation: many times the caches.
 const COLUMNS_BYTES: usize = 1 << 30;

@@ -1,0 +1,442 @@
+//! Slots of which devices went into service without blocks that could not be read: they are looked
+//! at again by themselves, and built when they can be.
+//!
+//! Such a device is in service, and its member counts as online; but these rows have less
+//! redundancy than the array has otherwise, until the slots are off this list. A slot leaves it
+//! only when all of its blocks on the device were read and verified, or written and read again; or
+//! when it holds no data.
+//!
+//! Invariant: the list names every slot that a device of this run joined without; it may name more.
+//! That of an earlier run is handed in (`expect_lacking`).
+
+use super::super::members::{Member, Which};
+use super::super::rebuild::Target;
+use super::super::{Array, NoticeKind, NoticeLevel};
+use crate::block_io::DeviceId;
+use crate::format::MemberState;
+use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// Runs of slots that are remembered of one device; with more, slots between them are looked at, too.
+const RUNS_MAX: usize = 4096;
+
+/// Slots that are looked at together, and the time between such rounds: what clients ask of a slot
+/// waits for its look.
+const LOOK_ROUND: usize = 4;
+const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
+/// The same after a round that built one: what kept the blocks from being read is over, for others too.
+const BUILT_INTERVAL_NS: u64 = 20_000_000;
+
+/// Slots as runs: the start of each, and its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Slots(BTreeMap<u64, u64>);
+
+impl Slots {
+    /// Of runs in any order, which may overlap: starts and ends.
+    fn of_runs(mut runs: Vec<(u64, u64)>) -> Slots {
+        runs.retain(|(start, end)| start < end);
+        runs.sort_unstable();
+        let mut slots = BTreeMap::<u64, u64>::new();
+        for (start, end) in runs {
+            let is_full = slots.len() == RUNS_MAX;
+            match slots.last_entry() {
+                Some(mut last) if is_full || start <= *last.get() => {
+                    let longer = end.max(*last.get());
+                    *last.get_mut() = longer;
+                }
+                _ => _ = slots.insert(start, end),
+            }
+        }
+        Slots(slots)
+    }
+
+    fn contains(&self, slot: u64) -> bool {
+        self.0.range(..=slot).next_back().is_some_and(|(_, end)| slot < *end)
+    }
+
+    fn insert(&mut self, slot: u64) -> bool {
+        if self.contains(slot) {
+            return false;
+        }
+        let end = self.0.remove(&(slot + 1)).unwrap_or(slot + 1);
+        match self.0.range_mut(..slot).next_back().filter(|(_, before)| **before == slot) {
+            Some((_, before)) => *before = end,
+            None => {
+                self.0.insert(slot, end);
+            }
+        }
+        if self.0.len() > RUNS_MAX
+            && let Some((_, end)) = self.0.pop_last()
+            && let Some(mut last) = self.0.last_entry()
+        {
+            *last.get_mut() = end;
+        }
+        true
+    }
+
+    fn remove(&mut self, slot: u64) -> bool {
+        let Some((start, end)) = self.0.range(..=slot).next_back().map(|(start, end)| (*start, *end)) else {
+            return false;
+        };
+        if slot >= end {
+            return false;
+        }
+        self.0.remove(&start);
+        if start < slot {
+            self.0.insert(start, slot);
+        }
+        if slot + 1 < end {
+            match self.0.len() < RUNS_MAX {
+                true => self.0.insert(slot + 1, end),
+                // There is no room for another run: it stays.
+                false => self.0.insert(start, end),
+            };
+        }
+        !self.contains(slot)
+    }
+
+    /// The first slot from here on.
+    fn next(&self, from: u64) -> Option<u64> {
+        if self.contains(from) {
+            return Some(from);
+        }
+        self.0.range(from..).next().map(|(start, _)| *start)
+    }
+
+    fn count(&self) -> u64 {
+        self.0.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(in super::super) struct Lacking {
+    /// By the uuid of the device.
+    of: BTreeMap<Uuid, Slots>,
+    /// Looks under way.
+    looks: usize,
+    last_look: Timestamp,
+    /// The last round has built a slot.
+    has_built: bool,
+    /// Where the next look goes on.
+    next: BTreeMap<Uuid, u64>,
+    revision: u64,
+}
+
+impl Lacking {
+    /// Changes whenever the list does.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn note(&mut self, device: Uuid, slot: SlotIndex) {
+        self.revision += u64::from(self.of.entry(device).or_default().insert(slot.0));
+    }
+
+    fn forget(&mut self, device: Uuid, slot: SlotIndex) -> bool {
+        let Some(slots) = self.of.get_mut(&device) else { return false };
+        let was_there = slots.remove(slot.0);
+        if slots.0.is_empty() {
+            self.of.remove(&device);
+        }
+        self.revision += u64::from(was_there);
+        was_there
+    }
+
+    fn has(&self, device: Uuid, slot: SlotIndex) -> bool {
+        self.of.get(&device).is_some_and(|slots| slots.contains(slot.0))
+    }
+
+    /// The runs of slots that a device went without: the first of each, and how many.
+    pub(crate) fn runs_of(&self, device: Uuid) -> Vec<(SlotIndex, u64)> {
+        let runs = self.of.get(&device).into_iter().flat_map(|slots| &slots.0);
+        runs.map(|(start, end)| (SlotIndex(*start), end - start)).collect()
+    }
+
+    fn count(&self, device: Uuid) -> u64 {
+        self.of.get(&device).map_or(0, Slots::count)
+    }
+}
+
+impl Array {
+    fn uuid_of_device(&self, member: MemberIndex, device: DeviceId) -> Option<Uuid> {
+        let of = self.member(member);
+        match self.find_device(device)? {
+            (at, Which::Primary) if at == member => Some(of.uuid),
+            (at, Which::Replacement) if at == member => of.replacement.as_ref().map(|new| new.uuid),
+            _ => None,
+        }
+    }
+
+    /// Whether the device is that of a member, in service or not, or one that is being built.
+    pub(in super::super) fn knows(&self, device: Uuid) -> bool {
+        self.members.iter().any(|member| {
+            member.uuid == device || member.replacement.as_ref().is_some_and(|new| new.uuid == device)
+        })
+    }
+
+    /// Runs of slots, the first of each and how many, that a device went into service without in an
+    /// earlier run. They are looked at as soon as the array serves. What is not of this array is
+    /// left out.
+    pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
+        let end = self.map.slots;
+        let inside = |&(SlotIndex(first), many): &(SlotIndex, u64)| {
+            (first.min(end), first.saturating_add(many).min(end))
+        };
+        let slots = Slots::of_runs(runs.iter().map(inside).collect());
+        if !slots.0.is_empty() {
+            self.damage.lacking.of.insert(device, slots);
+            self.damage.lacking.revision += 1;
+        }
+    }
+
+    /// What the device of a member and the one that is being built in its place go without: runs of
+    /// slots.
+    pub(in super::super) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
+        let new = member.replacement.as_ref().map(|new| new.uuid);
+        let runs = |uuid| (uuid, self.damage.lacking.runs_of(uuid));
+        let devices = [Some(member.uuid), new].into_iter().flatten().map(runs);
+        devices.filter(|(_, runs)| !runs.is_empty()).collect()
+    }
+
+    /// A device under construction goes without blocks of the slot.
+    pub(in super::super) fn note_lacking(&mut self, slot: SlotIndex, target: &Target) {
+        if let Some(device) = self.uuid_of_device(target.member, target.device) {
+            self.damage.lacking.note(device, slot);
+        }
+    }
+
+    /// All blocks of the slot are on the device of the member, or none is needed there.
+    pub(in super::super) fn forget_lacking(
+        &mut self,
+        slot: SlotIndex,
+        member: MemberIndex,
+        device: DeviceId,
+    ) {
+        if let Some(device) = self.uuid_of_device(member, device)
+            && self.damage.lacking.forget(device, slot)
+        {
+            self.damage.lacking.has_built = true;
+        }
+    }
+
+    /// Whether the device in service of the member may lack blocks of the slot.
+    pub(in super::super) fn may_lack_slot(&self, member: MemberIndex, slot: SlotIndex) -> bool {
+        let of = self.member(member);
+        of.state == MemberState::Online && self.damage.lacking.has(of.uuid, slot)
+    }
+
+    /// Whether the device that is read for the slot may lack blocks of it: it went into service
+    /// without them, or is being built and does not have them so far.
+    pub(in super::super) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
+        if self.damage.lacking.of.is_empty() && !self.any_building() {
+            return false;
+        }
+        let Some(device) = self.readable(member, slot) else { return false };
+        let of = self.member(member);
+        let new = of.replacement.as_ref().filter(|new| new.device.id == device);
+        let (uuid, progress) =
+            new.map_or((of.uuid, of.progress.as_ref()), |new| (new.uuid, Some(&new.progress)));
+        let is_lacking = progress.is_some_and(|progress| progress.lacking.contains(&slot.0));
+        is_lacking || self.damage.lacking.has(uuid, slot)
+    }
+
+    /// How many slots the device in service of the member went without.
+    pub(in super::super) fn slots_lacking(&self, member: MemberIndex) -> u64 {
+        let of = self.member(member);
+        if of.state == MemberState::Online { self.damage.lacking.count(of.uuid) } else { 0 }
+    }
+
+    /// The members in service, other than this one, with devices that went without slots.
+    pub(in super::super) fn lacking_beside(&self, without: Option<MemberIndex>) -> Vec<MemberIndex> {
+        if self.damage.lacking.of.is_empty() {
+            return Vec::new();
+        }
+        let members = (0..self.members.len()).map(|at| MemberIndex(at as u16));
+        members.filter(|&member| Some(member) != without && self.slots_lacking(member) > 0).collect()
+    }
+
+    /// The same with a member that has come back with the device that it had last.
+    pub(in super::super) fn lacking_with(&self, back: MemberIndex) -> Vec<MemberIndex> {
+        let mut members = self.lacking_beside(Some(back));
+        if self.damage.lacking.count(self.member(back).uuid) > 0 {
+            members.push(back);
+        }
+        members.sort_unstable();
+        members
+    }
+
+    /// How many of these members have devices that went without the slot.
+    pub(in super::super) fn lacking_slot(&self, members: &[MemberIndex], slot: SlotIndex) -> usize {
+        let has = |member: &&MemberIndex| self.damage.lacking.has(self.member(**member).uuid, slot);
+        members.iter().filter(has).count()
+    }
+
+    /// What is not true of the slots that these members went without, where `left` more losses are
+    /// survived otherwise.
+    pub(in super::super) fn but_lacking(&self, left: usize, members: &[MemberIndex]) -> String {
+        let of = |member: &MemberIndex| self.damage.lacking.count(self.member(*member).uuid);
+        let slots: u64 = members.iter().map(of).sum();
+        let Some(first) = members.first() else { return String::new() };
+        let whose = match members.len() {
+            1 => format!("member {first}"),
+            more => format!("{more} members"),
+        };
+        let what = format!("; but blocks of {} were not built on {whose} so far", Count(slots, "slot"));
+        match left.checked_sub(members.len()) {
+            Some(left) => format!("{what}, and these may survive only {left} more"),
+            None => format!("{what}, and may then be unreadable: 'calpe scrub' looks for them"),
+        }
+    }
+
+    /// Tick: what devices went without is looked at again.
+    pub(in super::super) fn look_at_lacking(&mut self) {
+        if !self.may_look_at_lacking() || self.lacking_due() > self.now {
+            return;
+        }
+        let lacking = &mut self.damage.lacking;
+        (lacking.last_look, lacking.has_built) = (self.now, false);
+        let uuids: Vec<Uuid> = lacking.of.keys().copied().collect();
+        for uuid in uuids {
+            let of_uuid = |at: &usize| self.members[*at].uuid == uuid;
+            let Some(at) = (0..self.members.len()).find(of_uuid) else {
+                if !self.knows(uuid) {
+                    // It was replaced, or given up.
+                    self.damage.lacking.of.remove(&uuid);
+                    self.damage.lacking.next.remove(&uuid);
+                    self.damage.lacking.revision += 1;
+                }
+                continue;
+            };
+            let member = &self.members[at];
+            let Some(device) = member.device.filter(|_| member.state == MemberState::Online) else {
+                continue;
+            };
+            let lacking = &mut self.damage.lacking;
+            let (Some(slots), next) = (lacking.of.get(&uuid), lacking.next.entry(uuid).or_default()) else {
+                continue;
+            };
+            let mut round = Vec::new();
+            let mut from = *next;
+            while round.len() < LOOK_ROUND {
+                let Some(slot) = slots.next(from).or_else(|| slots.next(0)) else { break };
+                if round.contains(&slot) {
+                    break;
+                }
+                round.push(slot);
+                from = slot + 1;
+            }
+            *next = from;
+            lacking.looks += round.len();
+            for slot in round.into_iter().map(SlotIndex) {
+                let member = MemberIndex(at as u16);
+                let column = usize::from(self.map.column_of(slot, member).0);
+                self.start_build_of(slot, Target { member, device: device.id, column });
+            }
+        }
+    }
+
+    /// A look at a slot has ended.
+    pub(in super::super) fn looked_at_lacking(&mut self) {
+        self.damage.lacking.looks -= 1;
+    }
+
+    fn may_look_at_lacking(&self) -> bool {
+        let lacking = &self.damage.lacking;
+        let may_begin = !self.hurried && self.stopping.is_none() && !self.is_failed();
+        lacking.looks == 0 && !lacking.of.is_empty() && may_begin && self.redo.is_serving()
+    }
+
+    fn lacking_due(&self) -> Timestamp {
+        let lacking = &self.damage.lacking;
+        let interval = if lacking.has_built { BUILT_INTERVAL_NS } else { LOOK_INTERVAL_NS };
+        Timestamp(lacking.last_look.0 + interval)
+    }
+
+    /// When a tick is due for slots that can probably be built.
+    pub(in super::super) fn lacking_soon(&self) -> Option<Timestamp> {
+        (self.damage.lacking.has_built && self.may_look_at_lacking()).then(|| self.lacking_due())
+    }
+
+    /// A device that was built joins: tells of what it goes without.
+    pub(in super::super) fn tell_lacking(&mut self, member: MemberIndex, which: Which) {
+        let of = self.member(member);
+        let (device, progress) = match which {
+            Which::Primary => (Some(of.uuid), of.progress.as_ref()),
+            Which::Replacement => (
+                of.replacement.as_ref().map(|new| new.uuid),
+                of.replacement.as_ref().map(|new| &new.progress),
+            ),
+        };
+        let slots = device.and_then(|device| self.damage.lacking.of.get(&device));
+        let Some((slots, first)) = slots.and_then(|slots| Some((slots.count(), slots.next(0)?))) else {
+            return;
+        };
+        let what = match progress.is_some_and(|progress| progress.since.is_some()) {
+            true => format!("member {member} is caught up without"),
+            false => format!("the new device of member {member} goes without"),
+        };
+        let which = match slots {
+            1 => format!("slot {first} that cannot be read"),
+            many => format!("{many} slots that cannot be read, the first of which is slot {first}"),
+        };
+        let text = format!("{what} blocks of {which}: they are looked at again, and built when they can be");
+        self.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(slots: &Slots) -> Vec<u64> {
+        let mut found = Vec::new();
+        let mut from = 0;
+        while let Some(slot) = slots.next(from) {
+            found.push(slot);
+            from = slot + 1;
+        }
+        found
+    }
+
+    #[test]
+    fn slots_are_remembered_one_by_one_and_as_runs() {
+        let mut slots = Slots::default();
+        for slot in [5, 3, 4, 9, 7, 8, 0] {
+            assert!(slots.insert(slot) && !slots.insert(slot));
+        }
+        assert_eq!((all(&slots), slots.count(), slots.0.len()), (vec![0, 3, 4, 5, 7, 8, 9], 7, 3));
+        for slot in [4, 7, 9, 0] {
+            assert!(slots.remove(slot) && !slots.remove(slot));
+        }
+        assert_eq!((all(&slots), slots.0.len()), (vec![3, 5, 8], 3));
+        assert!([1, 4, 7, 9].iter().all(|slot| !slots.contains(*slot)));
+    }
+
+    #[test]
+    fn runs_of_an_earlier_list_are_put_together() {
+        let slots = Slots::of_runs(vec![(7, 9), (1, 3), (5, 5), (3, 4), (8, 10), (20, 21)]);
+        assert_eq!(slots.0, BTreeMap::from([(1, 4), (7, 10), (20, 21)]));
+        let many = (0..2 * RUNS_MAX as u64).map(|n| (3 * n, 3 * n + 1)).collect();
+        let slots = Slots::of_runs(many);
+        assert!(slots.0.len() == RUNS_MAX && slots.contains(3 * (2 * RUNS_MAX as u64 - 1)));
+    }
+
+    #[test]
+    fn with_more_runs_than_are_remembered_none_is_forgotten() {
+        let mut slots = Slots::default();
+        let many = RUNS_MAX as u64 + 100;
+        for slot in (0..many).map(|n| n * 2) {
+            slots.insert(slot);
+        }
+        assert!(slots.0.len() <= RUNS_MAX && (0..many).all(|n| slots.contains(n * 2)));
+        // Each is found good in turn: the list comes to an end.
+        let mut rounds = 0;
+        while let Some(slot) = slots.next(0) {
+            assert!(slots.remove(slot));
+            rounds += 1;
+        }
+        assert!(rounds >= many);
+    }
+}

@@ -1,0 +1,766 @@
+//! The array: k+m members as slots that survive the loss of any m of them.
+//!
+//! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in; member
+//! I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It owns the
+//! states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
+//!
+//! Invariants:
+//! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared one.
+//! * A write that left a member out is acknowledged only after the superblocks of the others say so durably
+//!   (rules E1-E3 of the crash-safety design), so a member that missed a write is never taken for current.
+//! * With more than m members gone nothing is written; what was half done is completed from the log when the
+//!   members return.
+//!
+//! Must not know of clients, sockets, paths, clocks or threads.
+
+mod admin;
+mod api;
+pub mod assembly;
+mod bad_blocks;
+mod checkpoint;
+mod create;
+mod current;
+mod damage;
+mod departed;
+mod endless_errors;
+mod fetch;
+mod footprint;
+pub mod geometry;
+mod health;
+mod inflight;
+mod inspect;
+mod job;
+mod journal;
+mod lock;
+mod log_start;
+mod logged_passes;
+mod logged_read;
+mod logged_write;
+mod looks;
+mod members;
+pub mod mutation;
+mod outlook;
+mod overlay;
+mod pace;
+mod page_copies;
+mod page_hold;
+mod page_pass;
+mod page_patience;
+mod page_scrub;
+mod pages;
+mod passes;
+mod plan;
+mod rebuild;
+mod recovery;
+mod redo;
+mod repair;
+mod ring_check;
+mod settle;
+mod shortage;
+mod slot_hold;
+mod startup;
+mod status;
+mod stripe_map;
+mod super_scrub;
+mod supers;
+mod unreadable_notices;
+mod verify;
+
+use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
+use crate::codec::{Codec, Transform};
+use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use admin::Departure;
+pub use api::{
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
+    NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+};
+use assembly::Assembled;
+use bad_blocks::BadBlocks;
+pub use create::NewArray;
+use damage::{BlockName, Damage};
+use fetch::Why;
+pub use footprint::Footprint;
+use geometry::Map;
+use inflight::{Ended, Flight, Inflight, InflightTable};
+pub use job::{Job, JobDone, Urgency};
+use journal::Journal;
+use lock::LockTable;
+use logged_passes::LoggedPass;
+use logged_read::LoggedRead;
+use logged_write::LoggedWrite;
+use members::{Census, Device, Member, Progress, Replaced, Replacement};
+use page_hold::PageTask;
+use page_pass::PagePass;
+use page_scrub::PageScrub;
+use pages::PageStore;
+use passes::Passes;
+use redo::Redo;
+use repair::{Repair, RepairProgress};
+use ring_check::RingCheck;
+use shortage::Shortages;
+use slab::Slab;
+use startup::{Life, LogFacts};
+pub use status::{
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
+    ScrubResult, VolumeStatus,
+};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use super_scrub::SuperScrub;
+use supers::Supers;
+use unreadable_notices::UnreadableNotices;
+
+/// An opened device as assembly hands it over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenDevice {
+    /// Its handle.
+    pub id: DeviceId,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// What is done with a write of a whole stripe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FullStripe {
+    /// It is coded and written once, to a free slot: the fastest way.
+    #[default]
+    Fresh,
+    /// It goes through the log and then in place: twice the writing, and order on disk stays, for rotating members.
+    Logged,
+}
+
+/// What an array is told at its start besides its superblocks.
+#[derive(Clone, Debug)]
+pub struct ArrayConfig {
+    /// Floor of rebuild and scrub in bytes of user data per second while clients are busy.
+    pub rebuild_min: u64,
+    /// Ceiling in bytes of user data per second; 0 for none.
+    pub rebuild_max: u64,
+    /// What is done with writes of whole stripes.
+    pub full_stripe: FullStripe,
+    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in arrays with
+    /// checksums. Below, the way to a thread and back takes longer than the work; where fingerprints gain from company and
+    /// several clients' requests are under way, there are small jobs too, to be done together.
+    pub job_bytes_min: usize,
+    /// Bytes of memory for metadata pages: the checksums of this times 256 of data are at hand.
+    pub page_cache: usize,
+    /// Serve although a replay of the log finds rows that are lost and that nothing tells from good ones.
+    pub force: bool,
+    /// Randomness for epoch identities.
+    pub seed: u64,
+    /// Seconds since 1970 at `Timestamp(0)`.
+    pub unix_at_zero: u64,
+}
+
+impl Default for ArrayConfig {
+    fn default() -> Self {
+        ArrayConfig {
+            rebuild_min: 32 << 20,
+            rebuild_max: 0,
+            full_stripe: FullStripe::Fresh,
+            job_bytes_min: 64 << 10,
+            page_cache: 64 << 20,
+            force: false,
+            seed: 0,
+            unix_at_zero: 0,
+        }
+    }
+}
+
+/// See the head of this file.
+pub struct Array {
+    map: Map,
+    geometry: Geometry,
+    data_offset: ByteOffset,
+    codec: Codec,
+    /// All parities from all data columns.
+    encoding: Transform,
+    pool: Pool,
+    config: ArrayConfig,
+    now: Timestamp,
+    members: Vec<Member>,
+    /// Counts of them, see [`Array::count_members`].
+    census: Census,
+    ops: Slab<Op>,
+    inflight: InflightTable,
+    /// Operations in flight that are tried again.
+    shortages: Shortages,
+    /// What operations on the members take.
+    paces: pace::Paces,
+    /// What of the members in service cannot be read.
+    bad: BadBlocks,
+    ready: VecDeque<usize>,
+    granted: Vec<usize>,
+    ended: Vec<usize>,
+    locks: LockTable,
+    supers: Supers,
+    passes: Passes,
+    /// Operations that wait for the gate to open before they touch a member.
+    gated: Vec<usize>,
+    /// Members that were in service when the array failed: nothing was written without them.
+    returnable: MemberSet,
+    /// It had failed, enough members are back, and that it serves again was not told.
+    was_failed: bool,
+    releasing: Vec<DeviceId>,
+    /// Devices that were replaced, until that is on disk.
+    exchanged: Vec<Replaced>,
+    /// Jobs given away and not answered.
+    jobs_out: usize,
+    client_ops: usize,
+    last_client: Timestamp,
+    write_ops: usize,
+    last_write: Timestamp,
+    stopping: Option<Stopping>,
+    /// A stop is near: nothing waits for a fault to pass any more.
+    hurried: bool,
+    /// When the stop was asked for.
+    stop_begun: Option<Timestamp>,
+    client_errors: u64,
+    /// When a failed request of a client was told last, and how many have failed since.
+    last_client_notice: Option<Timestamp>,
+    untold_client_errors: u64,
+    unreadable_notices: UnreadableNotices,
+    /// Blocks that could not be had.
+    damage: Damage,
+    /// Operations that wait until a time before they read again what could not be read.
+    patient: Vec<(Timestamp, usize)>,
+    /// Damaged blocks that are being looked at again, with the operations that wait for the outcome.
+    repaying: HashMap<BlockName, Vec<usize>>,
+    /// Where the last look at damaged blocks ended, and when it was.
+    looked_at: Option<BlockName>,
+    last_look: Timestamp,
+    /// Requests to pause the scrub whose position is not recorded yet, and since when.
+    pauses: Vec<(RequestId, Timestamp)>,
+    /// Members that go offline when the log is in its place.
+    departures: Vec<Departure>,
+    /// The last round of looks found a block readable.
+    look_found: bool,
+    /// Looks at damaged blocks under way.
+    looks: usize,
+    /// Since when members that are built wait until what is listed was looked at with them; none
+    /// where that is over.
+    looks_with: BTreeMap<MemberIndex, Option<Timestamp>>,
+    /// While an administrator's repair runs.
+    repair: Option<RepairProgress>,
+    redo: Box<Redo>,
+    actions: Vec<ArrayAction>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopping {
+    Draining(RequestId),
+    Marking(RequestId),
+    Stopped,
+}
+
+enum Op {
+    /// Taken out while it is being worked on.
+    Busy,
+    /// Over; its key is not reused before every wake-up that may still name it has been seen.
+    Ended,
+    LoggedRead(Box<LoggedRead>),
+    LoggedWrite(Box<LoggedWrite>),
+    LoggedPass(Box<LoggedPass>),
+    PagePass(Box<PagePass>),
+    PageScrub(Box<PageScrub>),
+    SuperScrub(Box<SuperScrub>),
+    Repair(Box<Repair>),
+    RingCheck(Box<RingCheck>),
+}
+
+/// Who submitted an I/O, and which of its own.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Op {
+        key: usize,
+        item: usize,
+    },
+    Super,
+    /// A member's piece of a batch of the redo log.
+    Piece {
+        sequence: u64,
+    },
+    /// One flush of a round for the redo log.
+    Round,
+    /// A run of images that goes in place.
+    InPlace,
+    /// The space of a discarded slot is given back.
+    Punch,
+    /// A copy of a metadata page.
+    Page(PageTask),
+    /// A bad block, to see whether it is bad still.
+    Probe,
+    /// Replay.
+    Recovery {
+        item: usize,
+    },
+}
+
+/// What a successful operation changes about its device's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    None,
+    Write,
+    /// Makes durable what had completed when it began: the device's write count then.
+    Flush(u64),
+}
+
+/// Whether an operation waits for something or is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    Wait,
+    Finished,
+}
+
+impl Array {
+    /// Takes charge of an assembled array and marks a new epoch on its members.
+    #[must_use]
+    pub fn new(assembled: Assembled<OpenDevice>, codec: Codec, pool: Pool, config: ArrayConfig) -> Array {
+        let supers = Supers::new(&assembled, config.seed);
+        let superblock = assembled.superblock;
+        let geometry = superblock.geometry;
+        assert_eq!(
+            (codec.data(), codec.parity()),
+            (usize::from(geometry.data), usize::from(geometry.parity))
+        );
+        let map = Map::new(&geometry);
+        let data_offset = superblock
+            .regions
+            .iter()
+            .find(|region| region.kind == RegionKind::Data)
+            .expect("a decoded superblock has a data region")
+            .offset;
+        let clean = superblock.clean;
+        let sequence_of = |uuid| assembled.sequences.get(&uuid).copied().unwrap_or(0);
+        let members: Vec<Member> = assembled
+            .seats
+            .into_iter()
+            .map(|seat| Member {
+                uuid: seat.uuid,
+                state: seat.state,
+                // After an unclean stop nothing but hashes tells whether it was rolled back since: its log is not written.
+                progress: (seat.state == MemberState::Rebuilding).then(|| {
+                    let told = clean || superblock.checksum != ChecksumKind::None;
+                    Progress::resumed(if told { seat.rebuilt } else { SlotIndex(0) })
+                }),
+                device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
+                replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
+                    device: Device::found(open.id, open.bytes, sequence_of(uuid)),
+                    uuid,
+                    // After an unclean stop a write may have reached the old device or this one alone.
+                    progress: Progress::resumed(if clean { rebuilt } else { SlotIndex(0) }),
+                }),
+                counters: MemberCounters::default(),
+                reason: seat.reason,
+                away: None,
+                cut_off: false,
+            })
+            .collect();
+        let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {
+            member,
+            uuid,
+            device: Device::found(open.id, open.bytes, sequence_of(uuid)),
+        });
+        let exchanged = exchanged.collect();
+        let scrub = superblock.scrub;
+        let start = superblock.redo.start;
+        let facts = LogFacts::new(&superblock, start, &config, &pool);
+        let checksums = facts.checksums.is_some();
+        let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
+        let journal = Journal::new(
+            facts.key,
+            superblock.array,
+            facts.ring_blocks(),
+            vec![0; map.width()],
+            start.sequence,
+            BatchHash::default(),
+        );
+        let mut redo = Box::new(Redo::new(facts, pages, journal));
+        redo.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
+        redo.behind = assembled.behind;
+        let passes = Passes::new(geometry.slots, &scrub);
+        let mut array = Array {
+            map,
+            geometry,
+            data_offset,
+            encoding: codec.encoding(),
+            codec,
+            pool,
+            config,
+            now: Timestamp(0),
+            census: Census::of(&members),
+            members,
+            ops: Slab::new(),
+            inflight: InflightTable::default(),
+            shortages: Shortages::default(),
+            paces: pace::Paces::default(),
+            bad: BadBlocks::default(),
+            ready: VecDeque::new(),
+            granted: Vec::new(),
+            ended: Vec::new(),
+            locks: LockTable::default(),
+            supers,
+            passes,
+            gated: Vec::new(),
+            returnable: MemberSet::default(),
+            was_failed: false,
+            releasing: Vec::new(),
+            exchanged,
+            jobs_out: 0,
+            client_ops: 0,
+            last_client: Timestamp(0),
+            write_ops: 0,
+            last_write: Timestamp(0),
+            stopping: None,
+            hurried: false,
+            stop_begun: None,
+            client_errors: 0,
+            last_client_notice: None,
+            untold_client_errors: 0,
+            unreadable_notices: UnreadableNotices::default(),
+            damage: Damage::default(),
+            patient: Vec::new(),
+            repaying: HashMap::new(),
+            looked_at: None,
+            last_look: Timestamp(0),
+            pauses: Vec::new(),
+            departures: Vec::new(),
+            look_found: false,
+            looks: 0,
+            looks_with: BTreeMap::new(),
+            repair: None,
+            redo,
+            actions: Vec::new(),
+        };
+        array.run();
+        array
+    }
+
+    /// Shape of the array.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The address arithmetic of this array.
+    #[must_use]
+    pub fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// Moves what is to be done now into `out`.
+    pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
+        out.append(&mut self.actions);
+    }
+
+    /// Starts a request; its end is an [`ArrayAction::Done`].
+    pub fn submit(&mut self, now: Timestamp, piece: PieceId, request: SlotRequest) {
+        self.now = now;
+        self.last_client = now;
+        if self.stopping.is_some() {
+            self.done(piece, Err(ClientError::Stopping));
+        } else if let (SlotRequest::Health { first, count }, true) = (&request, self.is_failed()) {
+            self.start_health(piece, *first, *count);
+        } else if self.is_failed() {
+            self.done(piece, Err(ClientError::Io));
+        } else {
+            self.submit_logged(piece, request);
+        }
+        self.run();
+    }
+
+    /// A request: once the log is replayed.
+    fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
+        let redo = self.redo_mut();
+        if matches!(redo.life, Life::Refused(_)) {
+            match request {
+                SlotRequest::Health { first, count } => self.start_health(piece, first, count),
+                _ => self.done(piece, Err(ClientError::Io)),
+            }
+            return;
+        }
+        if !redo.is_serving() {
+            self.queue(piece, request);
+            return;
+        }
+        match request {
+            SlotRequest::Read { slot, offset, buf } => {
+                self.start_logged_read(piece, StripeIndex(slot.0), offset, buf)
+            }
+            SlotRequest::Write { slot, offset, data, fua } => {
+                self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
+            }
+            // What it gives back of space is a matter of checkpoints.
+            SlotRequest::Zero { first, count } => self.start_discard(piece, StripeIndex(first.0), count),
+            SlotRequest::Flush => self.start_logged_flush(piece),
+            SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
+            SlotRequest::Health { first, count } => self.start_health(piece, first, count),
+        }
+    }
+
+    /// Takes the end of a member operation.
+    pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
+        self.now = now;
+        let Completion { token, result } = completion;
+        match result {
+            Err(fault) if self.tries_again(token, fault) => {}
+            result => self.end_flight(token, result),
+        }
+        if !self.releasing.is_empty() {
+            self.release_idle_devices();
+        }
+        self.run();
+    }
+
+    /// An operation is over, and its token free.
+    fn end_flight(&mut self, token: IoToken, result: Result<IoValue, IoFault>) {
+        match self.inflight.end(token) {
+            Ended::Awaited(Flight { entry, again, since, short }) => {
+                if result.is_ok() && again.is_transfer() && short.is_none() {
+                    self.paces.note(entry.member, self.now.nanos_since(since));
+                }
+                if let Some(short) = short {
+                    self.shortages.ended(entry.device, token, short, result.is_ok());
+                }
+                self.note_outcome(&entry, &again, &result);
+                self.io_ended(entry, result);
+            }
+            Ended::Late(entry) => self.late_end(&entry, &result),
+        }
+    }
+
+    /// Whoever submitted an operation takes its end.
+    fn io_ended(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let (true, Some(device)) = (result.is_ok(), self.device_mut(entry.member, entry.device)) {
+            match entry.effect {
+                Effect::None => {}
+                Effect::Write => device.writes += 1,
+                Effect::Flush(writes) => device.flushed = device.flushed.max(writes),
+            }
+        }
+        match entry.owner {
+            Owner::Op { key, item } => self.op_io(key, item, entry, result),
+            Owner::Super => self.super_io(entry, result),
+            Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
+            Owner::Round => self.round_io(entry, result),
+            Owner::InPlace => self.in_place_io(entry, result),
+            Owner::Punch => self.punch_io(entry, result),
+            Owner::Page(task) => self.page_io(task, entry, result),
+            Owner::Probe => self.bad.probed(entry.member),
+            Owner::Recovery { item } => self.recovery_io(item, entry, result),
+        }
+    }
+
+    /// Takes the end of a job.
+    ///
+    /// # Panics
+    /// When this array gave out no such job.
+    pub fn coded(&mut self, now: Timestamp, done: JobDone) {
+        self.now = now;
+        let JobDone { key, columns } = done;
+        self.jobs_out -= 1;
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let flow = match &mut op {
+            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
+            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
+            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
+            }
+        };
+        self.put_back(key, op, flow);
+        self.run();
+    }
+
+    /// Takes word that a device is gone although no operation failed.
+    pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
+        self.now = now;
+        let reason = match fault.errno {
+            libc::ETIMEDOUT => "its device does not answer: operations on it do not end".to_owned(),
+            libc::EEXIST => "its file is gone: another file is at its path now".to_owned(),
+            libc::EISDIR => "its file is gone: something that is no file is at its path now".to_owned(),
+            libc::ENODATA => "its file was cut off: it is shorter than the member".to_owned(),
+            _ => format!("its device is gone: {fault}"),
+        };
+        match self.find_device(device) {
+            Some((member, _)) => self.device_missing(member, device, reason, fault),
+            // Out of service already, and somebody may wait for what it was doing.
+            None => {
+                self.abandon(device, fault);
+                self.release_idle_devices();
+            }
+        }
+        self.run();
+    }
+
+    /// Tells that a stop will follow when the requests under way have ended: those that wait for a fault to pass try once more,
+    /// and then end with an error.
+    pub fn hurry(&mut self) {
+        self.hurried = true;
+    }
+
+    /// Lets time pass: paces the passes, retries what waits, records progress.
+    pub fn tick(&mut self, now: Timestamp) {
+        self.now = now;
+        if self.is_stopped() {
+            return;
+        }
+        self.judge_shortages();
+        self.judge_errors();
+        self.judge_paces();
+        self.wake_patient();
+        self.look_at_damage();
+        self.retry_pages();
+        self.look_at_pages();
+        self.checkpoint_when_idle();
+        self.save_progress();
+        self.judge_requests();
+        self.judge_unreadable_notices();
+        self.mark_idle_clean();
+        self.run();
+    }
+
+    /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
+    #[must_use]
+    pub fn due(&self) -> Option<Timestamp> {
+        let due = self.startup_due().or_else(|| self.shortages.due());
+        [due, self.looks_due()].into_iter().flatten().min()
+    }
+
+    /// The facts of this array.
+    #[must_use]
+    pub fn status(&self) -> VolumeStatus {
+        VolumeStatus {
+            state: self.state(),
+            geometry: self.geometry,
+            epoch: self.supers.epoch_number(),
+            dirty: self.supers.is_dirty(),
+            members: self.member_status(),
+            activities: self.activities(),
+            last_scrub: self.last_scrub(),
+            engine: self.codec.engine().name(),
+            client_errors: self.client_errors,
+            checksum: self.supers.template().checksum,
+            log: self.log_state(),
+            yields_to_force: self.redo.yields_to_force,
+            lost: self.damaged_ranges(Why::is_beyond_repair),
+            set_aside: self.damaged_ranges(|why| why == Why::SetAside),
+            set_aside_on: self.set_aside_on(),
+            unreadable: self.unreadable_ranges(),
+            unreadable_pages: self.pages_given_up(),
+            unconfirmed_lost: self.unconfirmed_lost_ranges(),
+            unconfirmed: self.unconfirmed_ranges(),
+        }
+    }
+
+    /// State of the array as a whole.
+    #[must_use]
+    pub fn state(&self) -> ArrayState {
+        match self.map.width() - self.online().len() {
+            _ if matches!(self.redo.life, Life::Refused(_)) => ArrayState::Failed,
+            0 => ArrayState::Online,
+            gone if gone <= self.map.m => ArrayState::Degraded,
+            _ => ArrayState::Failed,
+        }
+    }
+
+    /// Works until every operation waits for I/O, time or a lock.
+    fn run(&mut self) {
+        loop {
+            // Whoever waits for a device that has left service.
+            while let Some((entry, fault)) = self.inflight.next_orphan() {
+                self.io_ended(entry, Err(fault));
+            }
+            while let Some(key) = self.ready.pop_front() {
+                self.advance(key);
+            }
+            self.pump_supers();
+            self.pump_redo();
+            self.pump_passes();
+            self.pump_stop();
+            let has_ended = self.pump_shortages();
+            if self.ready.is_empty() && !has_ended && !self.inflight.has_orphans() {
+                for key in self.ended.drain(..) {
+                    self.ops.remove(key);
+                }
+                return;
+            }
+        }
+    }
+
+    fn advance(&mut self, key: usize) {
+        let Some(place) = self.ops.get_mut(key) else { return };
+        let mut op = std::mem::replace(place, Op::Busy);
+        let flow = match &mut op {
+            Op::Busy => unreachable!("operations are advanced one at a time"),
+            Op::Ended => Flow::Wait,
+            Op::LoggedRead(read) => self.advance_logged_read(key, read),
+            Op::LoggedWrite(write) => self.advance_logged_write(key, write),
+            Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
+            Op::PagePass(pass) => self.advance_page_pass(key, pass),
+            Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
+            Op::SuperScrub(scrub) => self.advance_super_scrub(key, scrub),
+            Op::Repair(repair) => self.advance_repair(key, repair),
+            Op::RingCheck(check) => self.advance_ring_check(key, check),
+        };
+        self.put_back(key, op, flow);
+    }
+
+    fn op_io(&mut self, key: usize, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let flow = match &mut op {
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
+            Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
+            Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
+            Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
+            Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
+            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, entry, result),
+            Op::PagePass(pass) => self.page_pass_io(key, pass, item, entry, result),
+            Op::PageScrub(_) | Op::Repair(_) => {
+                unreachable!("pages have I/O of their own")
+            }
+        };
+        self.put_back(key, op, flow);
+    }
+
+    fn put_back(&mut self, key: usize, op: Op, flow: Flow) {
+        match flow {
+            Flow::Wait => self.ops[key] = op,
+            Flow::Finished => {
+                self.ops[key] = Op::Ended;
+                self.ended.push(key);
+            }
+        }
+    }
+
+    fn submit_io(&mut self, owner: Owner, member: MemberIndex, device: DeviceId, op: IoOp) {
+        let effect = match op {
+            IoOp::Write { .. } | IoOp::Zero { .. } => Effect::Write,
+            IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
+            IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
+        };
+        let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op, self.now);
+        self.actions.push(ArrayAction::Io { device, token, op });
+    }
+
+    /// Ends a request towards the volume.
+    fn done(&mut self, piece: PieceId, result: Result<SlotReply, ClientError>) {
+        self.actions.push(ArrayAction::Done(piece, result));
+    }
+
+    fn unlock(&mut self, slot: SlotIndex, key: usize) {
+        self.locks.release(slot, key, &mut self.granted);
+        self.ready.extend(self.granted.drain(..));
+    }
+
+    fn notice(&mut self, kind: NoticeKind, level: NoticeLevel, member: Option<MemberIndex>, text: String) {
+        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member, offset: None, text }));
+    }
+
+    /// As [`Array::notice`], about a place of the volume.
+    fn notice_at(&mut self, kind: NoticeKind, level: NoticeLevel, offset: VolumeOffset, text: String) {
+        let offset = Some(offset);
+        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
+    }
+}

@@ -1,0 +1,167 @@
+//! The end of the log is decided about only when what could not be read cannot change it (rules R5 and T3).
+//!
+//! Until then nothing has been written: the rings, the map and the blocks in doubt are read again from the start, with
+//! growing intervals. When it takes too long, the start is refused unless it is forced; but where no more members are gone or
+//! give errors than the array survives, what is not there was not durable, and is dropped with an event.
+
+use super::chain::{Chain, ChainFault, Finds};
+use super::decide::{Decision, Judge};
+use super::pages::PageTrials;
+use super::patience::Patience;
+use super::scan::Scan;
+use super::unread::{Doubt, in_words};
+use super::{Doing, Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryOutcome, Step};
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::PageStore;
+use crate::units::MemberIndex;
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct LogTrials {
+    patience: Patience,
+    /// What can be read decides: there is no time left.
+    is_over: bool,
+}
+
+impl Recovery {
+    pub(super) fn begin_scan(&mut self) {
+        let mut start = self.cx.start;
+        if is_off(Mutation::OldEpochPiecesIgnored) {
+            start.epoch = start.epoch.max(self.cx.epoch.number - 1);
+        }
+        let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
+        finds.expect_nothing_of(self.cx.epoch, self.cx.behind);
+        self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
+    }
+
+    /// All rings were read.
+    pub(super) fn end_scan(&mut self, mut finds: Finds) {
+        let everything_was_read = finds.unread.is_empty() || is_off(Mutation::UnreadTailDropped);
+        let is_final = everything_was_read || self.log_trials.is_over;
+        let map = &self.cx.map;
+        match finds.chain(self.cx.force && is_final) {
+            Ok(chain) => {
+                let doubt = chain.hidden_end(self.cx.usable, self.cx.behind, map);
+                let sequence = chain.tail + chain.batches.len() as u64;
+                if doubt != Doubt::None && !self.settle(doubt, Some(sequence), &chain) {
+                    return;
+                }
+                if doubt >= Doubt::Denied {
+                    self.result.dropped_unread = Some(chain.unread.text());
+                }
+                let probe = Scan::probe(self.ring, self.cx.usable, &chain);
+                self.step = Step::Probe(Box::new((probe, chain)));
+            }
+            Err(fault) if is_final => self.end_at(fault),
+            // What is missing may be where the errors are.
+            Err(fault) => match self.log_trials.patience.failed(self.now) {
+                Some(at) => self.step = Step::Again { at },
+                None if self.cx.force => {
+                    self.log_trials.is_over = true;
+                    self.step = Step::Again { at: self.now };
+                }
+                None => self.end_at(fault),
+            },
+        }
+    }
+
+    /// When rows are lost that could be had with members that are not here: which these are, in
+    /// words. Unless the start is forced.
+    pub(super) fn absent_with_losses(&self) -> Option<String> {
+        if self.cx.force || !self.decision.loses_absent() {
+            return None;
+        }
+        let had_part = |member: &MemberIndex| {
+            self.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
+        };
+        Some(in_words(self.cx.away.iter().filter(had_part)))
+    }
+
+    /// There is no chain to replay with these members.
+    fn end_at(&mut self, fault: ChainFault) {
+        match fault {
+            ChainFault::Error(error) => self.refuse(error),
+            ChainFault::RolledBack(members) => {
+                self.outcome = Some(RecoveryOutcome::RolledBack(members));
+            }
+        }
+    }
+
+    /// Whether the decision about the end of the log stands although blocks could not be read that could change it. Otherwise
+    /// the next step is chosen.
+    pub(super) fn settles_end(&mut self, doubt: Doubt) -> bool {
+        let chain = std::mem::replace(&mut self.judge.chain, Chain::empty(0, self.cx.map.width()));
+        let first = self.decision.longest();
+        let RecoveryContext { usable, behind, epoch, .. } = self.cx;
+        let loses_unread = self.decision.loses_unread();
+        let was_never_durable = !loses_unread
+            && (first as usize) < chain.batches.len()
+            && chain.was_never_durable(first, usable, behind, epoch);
+        let sequence = (!loses_unread).then_some(chain.tail + u64::from(first));
+        let doubt = match doubt {
+            // What was read without an error may be wrong all the same: the errors get the time to pass.
+            _ if was_never_durable => Doubt::Denied,
+            doubt => doubt,
+        };
+        let settles = doubt == Doubt::None || self.settle(doubt, sequence, &chain);
+        if settles && doubt != Doubt::None {
+            self.result.dropped_unread = Some(chain.unread.text());
+        }
+        self.judge.chain = chain;
+        settles
+    }
+
+    /// `sequence`: the first batch that may be there and is dropped.
+    fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, chain: &Chain) -> bool {
+        let trials = &mut self.log_trials;
+        if !trials.is_over
+            && let Some(at) = trials.patience.failed(self.now)
+        {
+            self.step = Step::Again { at };
+            return false;
+        }
+        trials.is_over = true;
+        if doubt == Doubt::Beyond && !self.cx.force {
+            let members = chain.unread.text();
+            self.refuse(match sequence {
+                Some(sequence) => RecoveryError::EndUnreadable { sequence, members },
+                None => RecoveryError::LogUnreadable { members },
+            });
+            return false;
+        }
+        true
+    }
+
+    /// Everything that was read is forgotten, and read again.
+    pub(super) fn read_anew(&mut self, pages: &mut PageStore) {
+        debug_assert!(self.io.is_idle() && self.jobs.is_empty(), "nothing is under way");
+        pages.forget_all();
+        let chain = Chain::empty(self.cx.start.sequence, self.cx.map.width());
+        self.decision = Decision::new(&chain);
+        self.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.away);
+        self.tiles.clear();
+        self.suspects.clear();
+        self.lost.clear();
+        self.named_map_pages.clear();
+        self.slots_with_data.clear();
+        self.page_trials = PageTrials::default();
+        self.result = Recovered::default();
+        self.begin_scan();
+    }
+
+    /// Whether an error of this operation is to be counted: not where a ring is scanned, and not again and again where a
+    /// read is tried again (rule T5).
+    pub(crate) fn counts(&self, item: usize) -> bool {
+        let is_ring = self.io.flights.get(item).is_some_and(|flight| matches!(flight.doing, Doing::Ring(_)));
+        !is_ring
+            && !self.page_trials.is_trying()
+            && !self.cell_trials.is_trying()
+            && !self.log_trials.is_trying()
+    }
+}
+
+impl LogTrials {
+    fn is_trying(&self) -> bool {
+        self.patience.has_failed()
+    }
+}

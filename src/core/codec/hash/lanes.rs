@@ -1,0 +1,94 @@
+//! BLAKE3 of many 4 KiB blocks at once. A block is four chunks of 1 KiB, so one block alone fills four lanes of a
+//! register of sixteen; the same chunk of sixteen blocks fills all. The tree over four chunks: two parents and the root.
+//!
+//! The kernel is the blake3 crate's own for many inputs, which it offers for benchmarks without a promise of
+//! stability: the version is fixed in Cargo.toml, and a test compares with what the crate promises.
+
+use blake3::IncrementCounter;
+use blake3::platform::Platform;
+use std::array::from_fn;
+use std::sync::LazyLock;
+
+const BLOCK: usize = 4096;
+/// Bytes of a leaf of the tree (BLAKE3 paper, 2.4).
+const CHUNK: usize = 1024;
+const CHUNKS: usize = BLOCK / CHUNK;
+/// Bytes of a chaining value, and of a hash.
+const VALUE: usize = 32;
+/// Blocks hashed at once: the lanes of the widest registers.
+const LANES: usize = 16;
+/// Fewer blocks than this are hashed one by one: each fills as many lanes alone.
+const LANES_MIN: usize = CHUNKS;
+
+/// The initial value (BLAKE3 paper, table 1), that of SHA-256.
+const IV: [u32; 8] =
+    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+
+/// Domain flags (BLAKE3 paper, table 3).
+const CHUNK_START: u8 = 1;
+const CHUNK_END: u8 = 2;
+const PARENT: u8 = 4;
+const ROOT: u8 = 8;
+
+static PLATFORM: LazyLock<Platform> = LazyLock::new(Platform::detect);
+
+/// Tells the hash of each block, in order.
+pub(super) fn hash_each<'a>(
+    mut blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK]>,
+    mut tell: impl FnMut(&[u8; VALUE]),
+) {
+    while blocks.len() > 0 {
+        // The kernel goes on with half the lanes for what is left, so numbers between powers of two are cut.
+        let lanes = if blocks.len() >= LANES { LANES } else { 1 << blocks.len().ilog2() };
+        if lanes < LANES_MIN {
+            blocks.by_ref().take(lanes).for_each(|block| tell(blake3::hash(block).as_bytes()));
+            continue;
+        }
+        let mut now = [&[0; BLOCK]; LANES];
+        now.iter_mut().zip(blocks.by_ref().take(lanes)).for_each(|(lane, block)| *lane = block);
+        hash_lanes(&now[..lanes]).iter().take(lanes).for_each(&mut tell);
+    }
+}
+
+/// At most [`LANES`] blocks; what is beyond their number is of no meaning.
+fn hash_lanes(blocks: &[&[u8; BLOCK]]) -> [[u8; VALUE]; LANES] {
+    let lanes = blocks.len();
+    let mut chunks = [[[0; VALUE]; LANES]; CHUNKS];
+    for (nth, values) in chunks.iter_mut().enumerate() {
+        let inputs: [&[u8; CHUNK]; LANES] = from_fn(|lane| &blocks[lane.min(lanes - 1)].as_chunks().0[nth]);
+        compress(&inputs[..lanes], nth as u64, 0, CHUNK_START, CHUNK_END, values);
+    }
+    let [first, second, third, fourth] = &chunks;
+    let (left, right) = (join(first, second, lanes, 0), join(third, fourth, lanes, 0));
+    join(&left, &right, lanes, ROOT)
+}
+
+/// The parents of the values of two children each.
+fn join(
+    left: &[[u8; VALUE]; LANES],
+    right: &[[u8; VALUE]; LANES],
+    lanes: usize,
+    root: u8,
+) -> [[u8; VALUE]; LANES] {
+    let nodes: [[u8; 2 * VALUE]; LANES] = from_fn(|lane| {
+        let mut node = [0; 2 * VALUE];
+        node[..VALUE].copy_from_slice(&left[lane]);
+        node[VALUE..].copy_from_slice(&right[lane]);
+        node
+    });
+    let mut values = [[0; VALUE]; LANES];
+    compress(&nodes.each_ref()[..lanes], 0, PARENT, 0, root, &mut values);
+    values
+}
+
+fn compress<const N: usize>(
+    inputs: &[&[u8; N]],
+    counter: u64,
+    flags: u8,
+    start: u8,
+    end: u8,
+    values: &mut [[u8; VALUE]; LANES],
+) {
+    let out = &mut values.as_flattened_mut()[..inputs.len() * VALUE];
+    PLATFORM.hash_many(inputs, &IV, counter, IncrementCounter::No, flags, start, end, out);
+}

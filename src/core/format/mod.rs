@@ -1,0 +1,68 @@
+//! Bytes to types and back, for everything that is on disk. Pure: no I/O, no clocks, no randomness.
+//! docs/on-disk-format.md is the byte-level document; code refers to it rather than repeating it.
+
+mod copies;
+mod counts;
+mod format_error;
+mod inspect;
+mod layout;
+mod log;
+mod member_set;
+mod page;
+mod signature;
+mod superblock;
+mod superblock_bytes;
+#[cfg(test)]
+mod vectors;
+mod words;
+
+pub use copies::{
+    CopyPlace, FIRST_SEQUENCE, Identity, NewestError, all_copy_offsets, damaged_copies, decode_copy, newest,
+    newest_read, superblock_offsets,
+};
+pub use counts::{COUNT_END, COUNTED_IN_A_LIFE, Unfit};
+pub use format_error::FormatError;
+pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
+pub use layout::{
+    ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
+    region_end,
+};
+pub use log::{
+    Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogKey, LogRecord,
+    MAX_HEADER_BLOCKS, Manifest, NO_PLACE, SegmentError, SegmentHeader,
+};
+pub use member_set::MemberSet;
+pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
+pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
+pub use superblock::{
+    ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberState, RedoRecord, Region,
+    RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+};
+use superblock_bytes::MAGIC;
+pub use superblock_bytes::{
+    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT,
+    MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES,
+    check_array_name, valid_name,
+};
+pub use words::UnknownWord;
+
+/// The image of this name in tests/golden, which `written` must be byte for byte: the committed images pin the format.
+/// A change of it that is meant needs a feature or version and new images beside the old ones; what the code writes
+/// now is left under target/golden when the two differ.
+/// The project's root, where golden images and documents are.
+#[cfg(test)]
+fn project() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[cfg(test)]
+fn golden(name: &str, written: &[u8]) -> Vec<u8> {
+    let root = project();
+    let golden = std::fs::read(root.join("tests/golden").join(name)).unwrap_or_default();
+    if golden != written {
+        std::fs::create_dir_all(root.join("target/golden")).unwrap();
+        std::fs::write(root.join("target/golden").join(name), written).unwrap();
+        panic!("{name} differs from what is written now; see target/golden/{name}");
+    }
+    golden
+}

@@ -1,0 +1,41 @@
+//! Simulated members and seeded workloads that drive the real array and volume code: no threads, no clocks, no
+//! files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
+
+mod atlas;
+mod beyond;
+mod disk;
+mod explorer;
+mod faults;
+mod hung;
+mod logs;
+mod noise;
+mod oracle;
+mod outlook;
+mod peace;
+mod presence;
+mod random;
+mod reads;
+mod samples;
+mod scenarios;
+mod sicken;
+mod sickness;
+mod sim;
+mod superblocks;
+mod watch;
+mod workload;
+
+pub use crate::array::mutation::Mutation;
+pub use atlas::{Aim, AtlasTotals, Damage, Place, atlas};
+pub use disk::{DiskCopy, DiskWrite, Fate, SimDisk, WriteFault};
+pub use explorer::{Next, Scenario, Totals, Violation, explore, replay};
+pub use faults::{DiskRegion, Lasts, OpKinds, PassingFault, Trouble};
+pub use hung::HungEnd;
+pub use noise::Noise;
+pub use oracle::{Floor, Oracle, Written, Wrong};
+pub use random::Random;
+pub use samples::{bare_member, small_array};
+pub use scenarios::{FAULT_RULES, SCENARIOS, Standing, is_kept, scenario_of};
+pub use sickness::{FaultCounts, FaultKind, FaultKinds};
+pub use sim::{SimArray, SimShape, SimWorld, Wreck};
+pub use superblocks::Claim;
+pub use workload::{Run, Workload};

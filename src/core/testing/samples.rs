@@ -1,0 +1,43 @@
+//! Values to begin a test with: a small array, a member of which little is known.
+
+use crate::array::{MemberCounters, MemberStatus, NewArray};
+use crate::format::{ArrayShape, ChecksumKind, MemberState, geometry_for, member_bytes_for};
+use crate::units::MemberIndex;
+use uuid::Uuid;
+
+/// An array of 16 MiB, without checksums.
+#[must_use]
+pub fn small_array(data: u16, parity: u16) -> NewArray {
+    let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
+    let volume_bytes = 1 << 24;
+    let bytes = member_bytes_for(volume_bytes, shape).expect("a shape that is possible");
+    let (geometry, regions) =
+        geometry_for(bytes, shape, Some(volume_bytes)).expect("a device that is large enough");
+    NewArray {
+        name: "rock".into(),
+        uuid: Uuid::from_u128(7),
+        created_unix: 1,
+        epoch_id: 100,
+        geometry,
+        regions,
+        checksum: ChecksumKind::None,
+        secret: [3; 16],
+    }
+}
+
+/// A member of which nothing is known but its place and its state.
+#[must_use]
+pub fn bare_member(index: MemberIndex, state: MemberState) -> MemberStatus {
+    MemberStatus {
+        index,
+        uuid: Uuid::nil(),
+        state,
+        device: None,
+        replacement: None,
+        counters: MemberCounters::default(),
+        reason: None,
+        conditions: Vec::new(),
+        returns: false,
+        lacking: Vec::new(),
+    }
+}
