@@ -4,7 +4,7 @@ use super::current::{Mark, is_current};
 use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
-use super::{Array, ArrayAction, STOPPED_CLEANLY, Stopping};
+use super::{Array, ArrayAction, Core, STOPPED_CLEANLY, Stopping};
 use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
@@ -72,9 +72,9 @@ pub(super) const PAUSED_UNRECORDED: &str =
 impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
     pub fn admin(&mut self, now: Timestamp, id: RequestId, request: AdminRequest) {
-        self.now = now;
-        if self.stopping.is_some() {
-            self.admin_done(id, Err(AdminError("the array is stopping".into())));
+        self.core.now = now;
+        if self.core.stopping.is_some() {
+            self.core.admin_done(id, Err(AdminError("the array is stopping".into())));
             return;
         }
         let is_recorded = matches!(
@@ -95,7 +95,8 @@ impl Array {
             AdminRequest::Offline { member } => match self.check_take_out(member, MemberState::Offline) {
                 Ok(_) if self.may_lack(member) => {
                     let checkpoint = self.checkpoint_to_depart();
-                    let (device, since) = (self.member(member).device.map(|device| device.id), self.now);
+                    let (device, since) =
+                        (self.core.member(member).device.map(|device| device.id), self.core.now);
                     self.departures.push(Departure { id, member, device, checkpoint, since });
                     self.run();
                     return;
@@ -106,7 +107,7 @@ impl Array {
             AdminRequest::Online { member, device } => self.bring_in(member, device),
             AdminRequest::Replace { member, device } => self.replace(member, device),
             AdminRequest::Pace { rebuild_min, rebuild_max } => {
-                (self.config.rebuild_min, self.config.rebuild_max) = (rebuild_min, rebuild_max);
+                (self.core.config.rebuild_min, self.core.config.rebuild_max) = (rebuild_min, rebuild_max);
                 Ok("the pace of rebuild and scrub is changed".into())
             }
             AdminRequest::CancelReplace { member } => self.cancel_replacement(member),
@@ -115,7 +116,7 @@ impl Array {
                 Ok(()) => {
                     self.passes.pause_scrub();
                     // The answer waits until the position is recorded: it then survives a kill.
-                    self.pauses.push((id, self.now));
+                    self.pauses.push((id, self.core.now));
                     self.supers.want();
                     self.run();
                     return;
@@ -131,18 +132,18 @@ impl Array {
             AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
                 for departure in std::mem::take(&mut self.departures) {
-                    self.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
+                    self.core.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
                 }
                 self.end_recordings(true);
-                self.stop_begun = Some(self.now);
-                self.stopping = Some(Stopping::Draining(id));
+                self.core.stop_begun = Some(self.core.now);
+                self.core.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
             }
         };
         match is_recorded {
             true => self.answer_recorded(id, result, replacement),
-            false => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
+            false => self.core.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
         }
         self.run();
     }
@@ -155,11 +156,17 @@ impl Array {
         replacement: Option<(DeviceId, Uuid)>,
     ) {
         match result {
-            Ok(text) if !self.is_failed() && !self.is_unjudged() => {
+            Ok(text) if !self.core.is_failed() && !self.is_unjudged() => {
                 let record = self.supers.next_record();
-                self.supers.recordings.push(Recording { id, text, record, since: self.now, replacement });
+                self.supers.recordings.push(Recording {
+                    id,
+                    text,
+                    record,
+                    since: self.core.now,
+                    replacement,
+                });
             }
-            result => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
+            result => self.core.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
         }
     }
 
@@ -167,31 +174,31 @@ impl Array {
     pub(super) fn end_recordings(&mut self, all: bool) {
         for recording in std::mem::take(&mut self.supers.recordings) {
             if let Some((device, uuid)) = recording.replacement
-                && self.find_device(device).is_none()
+                && self.core.find_device(device).is_none()
             {
-                let text = match self.knows(uuid) {
+                let text = match self.core.knows(uuid) {
                     true => "the new device has left again meanwhile: see 'calpe events'",
                     false => "the replacement was cancelled or given up meanwhile: see 'calpe events'",
                 };
-                self.admin_done(recording.id, Err(AdminError(text.into())));
+                self.core.admin_done(recording.id, Err(AdminError(text.into())));
                 continue;
             }
             let is_recorded = self.supers.is_recorded(recording.record);
-            let is_late = self.now.nanos_since(recording.since) >= RECORDING_PATIENCE_NS;
-            if !all && !self.is_failed() && !is_late && !is_recorded {
+            let is_late = self.core.now.nanos_since(recording.since) >= RECORDING_PATIENCE_NS;
+            if !all && !self.core.is_failed() && !is_late && !is_recorded {
                 self.supers.recordings.push(recording);
                 continue;
             }
             let Recording { id, text, .. } = recording;
             let text = if is_recorded { text } else { text + NOT_RECORDED };
-            self.admin_done(id, Ok(AdminOutcome(text)));
+            self.core.admin_done(id, Ok(AdminOutcome(text)));
         }
     }
 
     /// Whether the log has what is not in its place on a member in service.
     pub(super) fn may_lack(&self, index: MemberIndex) -> bool {
         let redo = &self.redo;
-        let is_online = self.member(index).state == MemberState::Online;
+        let is_online = self.core.member(index).state == MemberState::Online;
         // What was replayed is in place there, but it was not told so yet: it would not show it
         // when it comes back. Before that it is not even in place.
         let is_untold = matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_));
@@ -200,7 +207,7 @@ impl Array {
             && redo.pages.dirty_pages() == 0
             && redo.checkpoint.is_over();
         // The superblock of a device that has just replaced another does not say so yet.
-        let is_told = self.exchanged.is_empty();
+        let is_told = self.core.exchanged.is_empty();
         is_online && (is_untold || redo.is_serving() && !(is_in_place && is_told))
     }
 
@@ -224,10 +231,10 @@ impl Array {
                 .iter_mut()
                 .for_each(|departure| _ = departure.checkpoint.get_or_insert(checkpoint));
         }
-        let (now, ended) = (self.now, self.redo.checkpoint.ended);
+        let (now, ended) = (self.core.now, self.redo.checkpoint.ended);
         let is_in_place =
             |departure: &Departure| departure.checkpoint.is_some_and(|checkpoint| ended >= checkpoint);
-        let (is_failed, is_told) = (self.is_failed(), self.exchanged.is_empty());
+        let (is_failed, is_told) = (self.core.is_failed(), self.core.exchanged.is_empty());
         let is_due = |departure: &mut Departure| {
             let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
             is_failed || is_late || (is_in_place(departure) && is_told)
@@ -236,7 +243,7 @@ impl Array {
         for departure in due {
             let in_place = is_in_place(&departure);
             let Departure { id, member, device, .. } = departure;
-            let of_member = self.member(member).device.map(|device| device.id);
+            let of_member = self.core.member(member).device.map(|device| device.id);
             let (reason, rest) = match in_place {
                 true => (TAKEN_OFFLINE, ""),
                 false => (TAKEN_OFFLINE_EARLY, NOT_IN_PLACE),
@@ -274,42 +281,30 @@ impl Array {
 
     /// Tick: answers pauses whose position cannot be recorded.
     fn judge_pauses(&mut self) {
-        let now = self.now;
+        let now = self.core.now;
         let is_late = |(_, since): &(RequestId, Timestamp)| now.nanos_since(*since) >= PAUSE_PATIENCE_NS;
-        if self.is_failed() || self.pauses.iter().any(is_late) {
+        if self.core.is_failed() || self.pauses.iter().any(is_late) {
             self.end_pauses(PAUSED_UNRECORDED);
         }
     }
 
     pub(super) fn end_pauses(&mut self, text: &str) {
         for (id, _) in std::mem::take(&mut self.pauses) {
-            self.admin_done(id, Ok(AdminOutcome(text.into())));
+            self.core.admin_done(id, Ok(AdminOutcome(text.into())));
         }
-    }
-
-    fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminError>) {
-        self.actions.push(ArrayAction::AdminDone(id, result));
-    }
-
-    pub(super) fn known(&self, index: MemberIndex) -> Result<(), String> {
-        let width = self.map.width();
-        if usize::from(index.0) < width {
-            return Ok(());
-        }
-        Err(format!("there is no member {index}: the array has members 0 to {}", width - 1))
     }
 
     fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> Result<String, String> {
         self.check_take_out(index, to)?;
-        match self.member(index).device {
+        match self.core.member(index).device {
             Some(device) => self.fault_device(index, device.id, to, reason.into()),
             None => {
                 // It is out already; it shall not come back by itself, nor after a restart.
-                let member = self.member_mut(index);
+                let member = self.core.member_mut(index);
                 member.state = to;
                 member.reason = Some(reason.into());
                 member.away = None;
-                self.count_members();
+                self.core.count_members();
                 self.supers.want();
             }
         }
@@ -323,7 +318,7 @@ impl Array {
             Entry::CaughtUp(mark) => Some(mark),
             Entry::Rebuilt => None,
         };
-        let member = self.member_mut(index);
+        let member = self.core.member_mut(index);
         if member.uuid != new.uuid {
             member.counters = Default::default();
         }
@@ -335,8 +330,8 @@ impl Array {
         member.progress = Some(Progress { since, awaits_ring, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
         member.reason = Some(how.into());
-        self.count_members();
-        self.note_bad_supers(index, &new.bad_copies);
+        self.core.count_members();
+        self.core.note_bad_supers(index, &new.bad_copies);
         match new.superblock {
             Some(superblock) => {
                 self.supers.note_return(&superblock);
@@ -353,9 +348,9 @@ impl Array {
     pub(super) fn check_return_to_failed(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
         let mark = self.supers.mark();
         let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
-        let verdict = own.filter(|_| self.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
-        let first = self.returnable_now();
-        if verdict.is_none() && own.is_some() && self.online().len() + first.len() >= self.map.k {
+        let verdict = own.filter(|_| self.core.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
+        let first = self.core.returnable_now();
+        if verdict.is_none() && own.is_some() && self.core.online().len() + first.len() >= self.core.map.k {
             let first: Vec<String> = first.iter().map(|member| member.to_string()).collect();
             let name = &self.supers.template().name;
             return Err(format!(
@@ -366,7 +361,7 @@ impl Array {
             ));
         }
         if verdict.is_none() && own.is_some_and(|superblock| is_current(superblock, 0, &mark).is_ok()) {
-            let why = self.member(index).reason.as_deref().unwrap_or("it left before the others");
+            let why = self.core.member(index).reason.as_deref().unwrap_or("it left before the others");
             return Err(format!(
                 "the array has FAILED, and member {index} may lack writes that it had acknowledged and not flushed ({why}); clients \
                  notice that only when the array is started anew. Restart it, without --force: the log is replayed, and nothing \
@@ -384,27 +379,21 @@ impl Array {
         Ok(())
     }
 
-    /// The members that can come back to the array as long as it has failed.
-    pub(super) fn returnable_now(&self) -> MemberSet {
-        let is_out = |member: &MemberIndex| self.member(*member).state != MemberState::Online;
-        if self.is_failed() { self.returnable.iter().filter(is_out).collect() } else { MemberSet::new() }
-    }
-
     fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
         let epoch = self.supers.epoch();
         match new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch) {
             true => drop(self.redo_mut().behind.insert(index)),
             false => drop(self.redo_mut().behind.remove(index)),
         }
-        let member = self.member_mut(index);
+        let member = self.core.member_mut(index);
         member.device = Some(new_device(new));
         member.away = None;
         member.state = MemberState::Online;
         member.reason = None;
-        self.count_members();
-        self.note_bad_supers(index, &new.bad_copies);
-        if self.is_failed() {
-            let missing = self.map.k - self.online().len();
+        self.core.count_members();
+        self.core.note_bad_supers(index, &new.bad_copies);
+        if self.core.is_failed() {
+            let missing = self.core.map.k - self.core.online().len();
             return format!("member {index} is back; {missing} more are needed");
         }
         self.leave_failed();
@@ -425,12 +414,12 @@ impl Array {
         superblock.array == self.supers.template().array
             && superblock.member == index
             && superblock.role == Role::Member
-            && superblock.device == self.member(index).uuid
+            && superblock.device == self.core.member(index).uuid
     }
 
     /// Enough members are back. What their caches lost of unflushed writes is not known, so the log is replayed.
     fn leave_failed(&mut self) {
-        self.returnable = MemberSet::default();
+        self.core.returnable = MemberSet::default();
         // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
         // beyond the end that replay finds (A4, R9).
         self.supers.note_exchange();
@@ -445,12 +434,12 @@ impl Array {
         let at_stake = self.at_stake(index);
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
-        let member = self.member_mut(index);
+        let member = self.core.member_mut(index);
         match member.state {
             MemberState::Online => {
                 member.replacement = Some(Replacement { device, uuid: new.uuid, progress });
                 member.reason = None;
-                self.count_members();
+                self.core.count_members();
                 self.supers.want();
                 return Ok(format!(
                     "member {index} is being replaced; the old device serves until the new one is complete{beside}{at_stake}"
@@ -458,19 +447,19 @@ impl Array {
             }
             MemberState::Rebuilding => {
                 let old = member.device.replace(device);
-                self.releasing.extend(old.map(|device| device.id));
+                self.core.releasing.extend(old.map(|device| device.id));
                 let text = format!(
                     "the rebuild of member {index} ended: another new device takes the place of the one that was being built, \
                      which holds nothing current"
                 );
-                self.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Warning, Some(index), text);
+                self.core.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Warning, Some(index), text);
             }
             _ => member.device = Some(device),
         }
         // Nor does what the one before it was told of pages that it lacks.
         self.redo.pages.left(index);
         self.bad.forget(index);
-        let member = self.member_mut(index);
+        let member = self.core.member_mut(index);
         member.uuid = new.uuid;
         // What the old device went through says nothing about this one.
         member.counters = Default::default();
@@ -478,19 +467,19 @@ impl Array {
         member.state = MemberState::Rebuilding;
         member.progress = Some(progress);
         member.reason = Some("being rebuilt onto a new device".into());
-        self.count_members();
+        self.core.count_members();
         self.supers.note_loss();
-        self.release_idle_devices();
+        self.core.release_idle_devices();
         Ok(format!("member {index} is REBUILDING onto the new device{beside}{at_stake}"))
     }
 
     /// The new device is handed back; the superblocks of the others say so from their next update on.
     fn cancel_replacement(&mut self, index: MemberIndex) -> Result<String, String> {
-        self.check_cancel(index)?;
+        self.core.check_cancel(index)?;
         self.take_back_replacement(index);
-        let rest = self.without_it(index);
+        let rest = self.core.without_it(index);
         let text = format!("the replacement of member {index} was cancelled; {rest}");
-        self.notice(NoticeKind::ReplacementCancelled, NoticeLevel::Info, Some(index), text);
+        self.core.notice(NoticeKind::ReplacementCancelled, NoticeLevel::Info, Some(index), text);
         Ok(format!("the replacement of member {index} is cancelled; {rest}"))
     }
 
@@ -538,15 +527,15 @@ impl Array {
 
     /// Stop: first everything under way ends, then the members are marked clean.
     pub(super) fn pump_stop(&mut self) {
-        if let Some(Stopping::Draining(id) | Stopping::Marking(id)) = self.stopping
+        if let Some(Stopping::Draining(id) | Stopping::Marking(id)) = self.core.stopping
             && self.stop_without_short(id)
         {
             return;
         }
-        let id = match self.stopping {
-            Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.is_failed() => {
+        let id = match self.core.stopping {
+            Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.core.is_failed() => {
                 // Nothing may be written: the members stay dirty.
-                if self.inflight.is_empty() && self.jobs_out == 0 && self.client_ops == 0 {
+                if self.core.inflight.is_empty() && self.core.jobs_out == 0 && self.core.client_ops == 0 {
                     self.finish_stop(id);
                 }
                 return;
@@ -555,9 +544,9 @@ impl Array {
             _ => return,
         };
         self.end_waiting_passes();
-        if self.client_ops > 0
-            || !self.inflight.is_empty()
-            || self.jobs_out > 0
+        if self.core.client_ops > 0
+            || !self.core.inflight.is_empty()
+            || self.core.jobs_out > 0
             || self.supers.is_busy()
             || !self.background_is_idle()
         {
@@ -574,7 +563,7 @@ impl Array {
                 return;
             }
         }
-        self.stopping = Some(Stopping::Marking(id));
+        self.core.stopping = Some(Stopping::Marking(id));
         if emptied {
             self.supers.mark_clean();
         }
@@ -584,7 +573,7 @@ impl Array {
 
     /// The last update of the superblocks has been written, or cannot be.
     pub(super) fn finish_stop(&mut self, id: RequestId) {
-        if !self.is_failed() && !self.acknowledgements_allowed() && !self.is_refused_unwritten() {
+        if !self.core.is_failed() && !self.acknowledgements_allowed() && !self.is_refused_unwritten() {
             // A member failed during the last update; the next one records that.
             return;
         }
@@ -596,24 +585,24 @@ impl Array {
         self.end_pauses("the scrub is paused");
         self.end_recordings(true);
         let words = self.words_for_stop(is_recorded);
-        self.stopping = Some(Stopping::Stopped);
-        let exchanged = std::mem::take(&mut self.exchanged);
+        self.core.stopping = Some(Stopping::Stopped);
+        let exchanged = std::mem::take(&mut self.core.exchanged);
         let exchanged = exchanged.into_iter().map(|replaced| replaced.device.id);
-        for device in self.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
-            self.actions.push(ArrayAction::Release(device));
+        for device in self.core.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
+            self.core.actions.push(ArrayAction::Release(device));
         }
-        self.admin_done(id, Ok(AdminOutcome(words.into())));
+        self.core.admin_done(id, Ok(AdminOutcome(words.into())));
     }
 
     /// How a stop that ends now leaves the array.
     pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
-        let is_marked = !self.supers.is_dirty() && !matches!(self.stopping, Some(Stopping::Marking(_)));
+        let is_marked = !self.supers.is_dirty() && !matches!(self.core.stopping, Some(Stopping::Marking(_)));
         match &self.redo.life {
             // An array that was idle has the mark already.
-            _ if self.is_failed() && is_marked => {
+            _ if self.core.is_failed() && is_marked => {
                 "stopped while FAILED; it had been idle, and is marked clean"
             }
-            _ if self.is_failed() => {
+            _ if self.core.is_failed() => {
                 "stopped while FAILED, and not cleanly: its log is replayed when enough of its members are back"
             }
             Life::Refused(_) => "stopped as it was found: it could not be served",
@@ -622,6 +611,26 @@ impl Array {
             }
             _ => STOPPED_CLEANLY,
         }
+    }
+}
+
+impl Core {
+    fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminError>) {
+        self.actions.push(ArrayAction::AdminDone(id, result));
+    }
+
+    pub(super) fn known(&self, index: MemberIndex) -> Result<(), String> {
+        let width = self.map.width();
+        if usize::from(index.0) < width {
+            return Ok(());
+        }
+        Err(format!("there is no member {index}: the array has members 0 to {}", width - 1))
+    }
+
+    /// The members that can come back to the array as long as it has failed.
+    pub(super) fn returnable_now(&self) -> MemberSet {
+        let is_out = |member: &MemberIndex| self.member(*member).state != MemberState::Online;
+        if self.is_failed() { self.returnable.iter().filter(is_out).collect() } else { MemberSet::new() }
     }
 }
 

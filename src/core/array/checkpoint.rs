@@ -11,7 +11,7 @@ use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::overlay::Run;
-use super::{Array, Inflight, Owner};
+use super::{Array, Core, Inflight, Owner};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberSet;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
@@ -228,13 +228,13 @@ impl Array {
             return;
         }
         let (mut primaries, mut replacements) = (MemberSet::new(), MemberSet::new());
-        for (member, which, _) in self.devices() {
+        for (member, which, _) in self.core.devices() {
             match which {
                 Which::Primary => primaries.insert(member),
                 Which::Replacement => replacements.insert(member),
             };
         }
-        let pool = self.pool.clone();
+        let pool = self.core.pool.clone();
         while self.in_place_allowed() && self.redo().pages.writes_pending() < IN_FLIGHT_MAX {
             let mut io = Vec::new();
             let targets = |member, which| match which {
@@ -251,34 +251,37 @@ impl Array {
 
     /// Writes a run of images to every device that has the slot.
     fn write_run(&mut self, run: &Run) {
-        let member = self.member_at(run.slot, usize::from(run.column));
-        let targets: Vec<DeviceId> = self.targets(member, run.slot).collect();
+        let member = self.core.member_at(run.slot, usize::from(run.column));
+        let targets: Vec<DeviceId> = self.core.targets(member, run.slot).collect();
         if targets.is_empty() {
             return;
         }
-        let bytes = self.join_blocks(&run.blocks);
-        let offset =
-            self.map.device_offset(self.data_offset, run.slot, run.row as usize * ROW_BYTES as usize);
+        let bytes = self.core.join_blocks(&run.blocks);
+        let offset = self.core.map.device_offset(
+            self.core.data_offset,
+            run.slot,
+            run.row as usize * ROW_BYTES as usize,
+        );
         for device in targets {
             let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
             self.redo_mut().checkpoint.in_flight += 1;
-            self.submit_io(Owner::InPlace, member, device, op);
+            self.core.submit_io(Owner::InPlace, member, device, op);
         }
     }
 
     /// Gives back the space of a slot whose stripe holds no data, where a device can. Nobody reads it, and whoever
     /// writes it next does so after this checkpoint.
     fn punch_slot(&mut self, slot: SlotIndex) {
-        for column in 0..self.map.width() {
-            let member = self.member_at(slot, column);
-            for id in self.targets(member, slot).collect::<Vec<_>>() {
-                if self.device_mut(member, id).is_none_or(|device| device.cannot_zero) {
+        for column in 0..self.core.map.width() {
+            let member = self.core.member_at(slot, column);
+            for id in self.core.targets(member, slot).collect::<Vec<_>>() {
+                if self.core.device_mut(member, id).is_none_or(|device| device.cannot_zero) {
                     continue;
                 }
-                let offset = self.map.device_offset(self.data_offset, slot, 0);
-                let op = IoOp::Zero { offset, len: self.map.chunk as u64, may_unmap: true };
+                let offset = self.core.map.device_offset(self.core.data_offset, slot, 0);
+                let op = IoOp::Zero { offset, len: self.core.map.chunk as u64, may_unmap: true };
                 self.redo_mut().checkpoint.in_flight += 1;
-                self.submit_io(Owner::Punch, member, id, op);
+                self.core.submit_io(Owner::Punch, member, id, op);
             }
         }
     }
@@ -291,7 +294,7 @@ impl Array {
             Err(fault) if fault.kind.passes() => {}
             // A device that cannot give space back keeps it.
             Err(_) => {
-                if let Some(device) = self.device_mut(entry.member, entry.device) {
+                if let Some(device) = self.core.device_mut(entry.member, entry.device) {
                     device.cannot_zero = true;
                 }
             }
@@ -301,20 +304,6 @@ impl Array {
         if redo.is_serving() {
             redo.checkpoint.in_flight -= 1;
         }
-    }
-
-    /// The blocks as one buffer.
-    fn join_blocks(&self, blocks: &[Buf]) -> Buf {
-        if let [one] = blocks {
-            return one.clone();
-        }
-        let mut joined = self.pool.alloc(blocks.iter().map(|block| block.len()).sum());
-        let mut at = 0;
-        for block in blocks {
-            joined[at..at + block.len()].copy_from_slice(block);
-            at += block.len();
-        }
-        joined.freeze()
     }
 
     pub(super) fn in_place_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
@@ -360,14 +349,14 @@ impl Array {
     /// Whoever waits for a checkpoint looks again.
     pub(super) fn wake_waiting_for_drain(&mut self) {
         let waiting = std::mem::take(&mut self.redo_mut().waiting_for_drain);
-        self.ready.extend(waiting);
+        self.core.ready.extend(waiting);
     }
 
     /// Tick: a quiet log is put in place, and told to be so.
     pub(super) fn checkpoint_when_idle(&mut self) {
-        let quiet = self.now.nanos_since(self.last_write) >= IDLE_NS;
+        let quiet = self.core.now.nanos_since(self.core.last_write) >= IDLE_NS;
         let redo = &mut self.redo;
-        if !redo.is_serving() || self.write_ops > 0 {
+        if !redo.is_serving() || self.core.write_ops > 0 {
             return;
         }
         let over = redo.journal.is_drained() && redo.pages.dirty_pages() == 0 && redo.checkpoint.is_over();
@@ -382,5 +371,21 @@ impl Array {
         {
             self.issue_batch();
         }
+    }
+}
+
+impl Core {
+    /// The blocks as one buffer.
+    fn join_blocks(&self, blocks: &[Buf]) -> Buf {
+        if let [one] = blocks {
+            return one.clone();
+        }
+        let mut joined = self.pool.alloc(blocks.iter().map(|block| block.len()).sum());
+        let mut at = 0;
+        for block in blocks {
+            joined[at..at + block.len()].copy_from_slice(block);
+            at += block.len();
+        }
+        joined.freeze()
     }
 }

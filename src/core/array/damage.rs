@@ -263,7 +263,9 @@ impl Array {
     pub(super) fn ranges_that_need(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
         self.ranges_of(|(stripe, column, _), why| match why {
             Why::Unreadable => true,
-            Why::SetAside | Why::Gone => self.member_at(self.slot_of(stripe), usize::from(column)) == member,
+            Why::SetAside | Why::Gone => {
+                self.core.member_at(self.slot_of(stripe), usize::from(column)) == member
+            }
             Why::Lost | Why::Proven => false,
         })
     }
@@ -272,7 +274,7 @@ impl Array {
     pub(super) fn ranges_on(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
         self.ranges_of(|(stripe, column, _), why| {
             matches!(why, Why::Unreadable | Why::SetAside | Why::Gone)
-                && self.member_at(self.slot_of(stripe), usize::from(column)) == member
+                && self.core.member_at(self.slot_of(stripe), usize::from(column)) == member
         })
     }
 
@@ -281,7 +283,7 @@ impl Array {
     pub(super) fn set_aside_on(&self) -> MemberSet {
         let is_looked_at = self.damage.has_due() || !self.repaying.is_empty();
         let is_new = |member: &MemberIndex| is_looked_at && self.damage.exchanged.contains(*member);
-        let of_data = self.set_aside_places().filter(|(column, _)| *column < self.map.k);
+        let of_data = self.set_aside_places().filter(|(column, _)| *column < self.core.map.k);
         of_data.map(|(_, member)| member).filter(|member| !is_new(member)).collect()
     }
 
@@ -290,7 +292,7 @@ impl Array {
         let aside = self.damage.iter().filter(|(_, why)| *why == Why::SetAside);
         aside.map(|((stripe, column, _), _)| {
             let column = usize::from(column);
-            (column, self.member_at(self.slot_of(stripe), column))
+            (column, self.core.member_at(self.slot_of(stripe), column))
         })
     }
 
@@ -298,11 +300,11 @@ impl Array {
         let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
         for (block, why) in self.damage.iter() {
             let (stripe, column, row) = block;
-            if usize::from(column) >= self.map.k || !is_wanted(block, why) {
+            if usize::from(column) >= self.core.map.k || !is_wanted(block, why) {
                 continue;
             }
-            let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
-            let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
+            let within = usize::from(column) * self.core.map.chunk + row as usize * ROW_BYTES as usize;
+            let start = stripe.0 * self.core.map.stripe_bytes() as u64 + within as u64;
             match ranges.last_mut() {
                 Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
                 _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
@@ -315,8 +317,8 @@ impl Array {
     /// knew them to be beyond repair. They are listed as unconfirmed, and looked at as soon as the
     /// array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
-        let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
-        let volume_bytes = self.geometry.volume_bytes;
+        let (chunk, stripe_bytes) = (self.core.map.chunk as u64, self.core.map.stripe_bytes() as u64);
+        let volume_bytes = self.core.geometry.volume_bytes;
         let parts = ranges.iter().flat_map(|&(start, len)| {
             let first = start.0 / ROW_BYTES * ROW_BYTES;
             let end = start.0.saturating_add(len).min(volume_bytes);

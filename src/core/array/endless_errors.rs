@@ -6,7 +6,7 @@
 
 use super::bad_blocks::Excess;
 use super::mutation::{Mutation, is_off};
-use super::{Array, NoticeKind, NoticeLevel, Owner};
+use super::{Array, Core, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{DeviceId, IoOp};
 use crate::format::MemberState;
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
@@ -15,11 +15,11 @@ impl Array {
     /// Tick: members with endless errors leave, if they can be spared (T5).
     pub(super) fn judge_errors(&mut self) {
         // While the log is replayed nothing is looked at again.
-        if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
+        if self.core.is_failed() || self.core.stopping.is_some() || !self.redo.is_serving() {
             return;
         }
-        for (index, excess) in self.bad.excessive(self.now, self.looks > 0) {
-            let Some(device) = self.member(index).device else { continue };
+        for (index, excess) in self.bad.excessive(self.core.now, self.looks > 0) {
+            let Some(device) = self.core.member(index).device else { continue };
             let errors = match excess {
                 Excess::Certain(errors) => errors,
                 Excess::Probe(blocks) => {
@@ -48,7 +48,7 @@ impl Array {
                     "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
                      service all the same, for {why}"
                 );
-                self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
+                self.core.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
             }
         }
     }
@@ -57,8 +57,8 @@ impl Array {
     fn probe(&mut self, index: MemberIndex, device: DeviceId, block: u64) {
         let offset = ByteOffset(block * ROW_BYTES);
         if !self.bad.is_of_content(index, block) {
-            let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
-            return self.submit_io(Owner::Probe, index, device, op);
+            let op = IoOp::Read { offset, buf: self.core.pool.alloc(ROW_BYTES as usize) };
+            return self.core.submit_io(Owner::Probe, index, device, op);
         }
         self.look_at_content(index, block);
         self.bad.probed(index);
@@ -68,10 +68,11 @@ impl Array {
     /// it shows as a verdict.
     fn look_at_content(&mut self, index: MemberIndex, block: u64) {
         let offset = ByteOffset(block * ROW_BYTES);
-        if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
-            let chunk = self.map.chunk as u64;
+        if let Some(within) = offset.0.checked_sub(self.core.data_offset.0).filter(|_| self.redo.is_serving())
+        {
+            let chunk = self.core.map.chunk as u64;
             let slot = SlotIndex(within / chunk);
-            let (column, row) = (self.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
+            let (column, row) = (self.core.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
             match self.redo.stripes.stripe_at(slot) {
                 Some(stripe) if self.holds_data(stripe) => self.look_again((stripe, column, row), None),
                 _ => self.note_slot_not_needed(slot),
@@ -81,15 +82,15 @@ impl Array {
 
     /// A block that is needed by nobody was asked for: it was never written, or what it held is given up.
     pub(super) fn note_not_needed(&mut self, slot: SlotIndex, column: usize, row: usize) {
-        let offset = self.map.device_offset(self.data_offset, slot, row * ROW_BYTES as usize);
-        self.bad.verified(self.member_at(slot, column), offset);
+        let offset = self.core.map.device_offset(self.core.data_offset, slot, row * ROW_BYTES as usize);
+        self.bad.verified(self.core.member_at(slot, column), offset);
     }
 
     /// The same of a whole slot, which holds no data.
     pub(super) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
-        let start = self.map.device_offset(self.data_offset, slot, 0).0;
-        for column in 0..self.map.width() {
-            self.bad.not_needed(self.member_at(slot, column), start..start + self.map.chunk as u64);
+        let start = self.core.map.device_offset(self.core.data_offset, slot, 0).0;
+        for column in 0..self.core.map.width() {
+            self.bad.not_needed(self.core.member_at(slot, column), start..start + self.core.map.chunk as u64);
         }
     }
 
@@ -102,29 +103,31 @@ impl Array {
     /// Whether everything that is known can be read without a member in service: each row and page
     /// that is listed as bad on others too (T5).
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
-        let online = self.online();
+        let online = self.core.online();
         // Rows that a device went without are bad on it, and are listed by slots.
         let unlisted = self.bad.unlisted(index) + self.lacking_beside(Some(index)).len();
         // Erasures of a row that is bad on none of the others, as far as that is known.
-        let gone = self.map.width() - online.len() + 1 + unlisted;
+        let gone = self.core.map.width() - online.len() + 1 + unlisted;
         // What is set aside may be on it, too, where the list of that has no room for more.
-        if gone > self.map.m || self.damage.is_full() {
+        if gone > self.core.map.m || self.damage.is_full() {
             return false;
         }
         let redo = &self.redo;
         let holds_data = |block: u64| {
-            let slot = self.slot_of_block(block);
+            let slot = self.core.slot_of_block(block);
             redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
         };
         let rows = self.bad.blocks(index);
-        let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.map.m || !holds_data(block));
+        let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.core.map.m || !holds_data(block));
         rows && self.bad.pages(index).into_iter().all(|(page, bad)| {
             let copies = redo.pages.layout().copies(page).map(|(member, _)| member);
             let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
-            gone + bad + unlisted <= self.map.m
+            gone + bad + unlisted <= self.core.map.m
         })
     }
+}
 
+impl Core {
     /// The slot that a listed block of a member is of.
     pub(super) fn slot_of_block(&self, block: u64) -> SlotIndex {
         SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / self.map.chunk as u64)

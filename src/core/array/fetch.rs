@@ -11,7 +11,7 @@ mod job;
 mod mend;
 mod unbuilt;
 
-use super::{Array, Inflight, Owner};
+use super::{Array, Core, Inflight, Owner};
 use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
@@ -328,8 +328,8 @@ impl Array {
     fn issue_part(&mut self, key: usize, fetch: &mut Fetch, at: usize) {
         let slot = fetch.slot;
         let part = &mut fetch.parts[at];
-        let member = self.map.member_of(slot, ColumnIndex(part.column as u16));
-        let device = self.readable(member, slot);
+        let member = self.core.map.member_of(slot, ColumnIndex(part.column as u16));
+        let device = self.core.readable(member, slot);
         let rows = part.rows.clone();
         let Some(buf) = part.buf.as_mut() else { return };
         let column = part.column;
@@ -368,9 +368,9 @@ impl Array {
         not_needed.into_iter().for_each(|row| self.note_not_needed(slot, column, row));
         if !known {
             let Some(buf) = part.buf.take() else { return };
-            let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);
+            let offset = self.core.map.device_offset(self.core.data_offset, slot, rows.start * BLOCK);
             let item = at << ITEM_ROW_BITS;
-            self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+            self.core.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
             fetch.pending += 1;
             fetch.round_bytes += rows.len() * BLOCK;
             return;
@@ -378,22 +378,8 @@ impl Array {
         let pending: Vec<usize> =
             (0..rows.len()).filter(|&block| fetch.parts[at].blocks[block] == State::Pending).collect();
         for block in pending {
-            self.read_block(key, fetch, at, block);
+            self.core.read_block(key, fetch, at, block);
         }
-    }
-
-    fn read_block(&mut self, key: usize, fetch: &mut Fetch, at: usize, block: usize) {
-        let part = &mut fetch.parts[at];
-        let member = self.map.member_of(fetch.slot, ColumnIndex(part.column as u16));
-        let Some(device) = self.readable(member, fetch.slot) else {
-            part.blocks[block] = State::Absent;
-            return;
-        };
-        let offset = self.map.device_offset(self.data_offset, fetch.slot, (part.rows.start + block) * BLOCK);
-        let buf = self.pool.alloc(BLOCK);
-        let item = at << ITEM_ROW_BITS | (block + 1);
-        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
-        fetch.pending += 1;
     }
 
     /// Takes the end of one of the fetch's reads.
@@ -433,7 +419,7 @@ impl Array {
                 fetch.short_columns.insert(fetch.parts[at].column);
                 let part = &mut fetch.parts[at];
                 let bytes = part.blocks.len() * BLOCK;
-                part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(bytes));
+                part.buf.get_or_insert_with(|| self.core.pool.alloc_zeroed(bytes));
                 match block {
                     Some(block) => part.blocks[block] = State::Absent,
                     None => part.blocks.fill(State::Absent),
@@ -441,10 +427,10 @@ impl Array {
             }
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
                 // Which of its blocks cannot be read is found out one by one.
-                fetch.parts[at].buf = Some(self.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
-                if self.find_device(entry.device).is_some() && fault.kind == IoFaultKind::Medium {
+                fetch.parts[at].buf = Some(self.core.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
+                if self.core.find_device(entry.device).is_some() && fault.kind == IoFaultKind::Medium {
                     for block in 0..fetch.parts[at].blocks.len() {
-                        self.read_block(key, fetch, at, block);
+                        self.core.read_block(key, fetch, at, block);
                     }
                 } else {
                     self.fetch_fault(fetch, &entry, fault);
@@ -455,7 +441,7 @@ impl Array {
                 self.fetch_fault(fetch, &entry, fault);
                 let part = &mut fetch.parts[at];
                 part.blocks[block.unwrap_or(0)] = State::Unread;
-                part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(BLOCK));
+                part.buf.get_or_insert_with(|| self.core.pool.alloc_zeroed(BLOCK));
             }
         }
         if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
@@ -482,7 +468,7 @@ impl Array {
     ) {
         let part = &mut fetch.parts[at];
         let column = part.column;
-        let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
+        let believed = fetch.believes_parity && part.wanted && part.column >= self.core.map.k;
         let mut wrong = 0;
         let first = part.rows.start + blocks.start;
         for (at, (state, good)) in part.blocks[blocks].iter_mut().zip(verdicts).enumerate() {
@@ -492,7 +478,7 @@ impl Array {
             let counts = !good && is_new && !fetch.was_counted;
             wrong += u64::from(counts && !self.is_expected_wrong(fetch.slot, column, first + at));
         }
-        self.member_mut(member).counters.checksum_errors += wrong;
+        self.core.member_mut(member).counters.checksum_errors += wrong;
     }
 
     /// Whether a block is known not to be what it should, or is the parity of a row with such a block: a device that was built
@@ -504,7 +490,7 @@ impl Array {
         let Some(stripe) = self.redo().stripes.stripe_at(slot) else { return false };
         let mut known =
             self.damage.of_stripe(stripe).map(|((_, column, row), _)| (usize::from(column), row as usize));
-        known.any(|of| of == (column, row) || (column >= self.map.k && of.1 == row))
+        known.any(|of| of == (column, row) || (column >= self.core.map.k && of.1 == row))
     }
 
     /// A read of the fetch has failed.
@@ -528,16 +514,16 @@ impl Array {
         for row in broken {
             self.decode_row(fetch, row);
         }
-        fetch.missing = self.missing_of(fetch, true);
+        fetch.missing = self.core.missing_of(fetch, true);
         if !fetch.missing.is_empty() && self.ask_unbuilt(key, fetch) {
             return Fetched::Wait;
         }
         fetch.missing_sources = Vec::new();
         if !fetch.missing.is_empty() {
-            let mut sources = self.missing_of(fetch, false);
+            let mut sources = self.core.missing_of(fetch, false);
             let is_missing = |row: usize| fetch.missing.iter().any(|block| block.row == row);
             // A block of a member that is out is decoded on demand only. Enough others could do it.
-            let (width, k) = (self.map.width(), self.map.k);
+            let (width, k) = (self.core.map.width(), self.core.map.k);
             let could_be_decoded = |block: &Missing| {
                 fetch.state(block.column, block.row) == Some(State::Absent)
                     && fetch.known(block.row, width) >= k
@@ -546,6 +532,110 @@ impl Array {
             fetch.missing_sources = sources;
         }
         Fetched::Done
+    }
+
+    /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are enough, or no
+    /// more.
+    fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
+        let width = self.core.map.width();
+        let is_good = |column: usize, row: usize| {
+            matches!(fetch.state(column, row), Some(State::Good | State::KnownZero(_) | State::Pending))
+        };
+        let mut needed = 0;
+        let mut window: Option<Range<usize>> = None;
+        for &row in broken {
+            let good = (0..width).filter(|&column| is_good(column, row)).count();
+            if good < self.core.map.k {
+                needed = needed.max(self.core.map.k - good);
+                window = Some(window.map_or(row..row + 1, |w| w.start.min(row)..w.end.max(row + 1)));
+            }
+        }
+        let Some(window) = window else { return false };
+        // Columns not asked for yet, those that can be read first.
+        let untried = |column: &usize| {
+            !fetch.parts.iter().any(|part| {
+                part.column == *column && part.rows.start <= window.start && part.rows.end >= window.end
+            })
+        };
+        let mut columns: Vec<usize> = (0..width).filter(untried).collect();
+        columns.sort_by_key(|&column| {
+            self.core
+                .readable(self.core.map.member_of(fetch.slot, ColumnIndex(column as u16)), fetch.slot)
+                .is_none()
+        });
+        columns.truncate(needed);
+        for &column in &columns {
+            let buf = self.core.pool.alloc(window.len() * BLOCK);
+            fetch.parts.push(Part::new(column, window.clone(), false, buf));
+            self.issue_part(key, fetch, fetch.parts.len() - 1);
+        }
+        !columns.is_empty()
+    }
+
+    /// Decodes the blocks of one row that are bad, or absent and wanted. They stay what they are when fewer than k
+    /// columns are good, or when the result does not verify.
+    fn decode_row(&mut self, fetch: &mut Fetch, row: usize) {
+        let width = self.core.map.width();
+        let targets: Vec<(usize, usize, State)> = fetch
+            .parts
+            .iter()
+            .enumerate()
+            .filter_map(|(at, part)| {
+                let block = row.checked_sub(part.rows.start).filter(|_| part.rows.contains(&row))?;
+                let state = part.blocks[block];
+                part.is_broken(state).then_some((at, block, state))
+            })
+            .collect();
+        for (at, block, state) in targets {
+            let column = fetch.parts[at].column;
+            let mut decoded = self.core.pool.alloc(BLOCK);
+            {
+                let present: Vec<(usize, &[u8])> = (0..width)
+                    .filter(|&c| c != column)
+                    .filter_map(|c| Some((c, fetch.good(c, row)?)))
+                    .take(self.core.map.k)
+                    .collect();
+                if present.len() < self.core.map.k {
+                    continue;
+                }
+                self.core
+                    .codec
+                    .recover(&present, &mut [(column, &mut decoded[..])])
+                    .expect("k distinct present columns decode any other");
+            }
+            if !self.redo().verifies(fetch.slot, row, column, &decoded) {
+                continue;
+            }
+            let part = &mut fetch.parts[at];
+            if let Some(buf) = &mut part.buf {
+                buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&decoded);
+            }
+            part.blocks[block] = State::Good;
+            let member = self.core.map.member_of(fetch.slot, ColumnIndex(column as u16));
+            let known = fetch.repairs.iter().any(|repair| repair.column == column && repair.row == row);
+            if let (State::Wrong | State::Unread, false, MemberState::Online, Some(device)) =
+                (state, known, self.core.member(member).state, self.core.readable(member, fetch.slot))
+            {
+                let bytes = decoded.freeze();
+                fetch.repairs.push(Repair { member, device, column, row, bytes });
+            }
+        }
+    }
+}
+
+impl Core {
+    fn read_block(&mut self, key: usize, fetch: &mut Fetch, at: usize, block: usize) {
+        let part = &mut fetch.parts[at];
+        let member = self.map.member_of(fetch.slot, ColumnIndex(part.column as u16));
+        let Some(device) = self.readable(member, fetch.slot) else {
+            part.blocks[block] = State::Absent;
+            return;
+        };
+        let offset = self.map.device_offset(self.data_offset, fetch.slot, (part.rows.start + block) * BLOCK);
+        let buf = self.pool.alloc(BLOCK);
+        let item = at << ITEM_ROW_BITS | (block + 1);
+        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+        fetch.pending += 1;
     }
 
     /// Blocks of parts that are wanted, or of those that are not, that cannot be had.
@@ -564,90 +654,5 @@ impl Array {
             }
         }
         missing
-    }
-
-    /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are enough, or no
-    /// more.
-    fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
-        let width = self.map.width();
-        let is_good = |column: usize, row: usize| {
-            matches!(fetch.state(column, row), Some(State::Good | State::KnownZero(_) | State::Pending))
-        };
-        let mut needed = 0;
-        let mut window: Option<Range<usize>> = None;
-        for &row in broken {
-            let good = (0..width).filter(|&column| is_good(column, row)).count();
-            if good < self.map.k {
-                needed = needed.max(self.map.k - good);
-                window = Some(window.map_or(row..row + 1, |w| w.start.min(row)..w.end.max(row + 1)));
-            }
-        }
-        let Some(window) = window else { return false };
-        // Columns not asked for yet, those that can be read first.
-        let untried = |column: &usize| {
-            !fetch.parts.iter().any(|part| {
-                part.column == *column && part.rows.start <= window.start && part.rows.end >= window.end
-            })
-        };
-        let mut columns: Vec<usize> = (0..width).filter(untried).collect();
-        columns.sort_by_key(|&column| {
-            self.readable(self.map.member_of(fetch.slot, ColumnIndex(column as u16)), fetch.slot).is_none()
-        });
-        columns.truncate(needed);
-        for &column in &columns {
-            let buf = self.pool.alloc(window.len() * BLOCK);
-            fetch.parts.push(Part::new(column, window.clone(), false, buf));
-            self.issue_part(key, fetch, fetch.parts.len() - 1);
-        }
-        !columns.is_empty()
-    }
-
-    /// Decodes the blocks of one row that are bad, or absent and wanted. They stay what they are when fewer than k
-    /// columns are good, or when the result does not verify.
-    fn decode_row(&mut self, fetch: &mut Fetch, row: usize) {
-        let width = self.map.width();
-        let targets: Vec<(usize, usize, State)> = fetch
-            .parts
-            .iter()
-            .enumerate()
-            .filter_map(|(at, part)| {
-                let block = row.checked_sub(part.rows.start).filter(|_| part.rows.contains(&row))?;
-                let state = part.blocks[block];
-                part.is_broken(state).then_some((at, block, state))
-            })
-            .collect();
-        for (at, block, state) in targets {
-            let column = fetch.parts[at].column;
-            let mut decoded = self.pool.alloc(BLOCK);
-            {
-                let present: Vec<(usize, &[u8])> = (0..width)
-                    .filter(|&c| c != column)
-                    .filter_map(|c| Some((c, fetch.good(c, row)?)))
-                    .take(self.map.k)
-                    .collect();
-                if present.len() < self.map.k {
-                    continue;
-                }
-                self.codec
-                    .recover(&present, &mut [(column, &mut decoded[..])])
-                    .expect("k distinct present columns decode any other");
-            }
-            if !self.redo().verifies(fetch.slot, row, column, &decoded) {
-                continue;
-            }
-            let part = &mut fetch.parts[at];
-            if let Some(buf) = &mut part.buf {
-                buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&decoded);
-            }
-            part.blocks[block] = State::Good;
-            let member = self.map.member_of(fetch.slot, ColumnIndex(column as u16));
-            let known = fetch.repairs.iter().any(|repair| repair.column == column && repair.row == row);
-            if let (State::Wrong | State::Unread, false, MemberState::Online, Some(device)) =
-                (state, known, self.member(member).state, self.readable(member, fetch.slot))
-            {
-                let bytes = decoded.freeze();
-                fetch.repairs.push(Repair { member, device, column, row, bytes });
-            }
-        }
     }
 }

@@ -14,14 +14,14 @@ use std::collections::BTreeSet;
 impl Array {
     /// Answers for `count` stripes.
     pub(super) fn start_health(&mut self, piece: PieceId, first: SlotIndex, count: u64) {
-        assert!(count > 0 && first.0 + count <= self.map.slots, "health out of bounds");
-        let stripe_bytes = self.map.stripe_bytes() as u64;
+        assert!(count > 0 && first.0 + count <= self.core.map.slots, "health out of bounds");
+        let stripe_bytes = self.core.map.stripe_bytes() as u64;
         let mut runs: Vec<(u64, Health)> = Vec::new();
         let mut add = |len: u64, health: Health| match runs.last_mut() {
             Some(last) if last.1 == health => last.0 += len,
             _ => runs.push((len, health)),
         };
-        let unserved = self.is_failed() || self.log_is_refused();
+        let unserved = self.core.is_failed() || self.log_is_refused();
         for stripe in (first.0..first.0 + count).map(StripeIndex) {
             if unserved {
                 add(stripe_bytes, Health::Lost);
@@ -36,8 +36,8 @@ impl Array {
             }
             // A block that is gone leaves the others of its row with less to be decoded from.
             let rows: BTreeSet<u32> = broken.iter().map(|&(_, row)| row).collect();
-            for column in 0..self.map.k as u16 {
-                for row in 0..(self.map.chunk as u64 / ROW_BYTES) as u32 {
+            for column in 0..self.core.map.k as u16 {
+                for row in 0..(self.core.map.chunk as u64 / ROW_BYTES) as u32 {
                     let is_lost = broken.contains(&(column, row)) || doubtful.contains(&column);
                     let health = match (is_lost, rows.contains(&row)) {
                         (true, _) => Health::Lost,
@@ -48,22 +48,22 @@ impl Array {
                 }
             }
         }
-        self.done(piece, Ok(SlotReply::Health(runs)));
+        self.core.done(piece, Ok(SlotReply::Health(runs)));
     }
 
     /// What members and rebuilds make of a stripe; and its columns of data that its own member may
     /// not have, nor the others together.
     fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
         let slot = self.slot_of(stripe);
-        let is_missing = |member: MemberIndex| self.readable(member, slot).is_none();
+        let is_missing = |member: MemberIndex| self.core.readable(member, slot).is_none();
         let may_lack = |member: MemberIndex| is_missing(member) || self.is_read_without(member, slot);
-        let members = || (0..self.map.width()).map(|at| MemberIndex(at as u16));
+        let members = || (0..self.core.map.width()).map(|at| MemberIndex(at as u16));
         let missing = members().filter(|&member| is_missing(member)).count();
         let lacking = members().filter(|&member| may_lack(member)).count();
-        if missing > self.map.m {
+        if missing > self.core.map.m {
             (Health::Lost, Vec::new())
-        } else if lacking > self.map.m {
-            let columns = (0..self.map.k).filter(|&column| may_lack(self.member_at(slot, column)));
+        } else if lacking > self.core.map.m {
+            let columns = (0..self.core.map.k).filter(|&column| may_lack(self.core.member_at(slot, column)));
             (Health::Degraded, columns.map(|column| column as u16).collect())
         } else if lacking > 0 {
             (Health::Degraded, Vec::new())

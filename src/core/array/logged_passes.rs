@@ -3,6 +3,7 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
+use super::Core;
 use super::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Why};
 use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
@@ -103,14 +104,14 @@ impl Array {
             stage: Stage::Hold,
             fetch,
             writing: 0,
-            not_before: self.now,
+            not_before: self.core.now,
             unreadable_since: None,
             bad: 0,
             repaired: 0,
             unread: Vec::new(),
         };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
     }
 
     fn new_hold(&self, slot: SlotIndex, work: &Work) -> SlotHold {
@@ -119,7 +120,8 @@ impl Array {
             Work::Scrub => SlotHold::new(slot, life),
             Work::Build(_) => SlotHold::to_build(slot, None, life),
             Work::Rebuild(targets) => {
-                let since: Option<Vec<u64>> = targets.iter().map(|target| self.needs_since(target)).collect();
+                let since: Option<Vec<u64>> =
+                    targets.iter().map(|target| self.core.needs_since(target)).collect();
                 SlotHold::to_build(slot, since.and_then(|since| since.into_iter().min()), life)
             }
         }
@@ -132,10 +134,10 @@ impl Array {
         if pass.stage != Stage::Hold {
             return Flow::Wait;
         }
-        if self.is_failed() || !self.redo().is_serving() {
+        if self.core.is_failed() || !self.redo().is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
-        if self.now < pass.not_before {
+        if self.core.now < pass.not_before {
             return Flow::Wait;
         }
         let held = self.hold_slot(key, &mut pass.hold);
@@ -151,14 +153,14 @@ impl Array {
             Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
-        let rows = 0..self.map.chunk / BLOCK;
+        let rows = 0..self.core.map.chunk / BLOCK;
         let columns: Vec<usize> = match &pass.work {
-            Work::Scrub => (0..self.map.width()).collect(),
+            Work::Scrub => (0..self.core.map.width()).collect(),
             Work::Build(target) => vec![target.column],
             Work::Rebuild(targets) => {
                 // A device that only missed some time needs what was written since.
                 let needs = |target: &&Target| {
-                    self.needs_since(target).is_none_or(|since| self.is_missed(stripe, since))
+                    self.core.needs_since(target).is_none_or(|since| self.is_missed(stripe, since))
                 };
                 let mut columns: Vec<usize> =
                     targets.iter().filter(needs).map(|target| target.column).collect();
@@ -174,18 +176,22 @@ impl Array {
         for column in columns {
             // A scrub of a degraded array verifies what is there.
             let slot = pass.hold.slot;
-            if !pass.is_rebuild() && self.readable(self.member_at(slot, column), slot).is_none() {
+            if !pass.is_rebuild() && self.core.readable(self.core.member_at(slot, column), slot).is_none() {
                 continue;
             }
-            pass.fetch.want(column, rows.clone(), self.pool.alloc(self.map.chunk));
+            pass.fetch.want(column, rows.clone(), self.core.pool.alloc(self.core.map.chunk));
             wanted += 1;
         }
         // Equal hashes prove equal bytes only where nobody can make them collide; a CRC is looked at again, below.
         let proves = self.redo().checksums == Some(BlockHasher::Blake3);
-        if matches!(pass.work, Work::Scrub) && proves && self.map.m > 0 && wanted == self.map.width() {
+        if matches!(pass.work, Work::Scrub)
+            && proves
+            && self.core.map.m > 0
+            && wanted == self.core.map.width()
+        {
             pass.fetch.blend(Blend {
-                transform: self.encoding.clone(),
-                inputs: (0..self.map.k).map(Ingredient::Wanted).collect(),
+                transform: self.core.encoding.clone(),
+                inputs: (0..self.core.map.k).map(Ingredient::Wanted).collect(),
                 keeps: false,
             });
         }
@@ -213,12 +219,12 @@ impl Array {
             Work::Build(_) => {}
             Work::Rebuild(targets) => {
                 // Others follow it, and all of them again and again.
-                if self.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
+                if self.core.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
                     let text = format!(
                         "slot {slot} was not built, as its checksums cannot be read for now: it is tried again, as are \
                          others like it"
                     );
-                    self.notice(NoticeKind::SlotSkipped, NoticeLevel::Warning, None, text);
+                    self.core.notice(NoticeKind::SlotSkipped, NoticeLevel::Warning, None, text);
                 }
                 targets.iter().for_each(|target| self.slot_lacks(slot, target));
             }
@@ -260,10 +266,10 @@ impl Array {
         if pass.writing > 0 {
             return Flow::Wait;
         }
-        if !self.is_failed() {
+        if !self.core.is_failed() {
             self.forget_built(pass);
         }
-        self.end_logged_pass(key, pass, !self.is_failed())
+        self.end_logged_pass(key, pass, !self.core.is_failed())
     }
 
     /// Takes the end of a job: what was read is verified.
@@ -280,12 +286,12 @@ impl Array {
     }
 
     fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        if self.is_failed() || !self.redo().is_serving() {
+        if self.core.is_failed() || !self.redo().is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
         if !pass.fetch.repairs.is_empty() && !self.acknowledgements_allowed() {
             pass.stage = Stage::Gate;
-            self.gated.push(key);
+            self.core.gated.push(key);
             return Flow::Wait;
         }
         pass.stage = Stage::Write;
@@ -342,7 +348,7 @@ impl Array {
             let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
                 continue;
             };
-            if self.find_device(target.device).is_none() {
+            if self.core.find_device(target.device).is_none() {
                 continue;
             }
             // What cannot be had is left as it is: the device may hold the only copy of it (T1). So is what it has given itself.
@@ -352,10 +358,10 @@ impl Array {
                         && !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
             };
             for rows in runs(0..buf.len() / BLOCK, has) {
-                let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);
+                let offset = self.core.map.device_offset(self.core.data_offset, slot, rows.start * BLOCK);
                 let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
                 let op = IoOp::Write { offset, buf, fua: false };
-                self.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+                self.core.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
                 pass.writing += 1;
             }
         }
@@ -365,8 +371,9 @@ impl Array {
 
     /// The scrub takes note of members that it cannot check in a slot.
     fn note_unchecked(&mut self, slot: SlotIndex) {
-        let members = (0..self.map.width()).map(|column| self.member_at(slot, column));
-        let out: Vec<MemberIndex> = members.filter(|&member| self.readable(member, slot).is_none()).collect();
+        let members = (0..self.core.map.width()).map(|column| self.core.member_at(slot, column));
+        let out: Vec<MemberIndex> =
+            members.filter(|&member| self.core.readable(member, slot).is_none()).collect();
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             for member in out {
                 scrub.unchecked.insert(member);
@@ -376,10 +383,10 @@ impl Array {
 
     /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
     fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
-        let since = *pass.unreadable_since.get_or_insert(self.now);
-        let is_over = self.now.nanos_since(since) >= PATIENCE_NS
+        let since = *pass.unreadable_since.get_or_insert(self.core.now);
+        let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS
             || self.passes.patience_spent >= PATIENCE_TOTAL_NS
-            || self.hurried;
+            || self.core.hurried;
         if is_over {
             return false;
         }
@@ -390,8 +397,8 @@ impl Array {
         pass.fetch = Fetch::new(slot);
         pass.fetch.background = true;
         pass.stage = Stage::Hold;
-        pass.not_before = Timestamp(self.now.0 + RETRY_NS);
-        self.patient.push((pass.not_before, key));
+        pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
+        self.core.patient.push((pass.not_before, key));
         true
     }
 
@@ -401,7 +408,7 @@ impl Array {
             // What others are found to have wrong on the way is a scrub's to repair.
             pass.fetch.repairs.retain(|repair| repair.column == column);
         }
-        self.note_found(pass);
+        self.core.note_found(pass);
         pass.writing = self.send_repairs(key, &mut pass.fetch);
         if pass.writing > 0 {
             return Flow::Wait;
@@ -410,21 +417,14 @@ impl Array {
         self.end_logged_pass(key, pass, true)
     }
 
-    /// Takes note of what a pass that repairs has found.
-    fn note_found(&mut self, pass: &mut LoggedPass) {
-        pass.bad = pass.fetch.repairs.len() as u64;
-        let unread = pass.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
-        pass.unread = unread.map(|block| block.column).collect();
-    }
-
     /// What a pass has read, and repaired where it was bad, is on the devices in service.
     fn forget_built(&mut self, pass: &LoggedPass) {
         if pass.repaired < pass.bad || pass.is_rebuild() {
             return;
         }
         let slot = pass.hold.slot;
-        for column in 0..self.map.width() {
-            let member = self.member_at(slot, column);
+        for column in 0..self.core.map.width() {
+            let member = self.core.member_at(slot, column);
             let was_read = match &pass.work {
                 Work::Build(target) => target.column == column,
                 _ => true,
@@ -434,7 +434,7 @@ impl Array {
                 && !pass.unread.contains(&column)
                 && !pass.fetch.short_columns.contains(&column)
                 && self.may_lack_slot(member, slot)
-                && let Some(device) = self.readable(member, slot)
+                && let Some(device) = self.core.readable(member, slot)
             {
                 self.forget_lacking(slot, member, device);
             }
@@ -449,8 +449,10 @@ impl Array {
             Work::Scrub => self.note_slot_not_needed(slot),
             Work::Build(target) => self.forget_lacking(slot, target.member, target.device),
             Work::Rebuild(targets) => {
-                for target in
-                    targets.iter().filter(|target| self.needs_since(target).is_none()).collect::<Vec<_>>()
+                for target in targets
+                    .iter()
+                    .filter(|target| self.core.needs_since(target).is_none())
+                    .collect::<Vec<_>>()
                 {
                     self.forget_lacking(slot, target.member, target.device);
                 }
@@ -467,15 +469,15 @@ impl Array {
         // Members may have left before they gave what they have.
         self.note_unchecked(slot);
         // A member that has left service meanwhile needs none.
-        pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
-        self.note_found(pass);
+        pass.fetch.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
+        self.core.note_found(pass);
         let repairs = pass.bad;
         let lost = std::mem::take(&mut pass.fetch.missing);
         let unread = self.given_up_unread(slot, &pass.fetch);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             scrub.errors += repairs + (lost.len() + unread.len()) as u64;
         }
-        let all = [pass.fetch.missing_data(&lost, self.map.k), unread].concat();
+        let all = [pass.fetch.missing_data(&lost, self.core.map.k), unread].concat();
         if !all.is_empty()
             && let Some(stripe) = self.redo().stripes.stripe_at(slot)
         {
@@ -487,9 +489,9 @@ impl Array {
         let present: Vec<(usize, &[u8])> =
             columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
         let agree = !lost.is_empty()
-            || present.len() <= self.map.k
+            || present.len() <= self.core.map.k
             || encoded.map_or_else(
-                || self.codec.consistent(&present),
+                || self.core.codec.consistent(&present),
                 |encoded| self.is_parity(slot, &encoded.output_hashes),
             );
         if !agree && self.redo().checksums.is_none() {
@@ -503,7 +505,7 @@ impl Array {
                 "scrub: every block of slot {slot} matches its checksum, but parity does not match data; nothing was \
                  changed. Write the stripe again, and report this: it should not be possible"
             );
-            self.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
         }
         pass.writing = self.send_repairs(key, &mut pass.fetch);
         if pass.writing > 0 {
@@ -520,8 +522,8 @@ impl Array {
         if fetch.short_columns.is_empty() {
             return false;
         }
-        let members = fetch.short_columns.iter().map(|&column| self.member_at(slot, column)).collect();
-        let (turns, now) = (self.scrub_turns(), self.now);
+        let members = fetch.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
+        let (turns, now) = (self.scrub_turns(), self.core.now);
         let scrub = self.passes.pass_mut(ActivityKind::Scrub);
         scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
     }
@@ -529,11 +531,11 @@ impl Array {
     /// Blocks of data that the fetch did not ask for, as their members are out, and that their entries call set aside or lost:
     /// they are missing although their rows are whole otherwise.
     fn given_up_unread(&self, slot: SlotIndex, fetch: &Fetch) -> Vec<Missing> {
-        let is_out = |column: &usize| self.readable(self.member_at(slot, *column), slot).is_none();
-        let known = fetch.missing_data(&[], self.map.k);
+        let is_out = |column: &usize| self.core.readable(self.core.member_at(slot, *column), slot).is_none();
+        let known = fetch.missing_data(&[], self.core.map.k);
         let mut all = Vec::new();
-        for column in (0..self.map.k).filter(is_out) {
-            for row in 0..self.map.chunk / BLOCK {
+        for column in (0..self.core.map.k).filter(is_out) {
+            for row in 0..self.core.map.chunk / BLOCK {
                 let why = match self.redo().block_hash(slot, row, column) {
                     Some(hash) if hash.is_set_aside() => Why::SetAside,
                     Some(BlockHash::LOST) => Why::Lost,
@@ -576,8 +578,8 @@ impl Array {
     /// Whether hashes of the parities of data that was found good, column after column, are those of the parities that
     /// should be there. None of these is lost, so each is there, or was decoded, with the hash it should have.
     fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
-        let rows = 0..self.map.chunk / BLOCK;
-        let parities = (self.map.k..self.map.width()).map(|column| ColumnIndex(column as u16));
+        let rows = 0..self.core.map.chunk / BLOCK;
+        let parities = (self.core.map.k..self.core.map.width()).map(|column| ColumnIndex(column as u16));
         let expected = parities.flat_map(|column| self.redo().pages.hashes(slot, rows.clone(), column));
         expected.eq(hashes.iter().copied())
     }
@@ -591,15 +593,15 @@ impl Array {
     ) -> Flow {
         let slot = pass.hold.slot;
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {
-            let member = self.member_at(slot, column);
-            Some(Column { column, member, device: self.readable(member, slot)?, buf })
+            let member = self.core.member_at(slot, column);
+            Some(Column { column, member, device: self.core.readable(member, slot)?, buf })
         });
         let columns: Vec<Column> = columns.collect();
         for Repair { member, device, start, buf } in self.scrub_columns(slot, &columns) {
-            if self.find_device(device).is_none() {
+            if self.core.find_device(device).is_none() {
                 continue;
             }
-            self.send_repair(key, &mut pass.fetch, member, device, start / BLOCK, buf);
+            self.core.send_repair(key, &mut pass.fetch, member, device, start / BLOCK, buf);
             pass.writing += 1;
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
@@ -609,13 +611,22 @@ impl Array {
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
         let slot = pass.hold.slot;
         self.let_slot_go(key, &mut pass.hold);
-        self.patient.retain(|(_, other)| *other != key);
+        self.core.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
             Work::Build(_) => self.looked_at_lacking(),
             Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
         }
         Flow::Finished
+    }
+}
+
+impl Core {
+    /// Takes note of what a pass that repairs has found.
+    fn note_found(&mut self, pass: &mut LoggedPass) {
+        pass.bad = pass.fetch.repairs.len() as u64;
+        let unread = pass.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
+        pass.unread = unread.map(|block| block.column).collect();
     }
 }
 

@@ -4,7 +4,7 @@ use super::damage::BlockName;
 use super::fetch::{Fetch, Fetched, Missing, Why};
 use super::lock::LockMode;
 use super::page_hold::{PageHold, PagesHeld};
-use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
+use super::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{BufMut, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
@@ -62,7 +62,7 @@ impl Array {
         offset: usize,
         buf: BufMut,
     ) {
-        self.client_ops += 1;
+        self.core.client_ops += 1;
         self.begin_logged_read(Some(piece), None, stripe, offset, buf);
     }
 
@@ -76,9 +76,15 @@ impl Array {
         }
         let (stripe, column, row) = block;
         self.looks += 1;
-        let buf = self.pool.alloc(BLOCK);
+        let buf = self.core.pool.alloc(BLOCK);
         let (column, row) = (usize::from(column), row as usize);
-        self.begin_logged_read(None, Some((column, row)), stripe, column * self.map.chunk + row * BLOCK, buf);
+        self.begin_logged_read(
+            None,
+            Some((column, row)),
+            stripe,
+            column * self.core.map.chunk + row * BLOCK,
+            buf,
+        );
     }
 
     fn begin_logged_read(
@@ -108,9 +114,9 @@ impl Array {
             looked_again: 0,
             is_aside: false,
         });
-        let rows = self.rows_of_read(&read);
+        let rows = self.core.rows_of_read(&read);
         let key = self.ops.insert(Op::Busy);
-        let flow = if self.locks.acquire(slot, rows, LockMode::Shared, key) {
+        let flow = if self.core.locks.acquire(slot, rows, LockMode::Shared, key) {
             self.advance_logged_read(key, &mut read)
         } else {
             Flow::Wait
@@ -118,28 +124,11 @@ impl Array {
         self.put_back(key, Op::LoggedRead(read), flow);
     }
 
-    fn rows_of_read(&self, read: &LoggedRead) -> Range<usize> {
-        match read.looks_at {
-            Some((_, row)) => row * BLOCK..(row + 1) * BLOCK,
-            None => self.rows_of(read.offset, read.len),
-        }
-    }
-
-    /// Rows, in bytes within the chunk and whole blocks, that a byte range of a stripe touches.
-    pub(super) fn rows_of(&self, offset: usize, len: usize) -> Range<usize> {
-        let (mut low, mut high) = (usize::MAX, 0);
-        for part in self.map.columns(offset, len) {
-            low = low.min(part.range.start / BLOCK * BLOCK);
-            high = high.max(part.range.end.next_multiple_of(BLOCK));
-        }
-        low..high
-    }
-
     pub(super) fn advance_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         if matches!(read.stage, Stage::Fetch | Stage::Repair) {
             return Flow::Wait;
         }
-        if self.is_failed() || read.life != self.redo().lives {
+        if self.core.is_failed() || read.life != self.redo().lives {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         if read.stage == Stage::Repay {
@@ -147,11 +136,11 @@ impl Array {
                 return Flow::Wait;
             }
             read.stage = Stage::Lock;
-            let rows = self.rows_of_read(read);
-            self.locks.acquire(SlotIndex(read.stripe.0), rows, LockMode::Shared, key);
+            let rows = self.core.rows_of_read(read);
+            self.core.locks.acquire(SlotIndex(read.stripe.0), rows, LockMode::Shared, key);
         }
         if read.stage == Stage::Lock {
-            if !self.locks.is_held(SlotIndex(read.stripe.0), key) {
+            if !self.core.locks.is_held(SlotIndex(read.stripe.0), key) {
                 return Flow::Wait;
             }
             read.slot = self.slot_of(read.stripe);
@@ -163,7 +152,7 @@ impl Array {
                 return self.end_logged_read(key, read, Ok(SlotReply::Sparse(buf, vec![whole])));
             }
             read.stage = Stage::Pages;
-            let rows = self.rows_of_read(read);
+            let rows = self.core.rows_of_read(read);
             let pages = self.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
             read.pages = PageHold::new(pages, read.life);
         }
@@ -194,7 +183,7 @@ impl Array {
             };
         }
         let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
-        for part in self.map.columns(read.offset, read.len).collect::<Vec<_>>() {
+        for part in self.core.map.columns(read.offset, read.len).collect::<Vec<_>>() {
             let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
             // Whole blocks are read into the client's buffer, others beside it.
             let buf = match read.buf.as_mut().filter(|_| aligned) {
@@ -202,7 +191,7 @@ impl Array {
                     let tail = rest.split_off(part.range.len());
                     std::mem::replace(rest, tail)
                 }
-                None => self.pool.alloc(rows.len() * BLOCK),
+                None => self.core.pool.alloc(rows.len() * BLOCK),
             };
             read.fetch.want(usize::from(part.column.0), rows, buf);
         }
@@ -245,7 +234,7 @@ impl Array {
     }
 
     fn answer_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        if self.is_failed() || read.life != self.redo().lives {
+        if self.core.is_failed() || read.life != self.redo().lives {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         if !read.fetch.missing.is_empty() {
@@ -266,7 +255,7 @@ impl Array {
         let parts = read.fetch.take();
         let mut reply = if aligned { None } else { read.buf.take() };
         let mut at = 0;
-        for (range, (column, rows, part)) in self.map.columns(read.offset, read.len).zip(parts) {
+        for (range, (column, rows, part)) in self.core.map.columns(read.offset, read.len).zip(parts) {
             if aligned {
                 if !unwritten.is_empty() {
                     let of_part = rows.clone().filter(|&row| unwritten.contains(&(column, row)));
@@ -280,7 +269,7 @@ impl Array {
                 }
                 match reply.take() {
                     None => reply = Some(part),
-                    Some(whole) => reply = Some(self.join(whole, part)),
+                    Some(whole) => reply = Some(self.core.join(whole, part)),
                 }
             } else if let Some(buf) = &mut reply {
                 let start = range.range.start - rows.start * BLOCK;
@@ -291,10 +280,10 @@ impl Array {
         }
         let reply = reply.expect("a read has at least one byte");
         read.answered = true;
-        self.client_ops -= 1;
+        self.core.client_ops -= 1;
         let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
         if let Some(piece) = read.piece {
-            self.done(piece, Ok(reply));
+            self.core.done(piece, Ok(reply));
         }
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;
@@ -307,7 +296,7 @@ impl Array {
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         let missing = std::mem::take(&mut read.fetch.missing);
         // A repair counts parity as well.
-        let columns = if self.repair.is_some() { self.map.width() } else { self.map.k };
+        let columns = if self.repair.is_some() { self.core.map.width() } else { self.core.map.k };
         let all = read.fetch.missing_data(&missing, columns);
         if read.looks_at.is_some() {
             self.damage.note(read.stripe, &all);
@@ -320,26 +309,91 @@ impl Array {
             && missing.iter().all(|block| may_change(block.why))
             && read.looked_again < LOOKS_AGAIN
             && !read.fetch.host_is_short
-            && !self.hurried
+            && !self.core.hurried
         {
             read.looked_again += 1;
-            self.take_buffer_back(read);
+            self.core.take_buffer_back(read);
             return self.fetch_for_read(key, read);
         }
         self.note_missing(read.stripe, read.slot, &all);
-        let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.stopping.is_none();
+        let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.core.stopping.is_none();
         if !can_repay || missing.iter().any(|block| block.why != Why::SetAside) {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         read.has_repaid = true;
-        self.take_buffer_back(read);
+        self.core.take_buffer_back(read);
         self.release_pages(&mut read.pages);
-        self.unlock(SlotIndex(read.stripe.0), key);
+        self.core.unlock(SlotIndex(read.stripe.0), key);
         read.stage = Stage::Repay;
         for block in missing {
             self.start_repay((read.stripe, block.column as u16, block.row as u32), Some(key));
         }
         Flow::Wait
+    }
+
+    /// Blocks of a byte range of a stripe that were read are not damaged any more.
+    fn forget_damage(&mut self, stripe: StripeIndex, offset: usize, len: usize) {
+        if self.damage.is_empty() {
+            return;
+        }
+        for part in self.core.map.columns(offset, len) {
+            let rows = (part.range.start / BLOCK) as u32..part.range.end.div_ceil(BLOCK) as u32;
+            self.damage.forget_rows(stripe, part.column.0, rows);
+        }
+    }
+
+    fn end_logged_read(
+        &mut self,
+        key: usize,
+        read: &mut LoggedRead,
+        result: Result<SlotReply, ClientError>,
+    ) -> Flow {
+        if !read.answered {
+            read.answered = true;
+            if let Some(piece) = read.piece {
+                self.core.client_ops -= 1;
+                self.core.done(piece, result);
+            }
+        }
+        self.release_logged_read(key, read)
+    }
+
+    fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        if let Some((column, row)) = read.looks_at.take() {
+            self.looks -= 1;
+            let block = (read.stripe, column as u16, row as u32);
+            self.damage.looked_at(block);
+            let waiters = self.repaying.remove(&block).unwrap_or_default();
+            if read.is_aside && self.core.stopping.is_none() {
+                self.start_repay(block, waiters);
+            } else {
+                self.core.ready.extend(waiters);
+            }
+        }
+        self.release_pages(&mut read.pages);
+        if read.stage != Stage::Repay {
+            self.core.unlock(SlotIndex(read.stripe.0), key);
+        }
+        Flow::Finished
+    }
+}
+
+impl Core {
+    fn rows_of_read(&self, read: &LoggedRead) -> Range<usize> {
+        match read.looks_at {
+            Some((_, row)) => row * BLOCK..(row + 1) * BLOCK,
+            None => self.rows_of(read.offset, read.len),
+        }
+    }
+
+    /// Rows, in bytes within the chunk and whole blocks, that a byte range of a stripe touches.
+    pub(super) fn rows_of(&self, offset: usize, len: usize) -> Range<usize> {
+        let (mut low, mut high) = (usize::MAX, 0);
+        for part in self.map.columns(offset, len) {
+            low = low.min(part.range.start / BLOCK * BLOCK);
+            high = high.max(part.range.end.next_multiple_of(BLOCK));
+        }
+        low..high
     }
 
     /// The client's buffer, if it was split among the columns, is whole again.
@@ -348,17 +402,6 @@ impl Array {
         if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
             read.buf =
                 parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
-        }
-    }
-
-    /// Blocks of a byte range of a stripe that were read are not damaged any more.
-    fn forget_damage(&mut self, stripe: StripeIndex, offset: usize, len: usize) {
-        if self.damage.is_empty() {
-            return;
-        }
-        for part in self.map.columns(offset, len) {
-            let rows = (part.range.start / BLOCK) as u32..part.range.end.div_ceil(BLOCK) as u32;
-            self.damage.forget_rows(stripe, part.column.0, rows);
         }
     }
 
@@ -373,40 +416,5 @@ impl Array {
                 joined
             }
         }
-    }
-
-    fn end_logged_read(
-        &mut self,
-        key: usize,
-        read: &mut LoggedRead,
-        result: Result<SlotReply, ClientError>,
-    ) -> Flow {
-        if !read.answered {
-            read.answered = true;
-            if let Some(piece) = read.piece {
-                self.client_ops -= 1;
-                self.done(piece, result);
-            }
-        }
-        self.release_logged_read(key, read)
-    }
-
-    fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        if let Some((column, row)) = read.looks_at.take() {
-            self.looks -= 1;
-            let block = (read.stripe, column as u16, row as u32);
-            self.damage.looked_at(block);
-            let waiters = self.repaying.remove(&block).unwrap_or_default();
-            if read.is_aside && self.stopping.is_none() {
-                self.start_repay(block, waiters);
-            } else {
-                self.ready.extend(waiters);
-            }
-        }
-        self.release_pages(&mut read.pages);
-        if read.stage != Stage::Repay {
-            self.unlock(SlotIndex(read.stripe.0), key);
-        }
-        Flow::Finished
     }
 }

@@ -14,7 +14,7 @@ use super::mutation::{Mutation, is_off};
 use super::page_hold::{PageHold, PagesHeld};
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
-use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
+use super::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
@@ -128,21 +128,21 @@ impl Array {
         fua: bool,
     ) {
         assert!(
-            !data.is_empty() && offset + data.len() <= self.map.stripe_bytes(),
+            !data.is_empty() && offset + data.len() <= self.core.map.stripe_bytes(),
             "a write beyond its stripe"
         );
         self.start_logged(Some(piece), stripe, Work::Data { offset, data }, fua);
     }
 
     pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
-        assert!(count > 0 && first.0 + count <= self.geometry.stripes(), "a discard out of bounds");
+        assert!(count > 0 && first.0 + count <= self.core.geometry.stripes(), "a discard out of bounds");
         self.start_logged(Some(piece), first, Work::Discard { left: count }, false);
     }
 
     /// Without a piece no client waits for it.
     fn start_logged(&mut self, piece: Option<PieceId>, stripe: StripeIndex, work: Work, fua: bool) {
-        self.client_ops += usize::from(piece.is_some());
-        self.write_ops += 1;
+        self.core.client_ops += usize::from(piece.is_some());
+        self.core.write_ops += 1;
         let slot = SlotIndex(stripe.0);
         let repays = match work {
             Work::Repay { column, row } => Some((stripe, column as u16, row as u32)),
@@ -171,7 +171,7 @@ impl Array {
             pending: 0,
             writes: Vec::new(),
             short: None,
-            since: self.now,
+            since: self.core.now,
             expired: None,
         });
         self.cut_write(&mut write);
@@ -186,7 +186,7 @@ impl Array {
             if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
                 return Flow::Wait;
             }
-            if self.is_failed() || write.life != self.redo().lives {
+            if self.core.is_failed() || write.life != self.redo().lives {
                 return self.end_logged_write(key, write, Err(ClientError::Io));
             }
             if let Some(error) = write.expired {
@@ -195,13 +195,13 @@ impl Array {
             let before = write.stage;
             let flow = match write.stage {
                 Stage::Room => self.admit_write(key, write),
-                Stage::Lock if !self.locks.is_held(SlotIndex(write.stripe.0), key) => Flow::Wait,
+                Stage::Lock if !self.core.locks.is_held(SlotIndex(write.stripe.0), key) => Flow::Wait,
                 Stage::Lock => self.locked_write(key, write),
-                Stage::Patience(until) => self.try_again(write, until),
+                Stage::Patience(until) => self.core.try_again(write, until),
                 Stage::Pages => self.load_write(key, write),
                 Stage::Slot => self.choose_slot(key, write),
                 Stage::SlotLock => match write.target {
-                    Some(target) if self.locks.is_held(SlotIndex(target.0 | SLOT_LOCK), key) => {
+                    Some(target) if self.core.locks.is_held(SlotIndex(target.0 | SLOT_LOCK), key) => {
                         self.code_stripe(key, write)
                     }
                     _ => Flow::Wait,
@@ -217,22 +217,18 @@ impl Array {
         }
     }
 
-    fn is_whole(&self, write: &LoggedWrite) -> bool {
-        matches!(&write.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
-    }
-
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_fresh(&self, write: &LoggedWrite) -> bool {
-        let record = self.manifest_blocks(self.map.width() * self.map.chunk / BLOCK, 1);
-        self.is_whole(write) && self.full_stripe_fresh() && self.redo().fits_ring(record)
+        let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
+        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo().fits_ring(record)
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        self.last_write = self.now;
+        self.core.last_write = self.core.now;
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks();
         if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
-            if let Some(error) = self.lasting_shortage() {
+            if let Some(error) = self.core.lasting_shortage() {
                 return self.end_logged_write(key, write, Err(error));
             }
             let redo = self.redo_mut();
@@ -245,7 +241,7 @@ impl Array {
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
         write.locked = Some(rows.clone());
-        self.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key);
+        self.core.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key);
         Flow::Wait
     }
 
@@ -253,11 +249,11 @@ impl Array {
     /// every block.
     fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
         match &write.work {
-            Work::Data { offset, data } if self.holds_data(write.stripe) && !self.is_whole(write) => {
-                self.rows_of(*offset, data.len())
+            Work::Data { offset, data } if self.holds_data(write.stripe) && !self.core.is_whole(write) => {
+                self.core.rows_of(*offset, data.len())
             }
             Work::Repay { row, .. } => row * BLOCK..(row + 1) * BLOCK,
-            _ => 0..self.map.chunk,
+            _ => 0..self.core.map.chunk,
         }
     }
 
@@ -267,9 +263,9 @@ impl Array {
         let held = write.locked.clone().unwrap_or_default();
         if rows.start < held.start || rows.end > held.end {
             // While it waited the stripe was discarded.
-            self.unlock(SlotIndex(write.stripe.0), key);
+            self.core.unlock(SlotIndex(write.stripe.0), key);
             write.locked = Some(rows.clone());
-            if !self.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
+            if !self.core.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
                 return Flow::Wait;
             }
         }
@@ -286,26 +282,18 @@ impl Array {
         if matches!(write.work, Work::Repay { .. }) && first {
             return self.end_logged_write(key, write, Ok(SlotReply::Done));
         }
-        if first && self.redo().checksums.is_none() && !self.is_whole(write) {
-            self.fill_stripe(write);
+        if first && self.redo().checksums.is_none() && !self.core.is_whole(write) {
+            self.core.fill_stripe(write);
         }
-        if self.is_whole(write) && (self.full_stripe_fresh() || first) {
+        if self.core.is_whole(write) && (self.core.full_stripe_fresh() || first) {
             write.stage = Stage::Slot;
             return Flow::Wait;
         }
-        let rows = if first { 0..self.map.chunk } else { rows };
+        let rows = if first { 0..self.core.map.chunk } else { rows };
         let pages = self.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
         write.pages = PageHold::new(pages, write.life);
         write.stage = Stage::Pages;
         Flow::Wait
-    }
-
-    /// Without checksums unwritten blocks are not known: the first write of a stripe writes all of it.
-    fn fill_stripe(&mut self, write: &mut LoggedWrite) {
-        let Work::Data { offset, data } = &mut write.work else { return };
-        let mut whole = self.pool.alloc_zeroed(self.map.stripe_bytes());
-        whole[*offset..*offset + data.len()].copy_from_slice(data);
-        (*offset, *data) = (0, whole.freeze());
     }
 
     /// The pages are asked for; once here, old bytes are read.
@@ -333,9 +321,9 @@ impl Array {
             if !end.is_multiple_of(BLOCK) && !edges.contains(&(end / BLOCK)) {
                 edges.push(end / BLOCK);
             }
-            let rows = self.map.chunk / BLOCK;
+            let rows = self.core.map.chunk / BLOCK;
             for block in edges {
-                let buf = self.pool.alloc(BLOCK);
+                let buf = self.core.pool.alloc(BLOCK);
                 write.fetch.want(block / rows, block % rows..block % rows + 1, buf);
             }
         }
@@ -353,8 +341,8 @@ impl Array {
         let Work::Data { offset, data } = &mut write.work else { unreachable!("only data has edges") };
         let start = *offset / BLOCK * BLOCK;
         let end = (*offset + data.len()).next_multiple_of(BLOCK);
-        let rows = self.map.chunk / BLOCK;
-        let mut merged = self.pool.alloc_zeroed(end - start);
+        let rows = self.core.map.chunk / BLOCK;
+        let mut merged = self.core.pool.alloc_zeroed(end - start);
         for (column, block, bytes) in write.fetch.take() {
             let at = (column * rows + block.start) * BLOCK - start;
             merged[at..at + BLOCK].copy_from_slice(&bytes);
@@ -368,15 +356,15 @@ impl Array {
     /// Decides per band how parity comes about, and fetches what that takes.
     fn plan_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let Work::Data { offset, data } = &write.work else { unreachable!("a discard has no parity") };
-        let parities: Vec<usize> = (self.map.k..self.map.width()).collect();
+        let parities: Vec<usize> = (self.core.map.k..self.core.map.width()).collect();
         let slot = write.slot;
-        let readable = |column: usize| self.readable(self.member_at(slot, column), slot).is_some();
+        let readable = |column: usize| self.core.readable(self.core.member_at(slot, column), slot).is_some();
         let first = !self.holds_data(write.stripe);
         write.plans.clear();
         write.fetch = Fetch::new(slot);
         write.fetch.in_service_only = true;
-        for band in plan::bands(&self.map, *offset, data.len()) {
-            let usual = plan::path(&self.map, &band, readable, &parities);
+        for band in plan::bands(&self.core.map, *offset, data.len()) {
+            let usual = plan::path(&self.core.map, &band, readable, &parities);
             let path = match (usual, write.way) {
                 (ParityPath::Direct, _) => ParityPath::Direct,
                 _ if first => ParityPath::ReconstructWrite,
@@ -387,13 +375,13 @@ impl Array {
                 _ if first => Vec::new(),
                 ParityPath::ReadModifyWrite => band.columns.clone().chain(parities.iter().copied()).collect(),
                 ParityPath::ReconstructWrite => {
-                    (0..self.map.k).filter(|c| !band.columns.contains(c)).collect()
+                    (0..self.core.map.k).filter(|c| !band.columns.contains(c)).collect()
                 }
                 _ => Vec::new(),
             };
             let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
             for column in columns {
-                write.fetch.want(column, rows.clone(), self.pool.alloc(rows.len() * BLOCK));
+                write.fetch.want(column, rows.clone(), self.core.pool.alloc(rows.len() * BLOCK));
             }
             write.plans.push((band, path));
         }
@@ -414,24 +402,19 @@ impl Array {
             return;
         };
         let first = !self.holds_data(write.stripe);
-        let Some(columns) = parity::blended_columns(&self.codec, band, path, first) else { return };
-        let is_much = columns * band.rows.len() >= self.config.job_bytes_min || self.gains_from_company();
+        let Some(columns) = parity::blended_columns(&self.core.codec, band, path, first) else { return };
+        let is_much =
+            columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_company();
         if self.redo().checksums.is_some() && is_much {
-            let new_bytes = |column: usize| self.new_bytes(band, *offset, data, column);
-            let blend = parity::blend_of_band(&self.codec, band, path, new_bytes);
+            let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
+            let blend = parity::blend_of_band(&self.core.codec, band, path, new_bytes);
             write.fetch.blend(blend);
         }
     }
 
-    /// What a write at `offset` has for a column of one of its bands.
-    fn new_bytes(&self, band: &Band, offset: usize, data: &Buf, column: usize) -> Buf {
-        let start = column * self.map.chunk + band.rows.start - offset;
-        data.slice(start..start + band.rows.len())
-    }
-
     fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         // What counts as zeroes is known to coding, whatever it once held.
-        if write.fetch.missing.iter().any(|block| self.keeps_from_coding(block)) {
+        if write.fetch.missing.iter().any(|block| self.core.keeps_from_coding(block)) {
             return self.old_missing(key, write);
         }
         self.records_made(write)
@@ -459,8 +442,8 @@ impl Array {
             let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
             let count = match path {
                 _ if first => 0,
-                ParityPath::ReadModifyWrite => band.columns.len() + self.map.m,
-                ParityPath::ReconstructWrite => self.map.k - band.columns.len(),
+                ParityPath::ReadModifyWrite => band.columns.len() + self.core.map.m,
+                ParityPath::ReconstructWrite => self.core.map.k - band.columns.len(),
                 _ => 0,
             };
             let mut olds: Vec<(usize, BufMut)> =
@@ -470,24 +453,24 @@ impl Array {
                     buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK].fill(0);
                 }
             }
-            let new_bytes = |column: usize| self.new_bytes(band, *offset, data, column);
+            let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
             let (parity, hashes) = match blended.take() {
                 Some(Blended { known_hashes, outputs, output_hashes }) => {
                     (outputs, Some([known_hashes, output_hashes].concat()))
                 }
                 None => {
-                    let buf = |_| self.pool.alloc(band.rows.len());
-                    let mut parity: Vec<BufMut> = (0..self.map.m).map(buf).collect();
+                    let buf = |_| self.core.pool.alloc(band.rows.len());
+                    let mut parity: Vec<BufMut> = (0..self.core.map.m).map(buf).collect();
                     let mut targets: Vec<(usize, &mut [u8])> =
                         parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
-                    parity::of_band(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
+                    parity::of_band(&self.core.codec, band, path, &mut olds, new_bytes, &mut targets);
                     (parity, None)
                 }
             };
             let mut images: Vec<(u16, Buf)> =
                 band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
-            images.extend(parities.map(|(p, buf)| ((self.map.k + p) as u16, buf.freeze())));
+            images.extend(parities.map(|(p, buf)| ((self.core.map.k + p) as u16, buf.freeze())));
             let first = first && at == 0;
             self.add_records(
                 write.stripe,
@@ -588,11 +571,11 @@ impl Array {
             let payload = match &record {
                 LogRecord::InPlace(record) => images
                     .into_iter()
-                    .map(|(column, buf)| (self.member_at(record.slot, usize::from(column)), buf))
+                    .map(|(column, buf)| (self.core.member_at(record.slot, usize::from(column)), buf))
                     .collect(),
                 LogRecord::Fresh(_) | LogRecord::Discard { .. } => Vec::new(),
             };
-            let width = self.map.width();
+            let width = self.core.map.width();
             self.redo_mut().join(record, payload, width);
         }
         let promised = std::mem::take(&mut write.promised);
@@ -619,7 +602,7 @@ impl Array {
     /// What a record says becomes true in memory.
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
         let epoch = self.supers.epoch().number;
-        let rows = self.map.chunk / BLOCK;
+        let rows = self.core.map.chunk / BLOCK;
         self.forget_lost(record);
         if !self.acknowledgements_allowed() {
             // The epoch in which it will be written is not there yet.
@@ -745,7 +728,7 @@ impl Array {
         if fetched == Fetched::Wait {
             return Flow::Wait;
         }
-        if self.is_failed() || write.life != self.redo().lives {
+        if self.core.is_failed() || write.life != self.redo().lives {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         let flow = match write.stage {
@@ -763,10 +746,10 @@ impl Array {
     fn let_go(&mut self, key: usize, write: &mut LoggedWrite) {
         self.release_pages(&mut write.pages);
         if write.locked.take().is_some() {
-            self.unlock(SlotIndex(write.stripe.0), key);
+            self.core.unlock(SlotIndex(write.stripe.0), key);
         }
         if let Some(target) = write.target.take() {
-            self.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
+            self.core.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
         }
         let promised = std::mem::take(&mut write.promised);
         if write.life == self.redo().lives {
@@ -788,13 +771,33 @@ impl Array {
         }
         self.let_go(key, write);
         if let Some(piece) = write.piece.take() {
-            self.client_ops -= 1;
-            self.done(piece, result);
+            self.core.client_ops -= 1;
+            self.core.done(piece, result);
         }
         self.end_repay(write);
-        self.write_ops -= 1;
-        self.last_write = self.now;
+        self.core.write_ops -= 1;
+        self.core.last_write = self.core.now;
         self.wake_waiting_for_room();
         Flow::Finished
+    }
+}
+
+impl Core {
+    fn is_whole(&self, write: &LoggedWrite) -> bool {
+        matches!(&write.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
+    }
+
+    /// Without checksums unwritten blocks are not known: the first write of a stripe writes all of it.
+    fn fill_stripe(&mut self, write: &mut LoggedWrite) {
+        let Work::Data { offset, data } = &mut write.work else { return };
+        let mut whole = self.pool.alloc_zeroed(self.map.stripe_bytes());
+        whole[*offset..*offset + data.len()].copy_from_slice(data);
+        (*offset, *data) = (0, whole.freeze());
+    }
+
+    /// What a write at `offset` has for a column of one of its bands.
+    fn new_bytes(&self, band: &Band, offset: usize, data: &Buf, column: usize) -> Buf {
+        let start = column * self.map.chunk + band.rows.start - offset;
+        data.slice(start..start + band.rows.len())
     }
 }

@@ -27,10 +27,10 @@ impl Array {
     /// Tick: blocks that could not be had are looked at again, a few at a time.
     pub(super) fn look_at_damage(&mut self) {
         self.look_at_lacking();
-        if !self.may_look() || self.look_due() > self.now {
+        if !self.may_look() || self.look_due() > self.core.now {
             return;
         }
-        self.last_look = self.now;
+        self.last_look = self.core.now;
         self.look_found = false;
         if !self.damage.has_due() && self.repaying.is_empty() {
             self.damage.forget_exchanges();
@@ -55,8 +55,8 @@ impl Array {
     fn may_look(&self) -> bool {
         self.looks == 0
             && !self.damage.is_empty()
-            && !self.hurried
-            && !self.is_failed()
+            && !self.core.hurried
+            && !self.core.is_failed()
             && self.redo().is_serving()
     }
 
@@ -85,12 +85,12 @@ impl Array {
             Some(Some(since)) => *since,
             None => {
                 self.damage.look_at_all();
-                self.looks_with.insert(member, Some(self.now));
-                self.now
+                self.looks_with.insert(member, Some(self.core.now));
+                self.core.now
             }
         };
         let is_over = !self.damage.has_due() && self.repaying.is_empty();
-        let is_over = is_over || self.hurried || self.now.nanos_since(since) >= JOIN_LOOKS_NS;
+        let is_over = is_over || self.core.hurried || self.core.now.nanos_since(since) >= JOIN_LOOKS_NS;
         if is_over {
             self.looks_with.insert(member, None);
         }
@@ -100,7 +100,7 @@ impl Array {
     /// A member has joined, or is not built so far.
     pub(super) fn forget_looks_with(&mut self, member: MemberIndex) {
         let was_looked_with = self.looks_with.remove(&member).is_some();
-        let at = self.member(member);
+        let at = self.core.member(member);
         // Its new device has taken the place of the one that may have what is set aside.
         if was_looked_with && at.progress.is_none() && at.replacement.is_none() {
             self.damage.exchange(member);

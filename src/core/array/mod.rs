@@ -17,6 +17,7 @@ mod admin;
 mod api;
 pub mod assembly;
 mod bad_blocks;
+mod base;
 mod checkpoint;
 mod create;
 mod current;
@@ -66,10 +67,10 @@ mod supers;
 mod unreadable_notices;
 mod verify;
 
-use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
-use crate::codec::{Codec, Transform};
+use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
+use crate::codec::Codec;
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
 use admin::Departure;
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
@@ -77,6 +78,7 @@ pub use api::{
 };
 use assembly::Assembled;
 use bad_blocks::BadBlocks;
+use base::Core;
 pub use create::NewArray;
 use damage::{BlockName, Damage};
 use fetch::Why;
@@ -169,52 +171,14 @@ impl Default for ArrayConfig {
 
 /// See the head of this file.
 pub struct Array {
-    map: Map,
-    geometry: Geometry,
-    data_offset: ByteOffset,
-    codec: Codec,
-    /// All parities from all data columns.
-    encoding: Transform,
-    pool: Pool,
-    config: ArrayConfig,
-    now: Timestamp,
-    members: Vec<Member>,
-    /// Counts of them, see [`Array::count_members`].
-    census: Census,
+    core: Core,
     ops: Slab<Op>,
-    inflight: InflightTable,
-    /// Operations in flight that are tried again.
-    shortages: Shortages,
-    /// What operations on the members take.
-    paces: pace::Paces,
     /// What of the members in service cannot be read.
     bad: BadBlocks,
-    ready: VecDeque<usize>,
-    granted: Vec<usize>,
-    ended: Vec<usize>,
-    locks: LockTable,
     supers: Supers,
     passes: Passes,
-    /// Operations that wait for the gate to open before they touch a member.
-    gated: Vec<usize>,
-    /// Members that were in service when the array failed: nothing was written without them.
-    returnable: MemberSet,
     /// It had failed, enough members are back, and that it serves again was not told.
     was_failed: bool,
-    releasing: Vec<DeviceId>,
-    /// Devices that were replaced, until that is on disk.
-    exchanged: Vec<Replaced>,
-    /// Jobs given away and not answered.
-    jobs_out: usize,
-    client_ops: usize,
-    last_client: Timestamp,
-    write_ops: usize,
-    last_write: Timestamp,
-    stopping: Option<Stopping>,
-    /// A stop is near: nothing waits for a fault to pass any more.
-    hurried: bool,
-    /// When the stop was asked for.
-    stop_begun: Option<Timestamp>,
     client_errors: u64,
     /// When a failed request of a client was told last, and how many have failed since.
     last_client_notice: Option<Timestamp>,
@@ -222,8 +186,6 @@ pub struct Array {
     unreadable_notices: UnreadableNotices,
     /// Blocks that could not be had.
     damage: Damage,
-    /// Operations that wait until a time before they read again what could not be read.
-    patient: Vec<(Timestamp, usize)>,
     /// Damaged blocks that are being looked at again, with the operations that wait for the outcome.
     repaying: HashMap<BlockName, Vec<usize>>,
     /// Where the last look at damaged blocks ended, and when it was.
@@ -243,7 +205,6 @@ pub struct Array {
     /// While an administrator's repair runs.
     repair: Option<RepairProgress>,
     redo: Box<Redo>,
-    actions: Vec<ArrayAction>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -379,7 +340,7 @@ impl Array {
         redo.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
         redo.behind = assembled.behind;
         let passes = Passes::new(geometry.slots, &scrub);
-        let mut array = Array {
+        let core = Core {
             map,
             geometry,
             data_offset,
@@ -390,20 +351,15 @@ impl Array {
             now: Timestamp(0),
             census: Census::of(&members),
             members,
-            ops: Slab::new(),
             inflight: InflightTable::default(),
             shortages: Shortages::default(),
             paces: pace::Paces::default(),
-            bad: BadBlocks::default(),
             ready: VecDeque::new(),
             granted: Vec::new(),
             ended: Vec::new(),
             locks: LockTable::default(),
-            supers,
-            passes,
             gated: Vec::new(),
             returnable: MemberSet::default(),
-            was_failed: false,
             releasing: Vec::new(),
             exchanged,
             jobs_out: 0,
@@ -414,12 +370,21 @@ impl Array {
             stopping: None,
             hurried: false,
             stop_begun: None,
+            patient: Vec::new(),
+            actions: Vec::new(),
+        };
+        let mut array = Array {
+            core,
+            ops: Slab::new(),
+            bad: BadBlocks::default(),
+            supers,
+            passes,
+            was_failed: false,
             client_errors: 0,
             last_client_notice: None,
             untold_client_errors: 0,
             unreadable_notices: UnreadableNotices::default(),
             damage: Damage::default(),
-            patient: Vec::new(),
             repaying: HashMap::new(),
             looked_at: None,
             last_look: Timestamp(0),
@@ -430,7 +395,6 @@ impl Array {
             looks_with: BTreeMap::new(),
             repair: None,
             redo,
-            actions: Vec::new(),
         };
         array.run();
         array
@@ -439,30 +403,30 @@ impl Array {
     /// Shape of the array.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+        &self.core.geometry
     }
 
     /// The address arithmetic of this array.
     #[must_use]
     pub fn map(&self) -> &Map {
-        &self.map
+        &self.core.map
     }
 
     /// Moves what is to be done now into `out`.
     pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
-        out.append(&mut self.actions);
+        out.append(&mut self.core.actions);
     }
 
     /// Starts a request; its end is an [`ArrayAction::Done`].
     pub fn submit(&mut self, now: Timestamp, piece: PieceId, request: SlotRequest) {
-        self.now = now;
-        self.last_client = now;
-        if self.stopping.is_some() {
-            self.done(piece, Err(ClientError::Stopping));
-        } else if let (SlotRequest::Health { first, count }, true) = (&request, self.is_failed()) {
+        self.core.now = now;
+        self.core.last_client = now;
+        if self.core.stopping.is_some() {
+            self.core.done(piece, Err(ClientError::Stopping));
+        } else if let (SlotRequest::Health { first, count }, true) = (&request, self.core.is_failed()) {
             self.start_health(piece, *first, *count);
-        } else if self.is_failed() {
-            self.done(piece, Err(ClientError::Io));
+        } else if self.core.is_failed() {
+            self.core.done(piece, Err(ClientError::Io));
         } else {
             self.submit_logged(piece, request);
         }
@@ -475,7 +439,7 @@ impl Array {
         if matches!(redo.life, Life::Refused(_)) {
             match request {
                 SlotRequest::Health { first, count } => self.start_health(piece, first, count),
-                _ => self.done(piece, Err(ClientError::Io)),
+                _ => self.core.done(piece, Err(ClientError::Io)),
             }
             return;
         }
@@ -500,38 +464,38 @@ impl Array {
 
     /// Takes the end of a member operation.
     pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
-        self.now = now;
+        self.core.now = now;
         let Completion { token, result } = completion;
         match result {
             Err(fault) if self.tries_again(token, fault) => {}
             result => self.end_flight(token, result),
         }
-        if !self.releasing.is_empty() {
-            self.release_idle_devices();
+        if !self.core.releasing.is_empty() {
+            self.core.release_idle_devices();
         }
         self.run();
     }
 
     /// An operation is over, and its token free.
     fn end_flight(&mut self, token: IoToken, result: Result<IoValue, IoFault>) {
-        match self.inflight.end(token) {
+        match self.core.inflight.end(token) {
             Ended::Awaited(Flight { entry, again, since, short }) => {
                 if result.is_ok() && again.is_transfer() && short.is_none() {
-                    self.paces.note(entry.member, self.now.nanos_since(since));
+                    self.core.paces.note(entry.member, self.core.now.nanos_since(since));
                 }
                 if let Some(short) = short {
-                    self.shortages.ended(entry.device, token, short, result.is_ok());
+                    self.core.shortages.ended(entry.device, token, short, result.is_ok());
                 }
                 self.note_outcome(&entry, &again, &result);
                 self.io_ended(entry, result);
             }
-            Ended::Late(entry) => self.late_end(&entry, &result),
+            Ended::Late(entry) => self.core.late_end(&entry, &result),
         }
     }
 
     /// Whoever submitted an operation takes its end.
     fn io_ended(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let (true, Some(device)) = (result.is_ok(), self.device_mut(entry.member, entry.device)) {
+        if let (true, Some(device)) = (result.is_ok(), self.core.device_mut(entry.member, entry.device)) {
             match entry.effect {
                 Effect::None => {}
                 Effect::Write => device.writes += 1,
@@ -556,9 +520,9 @@ impl Array {
     /// # Panics
     /// When this array gave out no such job.
     pub fn coded(&mut self, now: Timestamp, done: JobDone) {
-        self.now = now;
+        self.core.now = now;
         let JobDone { key, columns } = done;
-        self.jobs_out -= 1;
+        self.core.jobs_out -= 1;
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
         let flow = match &mut op {
             Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
@@ -575,7 +539,7 @@ impl Array {
 
     /// Takes word that a device is gone although no operation failed.
     pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
-        self.now = now;
+        self.core.now = now;
         let reason = match fault.errno {
             libc::ETIMEDOUT => "its device does not answer: operations on it do not end".to_owned(),
             libc::EEXIST => "its file is gone: another file is at its path now".to_owned(),
@@ -583,12 +547,12 @@ impl Array {
             libc::ENODATA => "its file was cut off: it is shorter than the member".to_owned(),
             _ => format!("its device is gone: {fault}"),
         };
-        match self.find_device(device) {
+        match self.core.find_device(device) {
             Some((member, _)) => self.device_missing(member, device, reason, fault),
             // Out of service already, and somebody may wait for what it was doing.
             None => {
-                self.abandon(device, fault);
-                self.release_idle_devices();
+                self.core.abandon(device, fault);
+                self.core.release_idle_devices();
             }
         }
         self.run();
@@ -597,19 +561,19 @@ impl Array {
     /// Tells that a stop will follow when the requests under way have ended: those that wait for a fault to pass try once more,
     /// and then end with an error.
     pub fn hurry(&mut self) {
-        self.hurried = true;
+        self.core.hurried = true;
     }
 
     /// Lets time pass: paces the passes, retries what waits, records progress.
     pub fn tick(&mut self, now: Timestamp) {
-        self.now = now;
-        if self.is_stopped() {
+        self.core.now = now;
+        if self.core.is_stopped() {
             return;
         }
         self.judge_shortages();
         self.judge_errors();
-        self.judge_paces();
-        self.wake_patient();
+        self.core.judge_paces();
+        self.core.wake_patient();
         self.look_at_damage();
         self.retry_pages();
         self.look_at_pages();
@@ -624,7 +588,7 @@ impl Array {
     /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
-        let due = self.startup_due().or_else(|| self.shortages.due());
+        let due = self.startup_due().or_else(|| self.core.shortages.due());
         [due, self.looks_due()].into_iter().flatten().min()
     }
 
@@ -633,13 +597,13 @@ impl Array {
     pub fn status(&self) -> VolumeStatus {
         VolumeStatus {
             state: self.state(),
-            geometry: self.geometry,
+            geometry: self.core.geometry,
             epoch: self.supers.epoch_number(),
             dirty: self.supers.is_dirty(),
             members: self.member_status(),
             activities: self.activities(),
             last_scrub: self.last_scrub(),
-            engine: self.codec.engine().name(),
+            engine: self.core.codec.engine().name(),
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
@@ -657,10 +621,10 @@ impl Array {
     /// State of the array as a whole.
     #[must_use]
     pub fn state(&self) -> ArrayState {
-        match self.map.width() - self.online().len() {
+        match self.core.map.width() - self.core.online().len() {
             _ if matches!(self.redo.life, Life::Refused(_)) => ArrayState::Failed,
             0 => ArrayState::Online,
-            gone if gone <= self.map.m => ArrayState::Degraded,
+            gone if gone <= self.core.map.m => ArrayState::Degraded,
             _ => ArrayState::Failed,
         }
     }
@@ -669,10 +633,10 @@ impl Array {
     fn run(&mut self) {
         loop {
             // Whoever waits for a device that has left service.
-            while let Some((entry, fault)) = self.inflight.next_orphan() {
+            while let Some((entry, fault)) = self.core.inflight.next_orphan() {
                 self.io_ended(entry, Err(fault));
             }
-            while let Some(key) = self.ready.pop_front() {
+            while let Some(key) = self.core.ready.pop_front() {
                 self.advance(key);
             }
             self.pump_supers();
@@ -680,8 +644,8 @@ impl Array {
             self.pump_passes();
             self.pump_stop();
             let has_ended = self.pump_shortages();
-            if self.ready.is_empty() && !has_ended && !self.inflight.has_orphans() {
-                for key in self.ended.drain(..) {
+            if self.core.ready.is_empty() && !has_ended && !self.core.inflight.has_orphans() {
+                for key in self.core.ended.drain(..) {
                     self.ops.remove(key);
                 }
                 return;
@@ -729,38 +693,8 @@ impl Array {
             Flow::Wait => self.ops[key] = op,
             Flow::Finished => {
                 self.ops[key] = Op::Ended;
-                self.ended.push(key);
+                self.core.ended.push(key);
             }
         }
-    }
-
-    fn submit_io(&mut self, owner: Owner, member: MemberIndex, device: DeviceId, op: IoOp) {
-        let effect = match op {
-            IoOp::Write { .. } | IoOp::Zero { .. } => Effect::Write,
-            IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
-            IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
-        };
-        let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op, self.now);
-        self.actions.push(ArrayAction::Io { device, token, op });
-    }
-
-    /// Ends a request towards the volume.
-    fn done(&mut self, piece: PieceId, result: Result<SlotReply, ClientError>) {
-        self.actions.push(ArrayAction::Done(piece, result));
-    }
-
-    fn unlock(&mut self, slot: SlotIndex, key: usize) {
-        self.locks.release(slot, key, &mut self.granted);
-        self.ready.extend(self.granted.drain(..));
-    }
-
-    fn notice(&mut self, kind: NoticeKind, level: NoticeLevel, member: Option<MemberIndex>, text: String) {
-        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member, offset: None, text }));
-    }
-
-    /// As [`Array::notice`], about a place of the volume.
-    fn notice_at(&mut self, kind: NoticeKind, level: NoticeLevel, offset: VolumeOffset, text: String) {
-        let offset = Some(offset);
-        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
     }
 }

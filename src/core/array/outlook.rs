@@ -3,6 +3,7 @@
 //!
 //! Invariant: nothing here changes anything. What `admin.rs` does begins with these checks.
 
+use super::Core;
 use super::admin::{DEPARTURE_PATIENCE_NS, Entry, PAUSED_UNRECORDED};
 use super::members::Member;
 use super::startup::Life;
@@ -16,7 +17,7 @@ impl Array {
     /// # Errors
     /// Why it would be refused.
     pub fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        if self.stopping.is_some() {
+        if self.core.stopping.is_some() {
             return Err(AdminError("the array is stopping".into()));
         }
         let text = match request {
@@ -34,7 +35,7 @@ impl Array {
                 self.check_bring_in(*member, device).map(|entry| self.words_for(*member, entry))
             }
             AdminRequest::Replace { member, device } => {
-                self.check_replace(*member, device).map(|()| match self.member(*member).state {
+                self.check_replace(*member, device).map(|()| match self.core.member(*member).state {
                     MemberState::Online => format!(
                         "member {member} is replaced; the old device serves until the new one is complete{}{}",
                         self.beside_others(*member),
@@ -48,11 +49,11 @@ impl Array {
                     ),
                 })
             }
-            AdminRequest::CancelReplace { member } => self.check_cancel(*member).map(|()| {
-                format!("the replacement of member {member} is cancelled; {}", self.without_it(*member))
+            AdminRequest::CancelReplace { member } => self.core.check_cancel(*member).map(|()| {
+                format!("the replacement of member {member} is cancelled; {}", self.core.without_it(*member))
             }),
             AdminRequest::ScrubStart => self.check_scrub_start().map(|()| self.words_for_scrub().into()),
-            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| match self.is_failed() {
+            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| match self.core.is_failed() {
                 // Nothing can be recorded before its members are back.
                 true => PAUSED_UNRECORDED.into(),
                 false => "the scrub is paused".into(),
@@ -62,13 +63,13 @@ impl Array {
                 self.check_repair().map(|()| "what is set aside or lost is looked at again".into())
             }
             AdminRequest::Clear { member: Some(member) } => {
-                self.known(*member).map(|()| format!("the counts of member {member} are cleared"))
+                self.core.known(*member).map(|()| format!("the counts of member {member} are cleared"))
             }
             AdminRequest::Clear { member: None } => {
                 Ok("the counts of the array and of its members are cleared".into())
             }
             AdminRequest::Pace { .. } => Ok("the pace of rebuild and scrub is changed".into()),
-            AdminRequest::Stop if self.is_failed() || self.log_is_refused() => {
+            AdminRequest::Stop if self.core.is_failed() || self.log_is_refused() => {
                 Ok(self.words_for_stop(true).into())
             }
             // Unless there is room in time.
@@ -122,7 +123,7 @@ impl Array {
         let unlisted = if unlisted > 0 { unlisted + lacking.len() } else { 0 };
         let listed = blocks.into_iter().map(|(block, bad)| {
             let others = lacking.iter().copied().filter(|&member| !self.bad.has(member, block));
-            bad + self.lacking_slot(&others.collect::<Vec<_>>(), self.slot_of_block(block))
+            bad + self.lacking_slot(&others.collect::<Vec<_>>(), self.core.slot_of_block(block))
         });
         let both = listed.max().unwrap_or(0).max(unlisted);
         let alone = bad.max(lacking.len());
@@ -148,22 +149,22 @@ impl Array {
         if self.log_is_refused() {
             return "and the array stays FAILED: its redo log cannot be replayed".into();
         }
-        let online = self.online().len().saturating_add_signed(more);
-        match online.checked_sub(self.map.k) {
+        let online = self.core.online().len().saturating_add_signed(more);
+        match online.checked_sub(self.core.map.k) {
             None => "and the array is FAILED".into(),
-            Some(left) if online == self.map.width() => format!("then the array is ONLINE{}", but(left)),
+            Some(left) if online == self.core.map.width() => format!("then the array is ONLINE{}", but(left)),
             Some(left) => format!("then the array is DEGRADED and survives {left} more{}", but(left)),
         }
     }
 
     pub(super) fn check_take_out(&self, index: MemberIndex, to: MemberState) -> Result<String, String> {
-        self.known(index)?;
-        let member = self.member(index);
+        self.core.known(index)?;
+        let member = self.core.member(index);
         if member.device.is_none() {
             if member.state == to {
                 return Err(format!("member {index} is {} already", to.as_str()));
             }
-            if self.is_failed() {
+            if self.core.is_failed() {
                 return Err(format!(
                     "member {index} is {} already, and the array has FAILED: nothing can be recorded before its members are back",
                     member.state.as_str()
@@ -171,8 +172,8 @@ impl Array {
             }
         }
         let is_online = member.state == MemberState::Online;
-        if is_online && self.online().len() <= self.map.k {
-            let online = match self.online().len() {
+        if is_online && self.core.online().len() <= self.core.map.k {
+            let online = match self.core.online().len() {
                 1 => "1 member is".to_owned(),
                 many => format!("{many} members are"),
             };
@@ -188,8 +189,8 @@ impl Array {
     /// least far, and one device at a time is built for a member that has none in service.
     pub(super) fn beside_others(&self, index: MemberIndex) -> String {
         let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
-        let own = usize::from(self.member(index).state == MemberState::Rebuilding);
-        let beside = match (own, self.members.iter().filter(is_building).count() - own) {
+        let own = usize::from(self.core.member(index).state == MemberState::Rebuilding);
+        let beside = match (own, self.core.members.iter().filter(is_building).count() - own) {
             (0, 0) => "",
             (0, _) => "; the progress shown begins again, as what is being built already goes on beside it",
             (_, 0) => "; the device that was being built for it is given up, and the rebuild begins again",
@@ -204,7 +205,7 @@ impl Array {
     /// What may be lost when another device takes the place of a member's own: blocks that nobody
     /// can give without that.
     pub(super) fn at_stake(&self, index: MemberIndex) -> String {
-        let member = self.member(index);
+        let member = self.core.member(index);
         let is_own = |progress: &super::members::Progress| progress.since.is_some();
         let ranges = match member.state {
             MemberState::Rebuilding if !member.progress.as_ref().is_some_and(is_own) => return String::new(),
@@ -236,14 +237,6 @@ impl Array {
         )
     }
 
-    /// What a member is without the replacement that is being built.
-    pub(super) fn without_it(&self, index: MemberIndex) -> String {
-        match self.member(index).state {
-            MemberState::Online => "the old device stays in service".into(),
-            state => format!("member {index} stays {}", state.as_str()),
-        }
-    }
-
     fn words_for(&self, index: MemberIndex, entry: Entry) -> String {
         match entry {
             Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after_return(index)),
@@ -259,7 +252,7 @@ impl Array {
 
     /// How a device would come in for a member that is out.
     pub(super) fn check_bring_in(&self, index: MemberIndex, new: &NewDevice) -> Result<Entry, String> {
-        self.known(index)?;
+        self.core.known(index)?;
         self.check_size(new)?;
         self.check_written()?;
         if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
@@ -269,22 +262,22 @@ impl Array {
             return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
         }
         // Its superblock would be both that of a member and that of a device that was replaced.
-        if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
+        if self.core.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
             return Err(
                 "this device was replaced just now, and that is still being recorded: try again".into()
             );
         }
-        let state = self.member(index).state;
+        let state = self.core.member(index).state;
         if matches!(state, MemberState::Online | MemberState::Rebuilding) {
             return Err(format!(
                 "member {index} is {} already; use 'calpe replace' for another device",
                 state.as_str()
             ));
         }
-        if self.is_failed() {
+        if self.core.is_failed() {
             return self.check_return_to_failed(index, new).map(|()| Entry::ToFailed);
         }
-        if self.member(index).replacement.is_some() {
+        if self.core.member(index).replacement.is_some() {
             let name = &self.supers.template().name;
             return Err(format!(
                 "a replacement of member {index} is being built: wait until it is complete, or give it up with \
@@ -300,13 +293,13 @@ impl Array {
     }
 
     pub(super) fn check_replace(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
-        self.known(index)?;
+        self.core.known(index)?;
         self.check_size(new)?;
         self.check_written()?;
-        if self.is_failed() {
+        if self.core.is_failed() {
             return Err("the array has FAILED; bring its members back before replacing one".into());
         }
-        if self.member(index).replacement.is_some() {
+        if self.core.member(index).replacement.is_some() {
             let name = &self.supers.template().name;
             return Err(format!(
                 "a replacement of member {index} is being built already: wait until it is complete, or give it up with \
@@ -316,23 +309,11 @@ impl Array {
         Ok(())
     }
 
-    pub(super) fn check_cancel(&self, index: MemberIndex) -> Result<(), String> {
-        self.known(index)?;
-        match self.member(index) {
-            member if member.replacement.is_some() => Ok(()),
-            member if member.state == MemberState::Rebuilding => Err(format!(
-                "member {index} is REBUILDING and there is no old device that could stay instead: 'calpe offline' or 'calpe fail' \
-                 ends the rebuild"
-            )),
-            _ => Err(format!("member {index} is not being replaced")),
-        }
-    }
-
     /// Nothing is looked at in an array whose log cannot be replayed.
     fn check_replayed(&self) -> Result<(), String> {
         match &self.redo.life {
             // Nobody can bring back what is there.
-            Life::Refused(reason) if self.members.iter().all(|member| member.device.is_some()) => {
+            Life::Refused(reason) if self.core.members.iter().all(|member| member.device.is_some()) => {
                 let name = &self.supers.template().name;
                 Err(format!(
                     "the array cannot be served: {reason}. 'calpe status {name}' says what can be done"
@@ -343,7 +324,7 @@ impl Array {
     }
 
     pub(super) fn check_scrub_start(&self) -> Result<(), String> {
-        if self.is_failed() {
+        if self.core.is_failed() {
             return Err("the array has FAILED; there is nothing to scrub".into());
         }
         self.check_replayed()?;
@@ -353,7 +334,7 @@ impl Array {
         let name = &self.supers.template().name;
         let (state, room) = match self.is_settling() {
             true => ("waits until what the redo log holds is in place", "make room; "),
-            false if self.any_building() => ("waits for a rebuild", ""),
+            false if self.core.any_building() => ("waits for a rebuild", ""),
             false if self.passes_wait_for_room() => {
                 ("waits for room on a member that is full", "make room; ")
             }
@@ -364,7 +345,7 @@ impl Array {
 
     /// What a scrub does that begins, or goes on, now.
     pub(super) fn words_for_scrub(&self) -> &'static str {
-        match self.any_building() {
+        match self.core.any_building() {
             _ if self.is_settling() => {
                 "the scrub waits until what the redo log holds is in place, and runs then: make room"
             }
@@ -389,7 +370,7 @@ impl Array {
     }
 
     pub(super) fn check_repair(&self) -> Result<(), String> {
-        if self.is_failed() {
+        if self.core.is_failed() {
             return Err("the array has FAILED; there is nothing to look at".into());
         }
         self.check_replayed()?;
@@ -402,6 +383,28 @@ impl Array {
         match self.repair {
             Some(_) => Err("a repair is running already".into()),
             None => Ok(()),
+        }
+    }
+}
+
+impl Core {
+    /// What a member is without the replacement that is being built.
+    pub(super) fn without_it(&self, index: MemberIndex) -> String {
+        match self.member(index).state {
+            MemberState::Online => "the old device stays in service".into(),
+            state => format!("member {index} stays {}", state.as_str()),
+        }
+    }
+
+    pub(super) fn check_cancel(&self, index: MemberIndex) -> Result<(), String> {
+        self.known(index)?;
+        match self.member(index) {
+            member if member.replacement.is_some() => Ok(()),
+            member if member.state == MemberState::Rebuilding => Err(format!(
+                "member {index} is REBUILDING and there is no old device that could stay instead: 'calpe offline' or 'calpe fail' \
+                 ends the rebuild"
+            )),
+            _ => Err(format!("member {index} is not being replaced")),
         }
     }
 }

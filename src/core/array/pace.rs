@@ -4,7 +4,7 @@
 //!
 //! Must not know what operations are for; what becomes of a slow member is a person's to decide.
 
-use super::{Array, NoticeKind, NoticeLevel};
+use super::{Core, NoticeKind, NoticeLevel};
 use crate::units::{MemberIndex, Timestamp};
 
 /// Length of a window, in nanoseconds.
@@ -103,7 +103,7 @@ impl Paces {
     }
 }
 
-impl Array {
+impl Core {
     /// Tick: tells of members that have become slow, and of those that are not any more.
     pub(super) fn judge_paces(&mut self) {
         for PaceChange { member, is_slow, nanos, peers_nanos } in self.paces.judge(self.now) {

@@ -2,6 +2,7 @@
 //!
 //! Between the page store, which knows pages and copies, and the members, which have devices and leave service.
 
+use super::Core;
 use super::members::Which;
 use super::page_copies::{CopyFault, Torn};
 use super::page_patience::AT_ONCE;
@@ -143,7 +144,7 @@ impl Array {
             }
             return;
         }
-        let usable = self.online();
+        let usable = self.core.online();
         let mut io = Vec::new();
         let pages = &mut self.redo_mut().pages;
         let usable = |member| usable.contains(member);
@@ -213,15 +214,15 @@ impl Array {
                 }
             };
             let offset = self.redo().pages_offset.plus(offset);
-            let Some(device) = self.device_of(member, which) else {
+            let Some(device) = self.core.device_of(member, which) else {
                 self.page_gone(task);
                 continue;
             };
             let op = match io {
-                PageIo::Read { len, .. } => IoOp::Read { offset, buf: self.pool.alloc(len) },
+                PageIo::Read { len, .. } => IoOp::Read { offset, buf: self.core.pool.alloc(len) },
                 PageIo::Write { bytes, .. } => IoOp::Write { offset, buf: bytes, fua: false },
             };
-            self.submit_io(Owner::Page(task), member, device, op);
+            self.core.submit_io(Owner::Page(task), member, device, op);
         }
     }
 
@@ -234,7 +235,7 @@ impl Array {
             (PageTask::Read(read), Err(fault)) => {
                 self.read_fault(entry.member, entry.device, fault);
                 self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
-                let gone = self.find_device(entry.device).is_none();
+                let gone = self.core.find_device(entry.device).is_none();
                 self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
             }
             (PageTask::Write(write), Ok(_)) => {
@@ -250,8 +251,8 @@ impl Array {
     }
 
     fn note_bad_page(&mut self, member: MemberIndex, page: PageIndex, is_bad: bool) {
-        if is_bad && self.member(member).state == MemberState::Online {
-            self.bad.page_failed(self.now, member, page);
+        if is_bad && self.core.member(member).state == MemberState::Online {
+            self.bad.page_failed(self.core.now, member, page);
         }
     }
 
@@ -307,7 +308,7 @@ impl Array {
                 continue;
             }
             let has_scrub = self.passes.has_scrub();
-            let counters = &mut self.member_mut(member).counters;
+            let counters = &mut self.core.member_mut(member).counters;
             // That it gave an error was counted when it did.
             counters.checksum_errors += u64::from(fault.is_of_content());
             // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
@@ -315,7 +316,7 @@ impl Array {
             self.note_bad_page(member, read.page, true);
             // Of one of which none is good, nothing tells what to rewrite: that is told once, below.
             if !is_kept {
-                self.notice_page_fault(member, read.page, fault);
+                self.core.notice_page_fault(member, read.page, fault);
             }
         }
         if loaded.is_kept {
@@ -324,7 +325,7 @@ impl Array {
                  does not have read as errors until they are written again, or a copy of it is good after all",
                 read.page.0
             );
-            self.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);
         }
         self.page_arrived(read.page, loaded.outcome, loaded.waiters);
     }
@@ -336,7 +337,7 @@ impl Array {
             match redo.page_tickets.get(&ticket) {
                 Some(&key) => {
                     redo.arrivals.push(Arrival { ticket, page, outcome });
-                    self.ready.push_back(key);
+                    self.core.ready.push_back(key);
                 }
                 // The requester has finished.
                 None if outcome.pins() => redo.pages.release(page),
@@ -371,7 +372,9 @@ impl Array {
     fn page_written(&mut self, write: PageWrite, succeeded: bool) {
         self.redo_mut().pages.write_done(write, succeeded);
     }
+}
 
+impl Core {
     pub(super) fn notice_page_fault(&mut self, member: MemberIndex, page: PageIndex, fault: CopyFault) {
         let what = match fault {
             CopyFault::Damaged => "a damaged",

@@ -16,7 +16,7 @@ use super::members::{PagesBuilt, Progress, Which};
 use super::mutation::{Mutation, is_off};
 use super::page_hold::{PageHold, PagesHeld};
 use super::redo::Share;
-use super::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use super::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{PAGE_BYTES, PageIndex};
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
@@ -85,9 +85,9 @@ impl PagePass {
 impl Array {
     /// Whether a device whose slots are built may join. If not, what that takes is on its way.
     pub(super) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
-        match self.pages_built(member, which) {
+        match self.core.pages_built(member, which) {
             Some(PagesBuilt::No) => {
-                self.set_pages_built(member, which, PagesBuilt::Running);
+                self.core.set_pages_built(member, which, PagesBuilt::Running);
                 self.start_page_pass(member, which);
                 return false;
             }
@@ -119,34 +119,20 @@ impl Array {
         if !self.redo().held || !self.acknowledgements_allowed() {
             return;
         }
-        let slots = self.map.slots;
+        let slots = self.core.map.slots;
         let waits = self
+            .core
             .builds_mut()
             .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
         // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
-        if !waits || self.stopping.is_some() {
+        if !waits || self.core.stopping.is_some() {
             self.redo_mut().held = false;
             self.wake_waiting_for_room();
         }
     }
 
-    /// How far the device that is being built for a member is, if one is.
-    fn build_of(&mut self, member: MemberIndex, which: Which) -> Option<&mut Progress> {
-        self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).map(|(_, _, _, progress)| progress)
-    }
-
-    fn pages_built(&mut self, member: MemberIndex, which: Which) -> Option<PagesBuilt> {
-        self.build_of(member, which).map(|progress| progress.pages)
-    }
-
-    fn set_pages_built(&mut self, member: MemberIndex, which: Which, to: PagesBuilt) {
-        if let Some(progress) = self.build_of(member, which) {
-            progress.pages = to;
-        }
-    }
-
     fn start_page_pass(&mut self, member: MemberIndex, which: Which) {
-        let Some(device) = self.device_of(member, which) else { return };
+        let Some(device) = self.core.device_of(member, which) else { return };
         let life = self.redo().lives;
         let pass = PagePass {
             member,
@@ -158,27 +144,27 @@ impl Array {
             offered: None,
             rounds: 0,
             again: VecDeque::new(),
-            not_before: self.now,
+            not_before: self.core.now,
             aside: VecDeque::new(),
             lacking: BTreeSet::new(),
-            patient_until: self.now,
+            patient_until: self.core.now,
             is_last_try: false,
             last: None,
             life,
         };
         let key = self.ops.insert(Op::PagePass(Box::new(pass)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
     }
 
     pub(super) fn advance_page_pass(&mut self, key: usize, pass: &mut PagePass) -> Flow {
         if pass.own.as_ref().is_some_and(|own| own.pending > 0) {
             return Flow::Wait;
         }
-        let ours = self.device_of(pass.member, pass.which) == Some(pass.device);
-        if !ours || self.is_failed() || pass.life != self.redo().lives || !self.redo().is_serving() {
+        let ours = self.core.device_of(pass.member, pass.which) == Some(pass.device);
+        if !ours || self.core.is_failed() || pass.life != self.redo().lives || !self.redo().is_serving() {
             return self.end_page_pass(key, pass, false);
         }
-        if self.now < pass.not_before {
+        if self.core.now < pass.not_before {
             return Flow::Wait;
         }
         loop {
@@ -242,13 +228,13 @@ impl Array {
                 return Flow::Wait;
             }
             let page = redo.pages.next_page_on(pass.member, pass.next);
-            if let Some(page) = page.or_else(|| self.next_page_again(pass)) {
+            if let Some(page) = page.or_else(|| self.core.next_page_again(pass)) {
                 pass.next = pass.next.max(PageIndex(page.0 + 1));
                 pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
                 continue;
             }
             if self.begin_round(pass) {
-                self.patient.push((pass.not_before, key));
+                self.core.patient.push((pass.not_before, key));
                 return Flow::Wait;
             }
             if self.begin_last_try(pass) {
@@ -260,18 +246,6 @@ impl Array {
         }
     }
 
-    /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
-    /// before it was tried.
-    fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
-        if !pass.again.is_empty() && !pass.is_last_try && !self.waits_for_pages(pass) {
-            pass.again.clear();
-        }
-        if pass.rounds == 0 {
-            return None;
-        }
-        pass.aside.pop_front().or_else(|| pass.again.pop_front())
-    }
-
     /// Begins to ask for the pages again that could not be read. False: none is waited for.
     fn begin_round(&mut self, pass: &mut PagePass) -> bool {
         let pages = &self.redo().pages;
@@ -280,13 +254,13 @@ impl Array {
             return false;
         }
         if pass.rounds == 0 {
-            pass.patient_until = Timestamp(self.now.0 + ROUNDS_MIN_NS);
+            pass.patient_until = Timestamp(self.core.now.0 + ROUNDS_MIN_NS);
         }
-        if !pass.lacking.is_empty() && self.waits_for_pages(pass) {
+        if !pass.lacking.is_empty() && self.core.waits_for_pages(pass) {
             pass.again = pass.lacking.iter().copied().collect();
         }
         let many = pass.again.len() + pass.aside.len();
-        self.set_retried_pages(pass, many as u64);
+        self.core.set_retried_pages(pass, many as u64);
         if many == 0 {
             return false;
         }
@@ -297,38 +271,24 @@ impl Array {
                 self.redo().unreadable.last_of_all(),
                 pass.member
             );
-            self.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
+            self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
         }
         pass.rounds += 1;
         pass.offered = None;
-        pass.not_before = Timestamp(self.now.0 + RETRY_NS);
+        pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
         true
     }
 
     /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
     /// waited for it may be readable by now.
     fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
-        if pass.rounds == 0 || pass.is_last_try || self.hurried || is_off(Mutation::JoinsLacking) {
+        if pass.rounds == 0 || pass.is_last_try || self.core.hurried || is_off(Mutation::JoinsLacking) {
             return false;
         }
         pass.is_last_try = true;
         pass.offered = None;
         pass.again = self.redo().pages.void_on(pass.member, pass.which).collect();
         !pass.again.is_empty()
-    }
-
-    /// Whether pages that the device lacks are waited for still.
-    fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
-        let now = self.now;
-        let build = self.build_of(pass.member, pass.which);
-        let is_patient = build.is_some_and(|progress| progress.is_patient(now));
-        (is_patient || now < pass.patient_until) && !self.hurried && !is_off(Mutation::JoinsLacking)
-    }
-
-    fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {
-        if let Some(progress) = self.build_of(pass.member, pass.which) {
-            progress.retried_pages = many;
-        }
     }
 
     /// The page cannot be read, and the device has no good copy of it, as far as is known.
@@ -366,22 +326,13 @@ impl Array {
         };
         let text =
             format!("{count} cannot be read for now{why}, and member {member} is built without: {what}");
-        self.notice(NoticeKind::PageUnreadable, level, None, text);
+        self.core.notice(NoticeKind::PageUnreadable, level, None, text);
     }
 
     /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does
     /// if it is not caught up.
     fn own_copy_counts(&mut self, pass: &PagePass, page: PageIndex) -> Missed {
-        self.caught_up_since(pass).map_or(Missed::Some, |since| self.missed_of(page, since))
-    }
-
-    /// The epoch until whose end the member was in service, if the device is its own and only
-    /// caught up.
-    fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
-        match pass.which {
-            Which::Primary => self.build_of(pass.member, pass.which)?.since,
-            Which::Replacement => None,
-        }
+        self.core.caught_up_since(pass).map_or(Missed::Some, |since| self.missed_of(page, since))
     }
 
     /// Whether a member that is as it was at the end of epoch `since` has missed blocks that a page tells of.
@@ -413,8 +364,8 @@ impl Array {
         let first = self.redo().pages_offset.plus(offset);
         pass.own = Some(OwnCopy { page, places: [None, None], pending: 2 });
         for (item, offset) in [first, first.plus(PAGE_BYTES as u64)].into_iter().enumerate() {
-            let read = IoOp::Read { offset, buf: self.pool.alloc(PAGE_BYTES) };
-            self.submit_io(Owner::Op { key, item }, pass.member, pass.device, read);
+            let read = IoOp::Read { offset, buf: self.core.pool.alloc(PAGE_BYTES) };
+            self.core.submit_io(Owner::Op { key, item }, pass.member, pass.device, read);
         }
         Flow::Wait
     }
@@ -443,7 +394,7 @@ impl Array {
     /// The copy was read: the page is asked for once more, and taken from it if it is needed still.
     fn offer_own_copy(&mut self, pass: &mut PagePass, own: &OwnCopy) {
         let page = own.page;
-        let since = self.caught_up_since(pass);
+        let since = self.core.caught_up_since(pass);
         let since = since.filter(|since| self.missed_of(page, *since) == Missed::None);
         let tells = since.is_some_and(|since| {
             let places = [0, 1].map(|at: usize| own.places[at].as_deref());
@@ -454,15 +405,67 @@ impl Array {
     }
 
     pub(super) fn end_page_pass(&mut self, key: usize, pass: &mut PagePass, complete: bool) -> Flow {
-        self.patient.retain(|(_, other)| *other != key);
+        self.core.patient.retain(|(_, other)| *other != key);
         if let Some((_, mut hold)) = pass.hold.take() {
             self.release_pages(&mut hold);
         }
-        if self.device_of(pass.member, pass.which) == Some(pass.device) {
+        if self.core.device_of(pass.member, pass.which) == Some(pass.device) {
             let built = if complete { PagesBuilt::Done } else { PagesBuilt::No };
-            self.set_pages_built(pass.member, pass.which, built);
-            self.set_retried_pages(pass, 0);
+            self.core.set_pages_built(pass.member, pass.which, built);
+            self.core.set_retried_pages(pass, 0);
         }
         Flow::Finished
+    }
+}
+
+impl Core {
+    /// How far the device that is being built for a member is, if one is.
+    fn build_of(&mut self, member: MemberIndex, which: Which) -> Option<&mut Progress> {
+        self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).map(|(_, _, _, progress)| progress)
+    }
+
+    fn pages_built(&mut self, member: MemberIndex, which: Which) -> Option<PagesBuilt> {
+        self.build_of(member, which).map(|progress| progress.pages)
+    }
+
+    fn set_pages_built(&mut self, member: MemberIndex, which: Which, to: PagesBuilt) {
+        if let Some(progress) = self.build_of(member, which) {
+            progress.pages = to;
+        }
+    }
+
+    /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
+    /// before it was tried.
+    fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
+        if !pass.again.is_empty() && !pass.is_last_try && !self.waits_for_pages(pass) {
+            pass.again.clear();
+        }
+        if pass.rounds == 0 {
+            return None;
+        }
+        pass.aside.pop_front().or_else(|| pass.again.pop_front())
+    }
+
+    /// Whether pages that the device lacks are waited for still.
+    fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
+        let now = self.now;
+        let build = self.build_of(pass.member, pass.which);
+        let is_patient = build.is_some_and(|progress| progress.is_patient(now));
+        (is_patient || now < pass.patient_until) && !self.hurried && !is_off(Mutation::JoinsLacking)
+    }
+
+    fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {
+        if let Some(progress) = self.build_of(pass.member, pass.which) {
+            progress.retried_pages = many;
+        }
+    }
+
+    /// The epoch until whose end the member was in service, if the device is its own and only
+    /// caught up.
+    fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
+        match pass.which {
+            Which::Primary => self.build_of(pass.member, pass.which)?.since,
+            Which::Replacement => None,
+        }
     }
 }

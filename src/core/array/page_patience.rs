@@ -208,7 +208,7 @@ impl UnreadablePages {
 impl Array {
     /// A load has ended without a page.
     pub(super) fn page_unreadable(&mut self, page: PageIndex, loaded: Loaded) {
-        let now = self.now;
+        let now = self.core.now;
         // Waiting brings back no member.
         let is_hopeless = loaded.unread.as_ref().is_some_and(|unread| !unread.by_error);
         let unreadable = &mut self.redo_mut().unreadable;
@@ -222,31 +222,31 @@ impl Array {
                  read; nothing is given up",
                 page.0
             );
-            self.notice(NoticeKind::PageUnreadable, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Error, None, text);
         }
         self.page_arrived(page, LoadOutcome::Unreadable, tickets);
     }
 
     /// A page was loaded after all.
     pub(super) fn page_readable(&mut self, page: PageIndex) {
-        let now = self.now;
+        let now = self.core.now;
         let unreadable = &mut self.redo_mut().unreadable;
         let lacked = unreadable.lacked;
         let was_told = unreadable.readable(page, now);
         if lacked == 1 && unreadable.lacked == 0 {
             let text = "metadata pages that a new device went without can be read again".to_owned();
-            self.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
+            self.core.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
         if was_told {
             let text = format!("metadata page {} can be read again", page.0);
-            self.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
+            self.core.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
     }
 
     /// Tick: pages that could not be read are read again.
     pub(super) fn retry_pages(&mut self) {
-        let now = self.now;
-        let usable = self.online();
+        let now = self.core.now;
+        let usable = self.core.online();
         for (page, tickets) in self.redo_mut().unreadable.take_due(now, false) {
             let mut ended = Vec::new();
             let mut io = Vec::new();
@@ -275,11 +275,11 @@ impl Array {
 
     /// Tick: pages that were given up are looked at again, a few at a time.
     pub(super) fn look_at_pages(&mut self) {
-        if self.hurried || self.is_failed() || !self.redo().is_serving() {
+        if self.core.hurried || self.core.is_failed() || !self.redo().is_serving() {
             return;
         }
-        let now = self.now;
-        let usable = self.online();
+        let now = self.core.now;
+        let usable = self.core.online();
         let mut io = Vec::new();
         let redo = self.redo_mut();
         for page in redo.unreadable.take_round(now) {
@@ -307,7 +307,7 @@ impl Array {
     pub(super) fn ranges_without_pages(&self) -> Vec<(VolumeOffset, u64)> {
         let redo = self.redo();
         let layout = redo.pages.layout();
-        let rows = self.map.chunk / ROW_BYTES as usize;
+        let rows = self.core.map.chunk / ROW_BYTES as usize;
         let mut ranges = Vec::new();
         for page in redo.unreadable.given_up().take(LISTED_MAX) {
             for slot in layout.slots_of(page).map(SlotIndex) {
@@ -318,9 +318,9 @@ impl Array {
                 let is_behind = |row: &usize| layout.hash_pages(slot, *row..row + 1).contains(&page.0);
                 let Some(first) = (0..rows).find(is_behind) else { continue };
                 let count = (first..rows).take_while(is_behind).count() as u64;
-                for column in 0..self.map.k {
-                    let within = column * self.map.chunk + first * ROW_BYTES as usize;
-                    let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
+                for column in 0..self.core.map.k {
+                    let within = column * self.core.map.chunk + first * ROW_BYTES as usize;
+                    let start = stripe.0 * self.core.map.stripe_bytes() as u64 + within as u64;
                     ranges.push((VolumeOffset(start), count * ROW_BYTES));
                 }
             }
@@ -330,7 +330,7 @@ impl Array {
 
     /// The array has failed, or stops: whoever waits for a page is told at once.
     pub(super) fn end_page_trials(&mut self) {
-        let now = self.now;
+        let now = self.core.now;
         for (page, tickets) in self.redo_mut().unreadable.take_due(now, true) {
             self.page_arrived(page, LoadOutcome::Unreadable, tickets);
         }

@@ -40,17 +40,17 @@ impl Array {
     /// How many turns a scrub has: one for each slot, then those of the pages. Superblocks come before (super_scrub.rs).
     pub(super) fn scrub_turns(&self) -> u64 {
         let pages = self.redo.pages.layout().pages();
-        self.map.slots + pages.div_ceil(PAGES_PER_TURN)
+        self.core.map.slots + pages.div_ceil(PAGES_PER_TURN)
     }
 
     pub(super) fn start_page_scrub(&mut self, turn: u64) {
         let redo = self.redo();
-        let first = (turn - self.map.slots) * PAGES_PER_TURN;
+        let first = (turn - self.core.map.slots) * PAGES_PER_TURN;
         let pages = first..(first + PAGES_PER_TURN).min(redo.pages.layout().pages());
         let life = redo.lives;
         let scrub = PageScrub { stage: Stage::Turn(turn), hold: PageHold::checked(pages, life), life };
         let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
     }
 
     /// Reads the copies of these pages again, which were bad.
@@ -60,18 +60,18 @@ impl Array {
         let stage = Stage::Reread { first: pages.start, end: pages.end, scrubs_stopped };
         let scrub = PageScrub { stage, hold: PageHold::checked(pages, life), life };
         let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
     }
 
     pub(super) fn advance_page_scrub(&mut self, key: usize, scrub: &mut PageScrub) -> Flow {
-        if self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving() {
+        if self.core.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving() {
             return self.end_page_scrub(scrub, false);
         }
         let PagesHeld::All { unreadable } = self.hold_pages(key, &mut scrub.hold) else { return Flow::Wait };
-        let online = self.online();
+        let online = self.core.online();
         if let (Stage::Turn(_), Some(pass)) = (scrub.stage, self.passes.pass_mut(ActivityKind::Scrub)) {
             pass.errors += unreadable as u64;
-            for member in (0..self.map.width() as u16).map(MemberIndex) {
+            for member in (0..self.core.map.width() as u16).map(MemberIndex) {
                 if !online.contains(member) {
                     pass.unchecked.insert(member);
                 }
@@ -103,7 +103,7 @@ impl Array {
         for page in pages.map(PageIndex) {
             // One that is here and was not read was written in every place meanwhile, time and again.
             let is_written = hold.has(page) && !self.redo().pages.is_lost(page);
-            self.note_reread(page, if is_written { self.online() } else { MemberSet::default() });
+            self.note_reread(page, if is_written { self.core.online() } else { MemberSet::default() });
         }
     }
 
@@ -111,7 +111,7 @@ impl Array {
     pub(super) fn note_reread(&mut self, page: PageIndex, good: MemberSet) {
         let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) else { return };
         for member in pass.reread(page, good) {
-            self.member_mut(member).counters.repaired += 1;
+            self.core.member_mut(member).counters.repaired += 1;
         }
     }
 }

@@ -298,7 +298,7 @@ impl Array {
 
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
-        if self.is_failed() || self.stopping.is_some() || !self.redo.is_settled() {
+        if self.core.is_failed() || self.core.stopping.is_some() || !self.redo.is_settled() {
             return;
         }
         if self.passes.draining && self.passes.running > 0 {
@@ -309,8 +309,8 @@ impl Array {
         if self.passes.take_supers_turn() {
             self.start_super_scrub();
         }
-        let stripe = self.map.stripe_bytes();
-        let window = (WINDOW_BYTES / (self.map.width() * self.map.chunk)).clamp(1, WINDOW_SLOTS);
+        let stripe = self.core.map.stripe_bytes();
+        let window = (WINDOW_BYTES / (self.core.map.width() * self.core.map.chunk)).clamp(1, WINDOW_SLOTS);
         while self.passes.running < window {
             let Some(kind) = self.next_pass() else { return };
             if !self.take_allowance(stripe as f64) {
@@ -321,7 +321,7 @@ impl Array {
                 ActivityKind::Rebuild => self.start_rebuild_slot(),
                 ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
                 ActivityKind::Scrub => {
-                    let (slots, turns, now) = (self.map.slots, self.scrub_turns(), self.now);
+                    let (slots, turns, now) = (self.core.map.slots, self.scrub_turns(), self.core.now);
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
                     let Some(slot) = pass.progress.due(turns, now).map(SlotIndex) else { return };
                     pass.progress.begin(slot.0);
@@ -337,24 +337,25 @@ impl Array {
 
     /// The pass whose turn it is, if it has slots to start.
     fn next_pass(&self) -> Option<ActivityKind> {
-        if self.any_building() {
-            return self.next_build_slot().map(|_| ActivityKind::Rebuild);
+        if self.core.any_building() {
+            return self.core.next_build_slot().map(|_| ActivityKind::Rebuild);
         }
         let scrub = self.passes.scrub.as_ref().filter(|_| !self.passes.scrub_paused)?;
-        scrub.progress.due(self.scrub_turns(), self.now).map(|_| ActivityKind::Scrub)
+        scrub.progress.due(self.scrub_turns(), self.core.now).map(|_| ActivityKind::Scrub)
     }
 
     /// Pacing: a token bucket whose rate depends on whether clients are busy.
     fn take_allowance(&mut self, bytes: f64) -> bool {
-        let busy = self.client_ops > 0 || self.now.nanos_since(self.last_client) < CLIENT_BUSY_NS;
-        let rate = match (busy, self.config.rebuild_max) {
+        let busy =
+            self.core.client_ops > 0 || self.core.now.nanos_since(self.core.last_client) < CLIENT_BUSY_NS;
+        let rate = match (busy, self.core.config.rebuild_max) {
             (false, 0) => return true,
             (false, max) => max as f64,
-            (true, 0) => self.config.rebuild_min as f64,
-            (true, max) => self.config.rebuild_min.min(max) as f64,
+            (true, 0) => self.core.config.rebuild_min as f64,
+            (true, max) => self.core.config.rebuild_min.min(max) as f64,
         };
-        let elapsed = self.now.nanos_since(self.passes.topped_up) as f64 / 1e9;
-        self.passes.topped_up = self.now;
+        let elapsed = self.core.now.nanos_since(self.passes.topped_up) as f64 / 1e9;
+        self.passes.topped_up = self.core.now;
         // A stripe larger than the burst must still get its turn.
         let limit = (rate * BURST_SECONDS).max(bytes);
         self.passes.allowance = (self.passes.allowance + rate * elapsed).min(limit);
@@ -368,7 +369,7 @@ impl Array {
     /// A verify operation has ended; one that was not complete is started again.
     pub(super) fn verified(&mut self, kind: ActivityKind, slot: SlotIndex, complete: bool) {
         self.passes.running -= 1;
-        let now = self.now;
+        let now = self.core.now;
         if let Some(pass) = self.passes.pass_mut(kind) {
             pass.progress.running.remove(&slot.0);
             // What is read again comes again alone.
@@ -393,7 +394,7 @@ impl Array {
         {
             // Two scrubs are told apart by when they ended, also over a restart.
             let earlier = self.passes.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
-            let was_compared = self.redo.facts.checksums.is_some() || pass.unchecked.len() < self.map.m;
+            let was_compared = self.redo.facts.checksums.is_some() || pass.unchecked.len() < self.core.map.m;
             // What was not looked at, or not compared, does not refute what an earlier scrub has
             // found.
             let stands = |last: &ScrubResult| last.errors.saturating_sub(last.repaired) > pass.errors;
@@ -402,7 +403,7 @@ impl Array {
             let (errors, repaired) =
                 standing.map_or((pass.errors, pass.repaired), |last| (last.errors, last.repaired));
             let result = ScrubResult {
-                finished_unix: earlier.max(self.config.unix_at_zero + self.now.0 / 1_000_000_000),
+                finished_unix: earlier.max(self.core.config.unix_at_zero + self.core.now.0 / 1_000_000_000),
                 errors,
                 repaired,
                 unchecked: pass.unchecked,
@@ -432,11 +433,11 @@ impl Array {
             self.passes.last_scrub = Some(result);
             self.bad.scrubbed();
             self.tell_unreadable();
-            self.notice(NoticeKind::ScrubEnded, level, None, text);
+            self.core.notice(NoticeKind::ScrubEnded, level, None, text);
             self.supers.want();
         }
-        if self.any_building() {
-            for at in 0..self.members.len() {
+        if self.core.any_building() {
+            for at in 0..self.core.members.len() {
                 self.end_finished_builds(MemberIndex(at as u16));
             }
         }
@@ -471,9 +472,9 @@ impl Array {
     }
 
     fn end_finished_builds(&mut self, index: MemberIndex) {
-        let slots = self.map.slots;
+        let slots = self.core.map.slots;
         // Only a device that a restart would find may count as the member.
-        let member = self.member(index);
+        let member = self.core.member(index);
         let recorded = member.device.is_some_and(|device| device.recorded);
         let built = recorded && member.progress.as_ref().is_some_and(|p| p.is_over(slots));
         let new_built =
@@ -485,48 +486,48 @@ impl Array {
         if built && self.has_looked_with(index) && self.may_join(index, Which::Primary) {
             self.forget_looks_with(index);
             self.tell_lacking(index, Which::Primary);
-            let member = self.member_mut(index);
+            let member = self.core.member_mut(index);
             member.progress = None;
             member.state = MemberState::Online;
             member.reason = None;
-            self.count_members();
+            self.core.count_members();
             let next = self.needless_log();
             self.redo.pages.joined(index, Which::Primary);
-            self.redo.unreadable.look_soon(self.now);
+            self.redo.unreadable.look_soon(self.core.now);
             // No batch may be written before the epoch with this member is complete.
             self.supers.note_join(next);
-            self.notice(
+            self.core.notice(
                 NoticeKind::MemberRebuilt,
                 NoticeLevel::Info,
                 Some(index),
                 format!("member {index} is rebuilt and online"),
             );
-            self.notice_if_whole();
+            self.core.notice_if_whole();
         }
         let may_join = new_built && self.has_looked_with(index) && self.may_join(index, Which::Replacement);
         if may_join {
             self.tell_lacking(index, Which::Replacement);
         }
-        let member = self.member_mut(index);
+        let member = self.core.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
             self.forget_looks_with(index);
             self.bad.forget(index);
-            let member = self.member_mut(index);
+            let member = self.core.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
             member.counters = Default::default();
             let was = std::mem::replace(&mut member.state, MemberState::Online);
             member.progress = None;
             member.reason = None;
-            self.count_members();
+            self.core.count_members();
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
-            self.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
+            self.core.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
             self.redo.pages.joined(index, Which::Replacement);
-            self.redo.unreadable.look_soon(self.now);
+            self.redo.unreadable.look_soon(self.core.now);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);
-            self.notice(
+            self.core.notice(
                 NoticeKind::MemberReplaced,
                 NoticeLevel::Info,
                 Some(index),
@@ -534,7 +535,7 @@ impl Array {
             );
             // Where its old device was in service, nothing was missing by it.
             if was != MemberState::Online {
-                self.notice_if_whole();
+                self.core.notice_if_whole();
             }
         }
     }
@@ -544,8 +545,8 @@ impl Array {
     }
 
     pub(super) fn activities(&self) -> Vec<Activity> {
-        let slots = self.map.slots;
-        let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
+        let slots = self.core.map.slots;
+        let bytes = |slot: u64| slot * self.core.map.stripe_bytes() as u64;
         let activity = |kind, pass: &Pass, rest| Activity {
             kind,
             done_bytes: bytes(pass.progress.covered().min(slots)),
@@ -561,7 +562,7 @@ impl Array {
             _ => (self.is_settling() || self.passes_wait_for_room()).then_some(Rest::ForRoom),
         };
         let mut all = Vec::new();
-        let building = self.members.iter().flat_map(|member| {
+        let building = self.core.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
         let building: Vec<&Progress> = building.collect();

@@ -1,6 +1,7 @@
 //! Which slot is rebuilt next, and on which devices. What happens on a slot is in `logged_passes.rs`.
 
 use super::Array;
+use super::Core;
 use super::members::{Progress, Which};
 use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
@@ -13,6 +14,55 @@ pub(super) struct Target {
 }
 
 impl Array {
+    pub(super) fn start_rebuild_slot(&mut self) {
+        let Some(slot) = self.core.next_build_slot() else {
+            self.passes.running -= 1;
+            return;
+        };
+        let (map, now) = (self.core.map, self.core.now);
+        let mut targets = Vec::new();
+        for (member, _, device, progress) in self.core.builds_mut() {
+            if progress.due(map.slots, now) == Some(slot.0) {
+                progress.begin(slot.0);
+                targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
+            }
+        }
+        self.start_logged_rebuild(slot, targets);
+    }
+
+    /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
+    pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
+        let (slots, now) = (self.core.map.slots, self.core.now);
+        let goes_without = self.core.builds_mut().any(|(m, _, d, progress)| {
+            (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
+        });
+        if goes_without {
+            self.note_lacking(slot, target);
+        }
+    }
+
+    /// Moves the progress of the targets over a slot, or back to it.
+    pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
+        for target in targets {
+            for (member, _, device, progress) in self.core.builds_mut() {
+                if member == target.member && device == target.device {
+                    progress.running.remove(&slot.0);
+                    if !complete {
+                        progress.rewind_to(slot.0);
+                    }
+                }
+            }
+        }
+        self.passes.running -= 1;
+    }
+
+    /// Whether data of the stripe was written later than in epoch `since`, or may have been.
+    pub(super) fn is_missed(&self, stripe: StripeIndex, since: u64) -> bool {
+        self.redo().checkpoint.is_to_remark(stripe) || self.redo().pages.map_entry(stripe).epoch > since
+    }
+}
+
+impl Core {
     /// The progress of every device that is being built.
     pub(super) fn builds_mut(
         &mut self,
@@ -36,48 +86,6 @@ impl Array {
         progresses.filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)
     }
 
-    pub(super) fn start_rebuild_slot(&mut self) {
-        let Some(slot) = self.next_build_slot() else {
-            self.passes.running -= 1;
-            return;
-        };
-        let (map, now) = (self.map, self.now);
-        let mut targets = Vec::new();
-        for (member, _, device, progress) in self.builds_mut() {
-            if progress.due(map.slots, now) == Some(slot.0) {
-                progress.begin(slot.0);
-                targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
-            }
-        }
-        self.start_logged_rebuild(slot, targets);
-    }
-
-    /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
-    pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
-        let (slots, now) = (self.map.slots, self.now);
-        let goes_without = self.builds_mut().any(|(m, _, d, progress)| {
-            (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
-        });
-        if goes_without {
-            self.note_lacking(slot, target);
-        }
-    }
-
-    /// Moves the progress of the targets over a slot, or back to it.
-    pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
-        for target in targets {
-            for (member, _, device, progress) in self.builds_mut() {
-                if member == target.member && device == target.device {
-                    progress.running.remove(&slot.0);
-                    if !complete {
-                        progress.rewind_to(slot.0);
-                    }
-                }
-            }
-        }
-        self.passes.running -= 1;
-    }
-
     /// The epoch up to which a device under construction is current anyway.
     pub(super) fn needs_since(&self, target: &Target) -> Option<u64> {
         let member = self.member(target.member);
@@ -86,10 +94,5 @@ impl Array {
         let second = member.replacement.as_ref().map(|new| (new.device.id, &new.progress));
         let mut builds = [primary, second].into_iter().flatten();
         builds.find(|(device, _)| *device == target.device).and_then(|(_, progress)| progress.since)
-    }
-
-    /// Whether data of the stripe was written later than in epoch `since`, or may have been.
-    pub(super) fn is_missed(&self, stripe: StripeIndex, since: u64) -> bool {
-        self.redo().checkpoint.is_to_remark(stripe) || self.redo().pages.map_entry(stripe).epoch > since
     }
 }

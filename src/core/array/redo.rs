@@ -18,7 +18,9 @@ use super::pages::PageStore;
 use super::settle::Unsettled;
 use super::startup::{Life, LogFacts};
 use super::stripe_map::StripeMap;
-use super::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
+use super::{
+    Array, ClientError, Core, Inflight, NoticeKind, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest,
+};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberSet, MemberState};
@@ -385,14 +387,14 @@ impl Array {
 
     /// Moves the log on as far as it goes.
     pub(super) fn pump_redo(&mut self) {
-        if self.is_stopped() {
+        if self.core.is_stopped() {
             return;
         }
         if !self.redo().is_serving() {
             self.pump_startup();
             return;
         }
-        if self.is_failed() {
+        if self.core.is_failed() {
             return;
         }
         self.end_hold();
@@ -411,7 +413,7 @@ impl Array {
         if !redo.journal.tail_is_news() && waiting == 0 {
             return false;
         }
-        let reserve = self.map.slots - self.geometry.stripes();
+        let reserve = self.core.map.slots - self.core.geometry.stripes();
         redo.is_stuck
             || !redo.waiting_for_room.is_empty()
             || !redo.waiting_for_slot.is_empty()
@@ -447,21 +449,21 @@ impl Array {
             sequence < if must_be_durable { durable } else { written }
         }) {
             let (_, key, _) = redo.waiters.remove(at).expect("just found");
-            self.ready.push_back(key);
+            self.core.ready.push_back(key);
         }
         let done: Vec<PieceId> =
             redo.flushes.extract_if(.., |flush| flush.target <= durable).map(|flush| flush.piece).collect();
         for piece in done {
-            self.client_ops -= 1;
-            self.done(piece, Ok(SlotReply::Done));
+            self.core.client_ops -= 1;
+            self.core.done(piece, Ok(SlotReply::Done));
         }
     }
 
     /// A flush of a logged array: everything acknowledged before is in written batches.
     pub(super) fn start_logged_flush(&mut self, piece: PieceId) {
-        self.client_ops += 1;
+        self.core.client_ops += 1;
         let target = self.redo().journal.written();
-        let since = self.now;
+        let since = self.core.now;
         self.redo_mut().flushes.push(FlushRequest { target, piece, since });
     }
 
@@ -490,7 +492,7 @@ impl Array {
         if self.redo().unsettled.is_some() || !self.writes_allowed() {
             return false;
         }
-        let live = self.online();
+        let live = self.core.online();
         let epoch = self.supers.epoch();
         let stamp = EpochStamp { number: epoch.number, id: epoch.id };
         let redo = self.redo_mut();
@@ -509,21 +511,21 @@ impl Array {
         redo.waiters.extend(open.waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
         let log_offset = redo.log_offset;
         let waiting = std::mem::take(&mut redo.waiting_for_batch);
-        self.ready.extend(waiting);
+        self.core.ready.extend(waiting);
         let header = manifest.header_bytes();
         for piece in pieces {
             let payload = piece.payload_bytes();
-            let mut buf = self.pool.alloc(header + payload);
+            let mut buf = self.core.pool.alloc(header + payload);
             manifest.write_piece(piece.member, (payload / LOG_BLOCK_BYTES) as u32, &mut buf[..header]);
             let mut at = header;
             for block in &piece.payload {
                 buf[at..at + block.len()].copy_from_slice(block);
                 at += block.len();
             }
-            let device = self.member(piece.member).device.expect("a member in service has a device").id;
+            let device = self.core.member(piece.member).device.expect("a member in service has a device").id;
             let offset = log_offset.plus(piece.offset);
             let op = IoOp::Write { offset, buf: buf.freeze(), fua: false };
-            self.submit_io(Owner::Piece { sequence }, piece.member, device, op);
+            self.core.submit_io(Owner::Piece { sequence }, piece.member, device, op);
         }
         true
     }
@@ -557,10 +559,10 @@ impl Array {
         // What a checkpoint wrote to devices under construction must be durable too: it counts as built.
         let all = redo.checkpoint.is_flushing();
         let mut pending = 0;
-        for (member, which, device) in self.devices() {
-            let in_service = which == Which::Primary && self.member(member).state == MemberState::Online;
+        for (member, which, device) in self.core.devices() {
+            let in_service = which == Which::Primary && self.core.member(member).state == MemberState::Online;
             if (all || in_service) && device.is_unflushed() {
-                self.submit_io(Owner::Round, member, device.id, IoOp::Flush);
+                self.core.submit_io(Owner::Round, member, device.id, IoOp::Flush);
                 pending += 1;
             }
         }
@@ -585,7 +587,7 @@ impl Array {
     }
 
     fn end_round(&mut self) {
-        let failed = self.is_failed();
+        let failed = self.core.is_failed();
         let redo = self.redo_mut();
         let Some(round) = redo.round.take() else { return };
         redo.rounds_ended = redo.rounds_begun;
@@ -629,8 +631,8 @@ impl Array {
         let redo = self.redo_mut();
         let slots = std::mem::take(&mut redo.waiting_for_slot);
         let waiting = std::mem::take(&mut redo.waiting_for_room);
-        self.ready.extend(slots);
-        self.ready.extend(waiting);
+        self.core.ready.extend(slots);
+        self.core.ready.extend(waiting);
     }
 
     /// Where a stripe is.
@@ -643,36 +645,16 @@ impl Array {
         self.redo().pages.map_entry(stripe).holds_data
     }
 
-    /// Whether whole stripes go to free slots.
-    pub(super) fn full_stripe_fresh(&self) -> bool {
-        self.config.full_stripe == super::FullStripe::Fresh
-    }
-
     /// Tells the operator of blocks that cannot be had, and keeps them for the status.
     pub(super) fn note_missing(&mut self, stripe: StripeIndex, slot: SlotIndex, missing: &[Missing]) {
         self.damage.note(stripe, missing);
-        self.notice_unreadable(slot, self.offset_of(stripe, missing));
-    }
-
-    pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
-        let text = format!(
-            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
-            Count::of(rows, "block"),
-            Count::of(rows, "block").were(),
-            if rows == 1 { "it is" } else { "they are" }
-        );
-        self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
+        self.notice_unreadable(slot, self.core.offset_of(stripe, missing));
     }
 
     /// The pages with the hashes of these rows; none where there are no checksums.
     pub(super) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
         let redo = self.redo();
         if redo.checksums.is_some() { redo.pages.layout().hash_pages(slot, rows) } else { 0..0 }
-    }
-
-    /// The member that has a column of a slot.
-    pub(super) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
-        self.map.member_of(slot, ColumnIndex(column as u16))
     }
 
     /// Which stripes of a run hold nothing.
@@ -685,15 +667,7 @@ impl Array {
                 _ => runs.push((1, hole)),
             }
         }
-        self.done(piece, Ok(SlotReply::Holes(runs)));
-    }
-
-    /// Where in the volume the first of these blocks of a stripe lies; blocks of parity are those of its
-    /// start.
-    pub(super) fn offset_of(&self, stripe: StripeIndex, missing: &[Missing]) -> VolumeOffset {
-        let data = missing.iter().filter(|block| block.column < self.map.k);
-        let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();
-        VolumeOffset(stripe.0 * self.map.stripe_bytes() as u64 + within.unwrap_or(0) as u64)
+        self.core.done(piece, Ok(SlotReply::Holes(runs)));
     }
 
     /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that
@@ -725,7 +699,7 @@ impl Array {
     /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
     pub(super) fn log_failed(&mut self) {
         self.end_page_trials();
-        if self.stopping.is_none() {
+        if self.core.stopping.is_none() {
             // Nothing says that the array is quiet before its log was read.
             self.supers.unmark_clean();
         }
@@ -737,17 +711,47 @@ impl Array {
         }
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
-        self.client_ops -= pieces.len();
+        self.core.client_ops -= pieces.len();
         pieces.extend(redo.queued.drain(..).map(|(piece, ..)| piece));
         redo.life = Life::Starting;
         redo.unsettled = None;
         redo.round = None;
         self.passes.forget_owed_pages();
-        self.ready.extend(waiting);
-        let patient = std::mem::take(&mut self.patient);
-        self.ready.extend(patient.into_iter().map(|(_, key)| key));
+        self.core.ready.extend(waiting);
+        let patient = std::mem::take(&mut self.core.patient);
+        self.core.ready.extend(patient.into_iter().map(|(_, key)| key));
         for piece in pieces {
-            self.done(piece, Err(ClientError::Io));
+            self.core.done(piece, Err(ClientError::Io));
         }
+    }
+}
+
+impl Core {
+    /// Whether whole stripes go to free slots.
+    pub(super) fn full_stripe_fresh(&self) -> bool {
+        self.config.full_stripe == super::FullStripe::Fresh
+    }
+
+    pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
+        let text = format!(
+            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
+            Count::of(rows, "block"),
+            Count::of(rows, "block").were(),
+            if rows == 1 { "it is" } else { "they are" }
+        );
+        self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
+    }
+
+    /// The member that has a column of a slot.
+    pub(super) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
+        self.map.member_of(slot, ColumnIndex(column as u16))
+    }
+
+    /// Where in the volume the first of these blocks of a stripe lies; blocks of parity are those of its
+    /// start.
+    pub(super) fn offset_of(&self, stripe: StripeIndex, missing: &[Missing]) -> VolumeOffset {
+        let data = missing.iter().filter(|block| block.column < self.map.k);
+        let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();
+        VolumeOffset(stripe.0 * self.map.stripe_bytes() as u64 + within.unwrap_or(0) as u64)
     }
 }

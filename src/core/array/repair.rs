@@ -67,7 +67,7 @@ impl Array {
         self.check_repair()?;
         let found: VecDeque<(BlockName, bool)> =
             self.damage.iter().map(|(block, why)| (block, why.is_aside())).collect();
-        let of_volume = found.iter().filter(|((_, column, _), _)| usize::from(*column) < self.map.k);
+        let of_volume = found.iter().filter(|((_, column, _), _)| usize::from(*column) < self.core.map.k);
         let text = match of_volume.count() {
             0 => "looks for blocks that are set aside or lost".into(),
             known => format!(
@@ -82,12 +82,12 @@ impl Array {
         let (waiting, tally) = (Vec::new(), Tally::default());
         let op = Repair { next: 0, hold: None, found, listed, bad_rows, of_slot, waiting, tally, life };
         let key = self.ops.insert(Op::Repair(Box::new(op)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
         Ok(text)
     }
 
     pub(super) fn advance_repair(&mut self, key: usize, op: &mut Repair) -> Flow {
-        if self.is_failed() || op.life != self.redo().lives || self.hurried {
+        if self.core.is_failed() || op.life != self.redo().lives || self.core.hurried {
             return self.end_repair_walk(op, false);
         }
         loop {
@@ -99,7 +99,7 @@ impl Array {
                 self.look_at_found(key, op);
                 continue;
             }
-            if op.next >= self.map.slots {
+            if op.next >= self.core.map.slots {
                 return self.end_repair_walk(op, true);
             }
             if !self.walk_slot(key, op) {
@@ -111,7 +111,7 @@ impl Array {
     /// Looks at the hashes of one slot. False: its pages are on their way.
     fn walk_slot(&mut self, key: usize, op: &mut Repair) -> bool {
         let slot = SlotIndex(op.next);
-        let rows = 0..self.map.chunk / ROW_BYTES as usize;
+        let rows = 0..self.core.map.chunk / ROW_BYTES as usize;
         let stripe = self.redo().stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe));
         let Some(stripe) = stripe.filter(|_| self.redo().checksums.is_some()) else {
             if let Some(mut hold) = op.hold.take() {
@@ -128,13 +128,13 @@ impl Array {
             return false;
         }
         if held == PagesHeld::Unreadable {
-            op.tally.unreadable += (self.map.k * rows.len()) as u64;
+            op.tally.unreadable += (self.core.map.k * rows.len()) as u64;
             self.release_pages(&mut hold);
             op.next += 1;
             return true;
         }
         op.of_slot.clear();
-        for column in 0..self.map.width() {
+        for column in 0..self.core.map.width() {
             let hashes = self.redo().pages.hashes(slot, rows.clone(), ColumnIndex(column as u16));
             for (row, hash) in hashes.enumerate() {
                 let block = (stripe, column as u16, row as u32);
@@ -180,12 +180,12 @@ impl Array {
         let slot = self.slot_of(stripe);
         let is_away = |column: &usize| {
             let block = (stripe, *column as u16, row);
-            self.readable(self.member_at(slot, *column), slot).is_none()
+            self.core.readable(self.core.member_at(slot, *column), slot).is_none()
                 && !op.listed.contains(&block)
                 && !op.of_slot.contains(&block)
                 && self.damage.why(block).is_none()
         };
-        (self.map.k..self.map.width()).filter(is_away).count() as u64
+        (self.core.map.k..self.core.map.width()).filter(is_away).count() as u64
     }
 
     fn tally_looks(&mut self, op: &mut Repair) {
@@ -196,7 +196,7 @@ impl Array {
             if matches!(why, Some(Why::Unreadable | Why::Proven)) && op.bad_rows.insert((block.0, block.2)) {
                 op.tally.parity += self.parity_away(op, block);
             }
-            if usize::from(block.1) >= self.map.k {
+            if usize::from(block.1) >= self.core.map.k {
                 op.tally.parity += u64::from(why.is_some());
                 continue;
             }
@@ -243,18 +243,18 @@ impl Array {
         }
         let is_well = complete && !is_less && op.tally.bad() == 0;
         let level = if is_well { NoticeLevel::Info } else { NoticeLevel::Warning };
-        self.notice(NoticeKind::RepairEnded, level, None, text);
+        self.core.notice(NoticeKind::RepairEnded, level, None, text);
         Flow::Finished
     }
 
     /// For the status.
     pub(super) fn repair_activity(&self) -> Option<Activity> {
         let RepairProgress { next, errors, repaired } = self.repair?;
-        let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
+        let bytes = |slot: u64| slot * self.core.map.stripe_bytes() as u64;
         Some(Activity {
             kind: ActivityKind::Repair,
             done_bytes: bytes(next),
-            total_bytes: bytes(self.map.slots),
+            total_bytes: bytes(self.core.map.slots),
             retried: 0,
             retried_pages: 0,
             rest: None,
@@ -267,13 +267,13 @@ impl Array {
     /// nobody makes it whole by not counting it.
     pub(super) fn clear(&mut self, member: Option<MemberIndex>) -> Result<String, String> {
         if let Some(index) = member {
-            self.known(index)?;
-            self.member_mut(index).clear();
+            self.core.known(index)?;
+            self.core.member_mut(index).clear();
             self.bad.clear(index);
             return Ok(format!("the counts of member {index} are cleared"));
         }
-        for index in (0..self.map.width()).map(|at| MemberIndex(at as u16)) {
-            self.member_mut(index).clear();
+        for index in (0..self.core.map.width()).map(|at| MemberIndex(at as u16)) {
+            self.core.member_mut(index).clear();
             self.bad.clear(index);
         }
         self.client_errors = 0;

@@ -7,7 +7,7 @@
 use super::current::{Behind, Mark, is_current};
 use super::members::Which;
 use super::recovery::{RingRead, RingTail};
-use super::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use super::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{LOG_BLOCK_BYTES, Superblock};
 use crate::units::{MemberIndex, Timestamp};
@@ -50,10 +50,10 @@ impl Array {
             ring,
             reading: None,
             unreadable_since: None,
-            not_before: self.now,
+            not_before: self.core.now,
         };
         let key = self.ops.insert(Op::RingCheck(Box::new(check)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
     }
 
     fn ring_tail(&self, member: MemberIndex, superblock: &Superblock) -> RingTail {
@@ -65,26 +65,26 @@ impl Array {
         if check.reading.is_some() {
             return Flow::Wait;
         }
-        if self.now < check.not_before && !self.hurried {
+        if self.core.now < check.not_before && !self.core.hurried {
             // Woken early: an array that fails wakes all that wait.
-            self.patient.push((check.not_before, key));
+            self.core.patient.push((check.not_before, key));
             return Flow::Wait;
         }
-        if self.device_of(check.member, Which::Primary) != Some(check.device) {
+        if self.core.device_of(check.member, Which::Primary) != Some(check.device) {
             return Flow::Finished;
         }
         let Some(read) = check.ring.next_read() else {
             if self.reads_ring_again(key, check) {
                 return Flow::Wait;
             }
-            self.end_ring_check(check);
+            self.core.end_ring_check(check);
             return Flow::Finished;
         };
         let offset = self.redo().log_offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
-        let buf = self.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
+        let buf = self.core.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
         check.reading = Some(read);
         let owner = Owner::Op { key, item: 0 };
-        self.submit_io(owner, check.member, check.device, IoOp::Read { offset, buf });
+        self.core.submit_io(owner, check.member, check.device, IoOp::Read { offset, buf });
         Flow::Wait
     }
 
@@ -111,18 +111,20 @@ impl Array {
 
     /// Whether blocks that could not be read may hold what the log must show, and are read again.
     fn reads_ring_again(&mut self, key: usize, check: &mut RingCheck) -> bool {
-        let since = check.unreadable_since.unwrap_or(self.now);
-        let is_over = self.now.nanos_since(since) >= PATIENCE_NS || self.hurried;
+        let since = check.unreadable_since.unwrap_or(self.core.now);
+        let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS || self.core.hurried;
         if check.verdict().is_ok() || check.ring.was_read() || is_over {
             return false;
         }
         check.unreadable_since = Some(since);
         check.ring = self.ring_tail(check.member, &check.superblock);
-        check.not_before = Timestamp(self.now.0 + RETRY_NS);
-        self.patient.push((check.not_before, key));
+        check.not_before = Timestamp(self.core.now.0 + RETRY_NS);
+        self.core.patient.push((check.not_before, key));
         true
     }
+}
 
+impl Core {
     fn end_ring_check(&mut self, check: &RingCheck) {
         let verdict = check.verdict();
         let member = self.member_mut(check.member);

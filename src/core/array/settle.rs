@@ -38,7 +38,7 @@ impl Array {
         }
         redo.checkpoint.want();
         redo.unsettled = Some(Unsettled { tail, stripes, start: None });
-        self.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);
+        self.core.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);
     }
 
     /// Whether a replay is not all in place, for lack of room: neither writes nor passes go on before it is.
@@ -77,7 +77,7 @@ impl Array {
             {
                 self.redo_mut().unsettled = None;
                 let text = "what the redo log held is in place: writes go on";
-                self.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text.into());
+                self.core.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text.into());
                 self.wake_waiting_for_room();
             }
             _ => {}

@@ -11,6 +11,7 @@
 //! or after whatever it belonged to is void (the array has failed, its replay has ended). A token that waits is not with
 //! the driver.
 
+use super::Core;
 use super::inflight::{Inflight, Short};
 use super::members::{Member, Which};
 use super::startup::Life;
@@ -102,11 +103,11 @@ impl Array {
     /// Takes a passing fault of an operation in flight. True: the operation stays in flight and is tried again. False: its
     /// owner is to be told.
     pub(super) fn tries_again(&mut self, token: IoToken, fault: IoFault) -> bool {
-        if !self.is_passing(fault) || self.is_stopped() {
+        if !self.core.is_passing(fault) || self.core.is_stopped() {
             return false;
         }
-        let now = self.now;
-        let Some(flight) = self.inflight.get(token) else { return false };
+        let now = self.core.now;
+        let Some(flight) = self.core.inflight.get(token) else { return false };
         let (entry, known) = (flight.entry, flight.short);
         if self.is_void(&entry) {
             return false;
@@ -119,9 +120,9 @@ impl Array {
             RETRY_FIRST_NS.checked_shl(short.tries).map_or(RETRY_MAX_NS, |wait| wait.min(RETRY_MAX_NS));
         let due = Timestamp(now.0 + wait);
         short = Short { tries: (short.tries + 1).min(32), fault, due: Some(due), ..short };
-        self.set_short(token, short);
-        self.shortages.waiting.insert((due, token));
-        let episode = self.shortages.episodes.entry(entry.device);
+        self.core.set_short(token, short);
+        self.core.shortages.waiting.insert((due, token));
+        let episode = self.core.shortages.episodes.entry(entry.device);
         let is_new = matches!(episode, std::collections::btree_map::Entry::Vacant(_));
         let tokens = BTreeSet::new();
         let episode = episode.or_insert(Episode {
@@ -139,13 +140,246 @@ impl Array {
         }
         episode.tokens.insert(token);
         if is_new {
-            self.notice_shortage(entry.member, entry.device, fault);
+            self.core.notice_shortage(entry.member, entry.device, fault);
             // They hold stripes that clients want.
             self.wake_waiting_for_drain();
         }
         true
     }
 
+    /// How long an operation may be tried again before its owner is told; none where the owner relies on it.
+    fn patience(&self, token: IoToken) -> Option<u64> {
+        let flight = self.core.inflight.get(token)?;
+        let entry = &flight.entry;
+        let patience = match entry.owner {
+            // What recovery cannot read it takes for damaged: no shortcuts here.
+            Owner::Recovery { .. } if flight.again.changes_nothing() => PATIENCE_NS,
+            _ if flight.again.changes_nothing() && self.core.others_serve(entry) => READ_PATIENCE_NS,
+            _ if flight.again.changes_nothing() => PATIENCE_NS,
+            Owner::Punch => PATIENCE_NS,
+            // What is written to a device under construction must be there; the device is given up instead.
+            Owner::Op { key, .. } => match &self.ops[key] {
+                Op::LoggedPass(pass) if pass.is_rebuild() => return None,
+                _ => PATIENCE_NS,
+            },
+            Owner::Super if self.core.find_device(entry.device).is_none() => PATIENCE_NS,
+            _ => return None,
+        };
+        Some(if self.core.hurried || self.core.stopping.is_some() {
+            patience.min(STOP_PATIENCE_NS / 2)
+        } else {
+            patience
+        })
+    }
+
+    /// Whether nobody relies on an operation any more.
+    fn is_void(&self, entry: &Inflight) -> bool {
+        let is_replaced = self.core.exchanged.iter().any(|replaced| replaced.device.id == entry.device);
+        if self.core.is_failed() || (!is_replaced && self.core.find_device(entry.device).is_none()) {
+            return true;
+        }
+        matches!(entry.owner, Owner::Recovery { .. }) && !self.is_recovering()
+    }
+
+    fn is_recovering(&self) -> bool {
+        matches!(self.redo.life, Life::Recovering { .. })
+    }
+
+    /// Submits again what is due, and ends what is void. True: something has ended.
+    pub(super) fn pump_shortages(&mut self) -> bool {
+        if self.core.shortages.waiting.is_empty() {
+            return false;
+        }
+        let has_ended = self.end_void();
+        while let Some(&(due, token)) =
+            self.core.shortages.waiting.first().filter(|(due, _)| *due <= self.core.now)
+        {
+            self.core.submit_again(token, due);
+        }
+        has_ended
+    }
+
+    /// Ends what waits and is void. True: something has ended.
+    fn end_void(&mut self) -> bool {
+        let era = Era {
+            losses: self.supers.losses(),
+            lives: self.redo.lives,
+            is_failed: self.core.is_failed(),
+            is_recovering: self.is_recovering(),
+        };
+        if std::mem::replace(&mut self.core.shortages.seen, era) == era {
+            return false;
+        }
+        let waiting: Vec<IoToken> = self.core.shortages.waiting.iter().map(|(_, token)| *token).collect();
+        let mut has_ended = false;
+        for token in waiting {
+            let Some(flight) = self.core.inflight.get(token) else { continue };
+            let (entry, short) = (flight.entry, flight.short);
+            if let Some(Short { fault, .. }) = short.filter(|_| self.is_void(&entry)) {
+                self.end_flight(token, Err(fault));
+                has_ended = true;
+            }
+        }
+        has_ended
+    }
+
+    /// Tick: shortages that last take members out, or clients' patience; others end.
+    pub(super) fn judge_shortages(&mut self) {
+        let now = self.core.now;
+        let over =
+            |episode: &Episode| episode.tokens.is_empty() && now.nanos_since(episode.newest) >= QUIET_NS;
+        let episodes = std::mem::take(&mut self.core.shortages.episodes).into_iter();
+        let (ended, go_on): (Vec<_>, Vec<_>) = episodes.partition(|(_, episode)| over(episode));
+        self.core.shortages.episodes = go_on.into_iter().collect();
+        for (device, Episode { member, since, is_given_up, .. }) in ended {
+            if self.core.find_device(device).is_some() && !is_given_up {
+                let seconds = now.nanos_since(since) as f64 / 1e9;
+                let what = if self.core.is_replacement(device) { "the new device of " } else { "" };
+                let text = format!("operations on {what}member {member} succeed again, after {seconds:.1} s");
+                self.core.notice(NoticeKind::ShortageEnded, NoticeLevel::Info, Some(member), text);
+            }
+        }
+        if self.core.is_failed() {
+            return;
+        }
+        while let Some((member, device, fault)) = self.core.spared_by_shortage() {
+            let reason = match fault.kind {
+                IoFaultKind::NoSpace => format!("its storage is full: {fault}"),
+                _ => format!("this host lacks resources for operations on it: {fault}"),
+            };
+            self.fault_device(member, device, MemberState::Missing, reason);
+            if self.core.member(member).state == MemberState::Missing {
+                self.core.member_mut(member).away = Some(condition_of(fault));
+            }
+        }
+        self.lift_replay();
+        let patience = if self.core.hurried { STOP_PATIENCE_NS } else { PATIENCE_NS };
+        if self.core.oldest_shortage().is_some_and(|since| now.nanos_since(since) >= patience) {
+            self.end_patience_of_clients(patience);
+        }
+    }
+
+    /// Whether an operation is being tried again that a stop waits for, and is without in the end:
+    /// then it is not clean. What loses patience before that ends with an error, and the stop goes
+    /// on.
+    pub(super) fn stops_short(&self) -> bool {
+        let mut tokens = self.core.shortages.episodes.values().flat_map(|episode| &episode.tokens);
+        tokens.any(|&token| self.core.inflight.get(token).is_some() && self.patience(token).is_none())
+    }
+
+    /// Requests that have waited this long end with an error. What has joined a batch stays there, and happens later. Before a
+    /// stop they have not waited for as long as clients are kept waiting: that they were not done is not for lack of space.
+    fn end_patience_of_clients(&mut self, patience: u64) {
+        let error = if self.core.hurried { ClientError::Stopping } else { self.core.shortage_error() };
+        let now = self.core.now;
+        let mut late = Vec::new();
+        for (key, op) in &mut self.ops {
+            if let Op::LoggedWrite(write) = op
+                && write.loses_patience(now, patience, error)
+            {
+                late.push(key);
+            }
+        }
+        for key in late {
+            self.redo_mut().forget_waiting(key);
+            self.core.gated.retain(|other| *other != key);
+            self.core.ready.push_back(key);
+        }
+        for piece in self.redo.take_late_flushes(now, patience) {
+            self.core.client_ops -= 1;
+            self.core.done(piece, Err(error));
+        }
+        let queued = std::mem::take(&mut self.redo.queued).into_iter();
+        let is_late = |(_, _, since): &(PieceId, SlotRequest, Timestamp)| now.nanos_since(*since) >= patience;
+        let (late, others): (VecDeque<_>, VecDeque<_>) = queued.partition(is_late);
+        self.redo.queued = others;
+        for (piece, request, _) in late {
+            let is_full = changes_nothing(&request) && error == ClientError::NoSpace;
+            self.core.done(piece, Err(if is_full { ClientError::Io } else { error }));
+        }
+    }
+
+    /// A request that came before the log was replayed waits for that.
+    pub(super) fn queue(&mut self, piece: PieceId, request: SlotRequest) {
+        match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
+            Some(error) => self.core.done(piece, Err(error)),
+            None => self.redo.queued.push_back((piece, request, self.core.now)),
+        }
+    }
+
+    /// A replay that lacks room to put in place what it found begins again, and leaves that to be put in place while reads are
+    /// served.
+    fn lift_replay(&mut self) {
+        let Life::Recovering { recovery, .. } = &self.redo.life else { return };
+        let is_long = |token: &IoToken| {
+            self.core.short(*token).is_some_and(|short| {
+                short.fault.kind == IoFaultKind::NoSpace && self.core.now.nanos_since(short.since) >= LIFT_NS
+            })
+        };
+        let mut tokens = self.core.shortages.episodes.values().flat_map(|episode| &episode.tokens);
+        if recovery.may_lift() && self.core.stopping.is_none() && tokens.any(is_long) {
+            // Its writes are void from here on.
+            let redo = self.redo_mut();
+            redo.life = Life::Starting;
+            redo.lifts = true;
+        }
+    }
+
+    /// A stop that waits for members that are short: after a while they are left as they are. True: the array has stopped.
+    pub(super) fn stop_without_short(&mut self, id: RequestId) -> bool {
+        let due =
+            self.core.stop_begun.is_some_and(|begun| self.core.now.nanos_since(begun) >= STOP_PATIENCE_NS);
+        if !due || !self.core.is_short_of_host() {
+            return false;
+        }
+        self.end_patience_of_clients(0);
+        let only_short = self.core.inflight.awaited() == self.core.shortages.waiting.len();
+        if !only_short || self.core.jobs_out > 0 || self.core.client_ops > 0 || !self.core.ready.is_empty() {
+            return false;
+        }
+        let text =
+            "the array stops although members lack room or resources: its log is replayed at the next start";
+        self.core.notice(NoticeKind::StoppedShort, NoticeLevel::Warning, None, text.into());
+        for (_, token) in std::mem::take(&mut self.core.shortages).waiting {
+            self.core.inflight.forget(token);
+        }
+        let queued = std::mem::take(&mut self.redo.queued);
+        for (piece, ..) in queued {
+            self.core.done(piece, Err(ClientError::Stopping));
+        }
+        self.core.stopping = Some(Stopping::Marking(id));
+        self.stop_now(id, false);
+        true
+    }
+
+    /// Whether all that passes have under way waits for room on a member that is full: its own
+    /// operations are tried again for that, or it waits for what may depend on such operations of
+    /// others (a lock, a checkpoint).
+    pub(super) fn passes_wait_for_room(&self) -> bool {
+        let episodes =
+            || self.core.shortages.episodes.values().filter(|e| e.fault.kind == IoFaultKind::NoSpace);
+        if episodes().next().is_none() {
+            return false;
+        }
+        let owner = |token: &IoToken| match self.core.inflight.get(*token)?.entry.owner {
+            Owner::Op { key, .. } => Some(key),
+            _ => None,
+        };
+        let short: BTreeSet<usize> =
+            episodes().flat_map(|episode| &episode.tokens).filter_map(owner).collect();
+        let mut waits = self.ops.iter().filter_map(|(key, op)| match op {
+            Op::LoggedPass(pass) if pass.unreadable_build().is_some() => Some(false),
+            Op::LoggedPass(pass) => Some(pass.waits() || short.contains(&key)),
+            Op::PageScrub(scrub) => Some(scrub.waits_for_checkpoint() || short.contains(&key)),
+            Op::PagePass(_) | Op::SuperScrub(_) => Some(short.contains(&key)),
+            _ => None,
+        });
+        let settles = self.passes.waits_for_checkpoint();
+        waits.next().map_or(settles, |first| first && waits.all(|waits| waits))
+    }
+}
+
+impl Core {
     fn set_short(&mut self, token: IoToken, short: Short) {
         self.inflight.get_mut(token).expect("it is in flight").short = Some(short);
     }
@@ -207,31 +441,6 @@ impl Array {
         self.notice(kind, level, Some(member), text);
     }
 
-    /// How long an operation may be tried again before its owner is told; none where the owner relies on it.
-    fn patience(&self, token: IoToken) -> Option<u64> {
-        let flight = self.inflight.get(token)?;
-        let entry = &flight.entry;
-        let patience = match entry.owner {
-            // What recovery cannot read it takes for damaged: no shortcuts here.
-            Owner::Recovery { .. } if flight.again.changes_nothing() => PATIENCE_NS,
-            _ if flight.again.changes_nothing() && self.others_serve(entry) => READ_PATIENCE_NS,
-            _ if flight.again.changes_nothing() => PATIENCE_NS,
-            Owner::Punch => PATIENCE_NS,
-            // What is written to a device under construction must be there; the device is given up instead.
-            Owner::Op { key, .. } => match &self.ops[key] {
-                Op::LoggedPass(pass) if pass.is_rebuild() => return None,
-                _ => PATIENCE_NS,
-            },
-            Owner::Super if self.find_device(entry.device).is_none() => PATIENCE_NS,
-            _ => return None,
-        };
-        Some(if self.hurried || self.stopping.is_some() {
-            patience.min(STOP_PATIENCE_NS / 2)
-        } else {
-            patience
-        })
-    }
-
     /// Whether others than the member of a read can make up for it, and it has had its time.
     fn others_serve(&self, entry: &Inflight) -> bool {
         let mut others = self.online();
@@ -252,97 +461,12 @@ impl Array {
         short.filter(serves).map(|(member, _)| member).collect()
     }
 
-    /// Whether nobody relies on an operation any more.
-    fn is_void(&self, entry: &Inflight) -> bool {
-        let is_replaced = self.exchanged.iter().any(|replaced| replaced.device.id == entry.device);
-        if self.is_failed() || (!is_replaced && self.find_device(entry.device).is_none()) {
-            return true;
-        }
-        matches!(entry.owner, Owner::Recovery { .. }) && !self.is_recovering()
-    }
-
-    fn is_recovering(&self) -> bool {
-        matches!(self.redo.life, Life::Recovering { .. })
-    }
-
-    /// Submits again what is due, and ends what is void. True: something has ended.
-    pub(super) fn pump_shortages(&mut self) -> bool {
-        if self.shortages.waiting.is_empty() {
-            return false;
-        }
-        let has_ended = self.end_void();
-        while let Some(&(due, token)) = self.shortages.waiting.first().filter(|(due, _)| *due <= self.now) {
-            self.submit_again(token, due);
-        }
-        has_ended
-    }
-
-    /// Ends what waits and is void. True: something has ended.
-    fn end_void(&mut self) -> bool {
-        let era = Era {
-            losses: self.supers.losses(),
-            lives: self.redo.lives,
-            is_failed: self.is_failed(),
-            is_recovering: self.is_recovering(),
-        };
-        if std::mem::replace(&mut self.shortages.seen, era) == era {
-            return false;
-        }
-        let waiting: Vec<IoToken> = self.shortages.waiting.iter().map(|(_, token)| *token).collect();
-        let mut has_ended = false;
-        for token in waiting {
-            let Some(flight) = self.inflight.get(token) else { continue };
-            let (entry, short) = (flight.entry, flight.short);
-            if let Some(Short { fault, .. }) = short.filter(|_| self.is_void(&entry)) {
-                self.end_flight(token, Err(fault));
-                has_ended = true;
-            }
-        }
-        has_ended
-    }
-
     fn submit_again(&mut self, token: IoToken, due: Timestamp) {
         self.shortages.waiting.remove(&(due, token));
         let flight = self.inflight.get_mut(token).expect("what waits is in flight");
         flight.short.as_mut().expect("it waits because it is short").due = None;
         let (device, op) = (flight.entry.device, flight.again.op(&self.pool));
         self.actions.push(super::ArrayAction::Io { device, token, op });
-    }
-
-    /// Tick: shortages that last take members out, or clients' patience; others end.
-    pub(super) fn judge_shortages(&mut self) {
-        let now = self.now;
-        let over =
-            |episode: &Episode| episode.tokens.is_empty() && now.nanos_since(episode.newest) >= QUIET_NS;
-        let episodes = std::mem::take(&mut self.shortages.episodes).into_iter();
-        let (ended, go_on): (Vec<_>, Vec<_>) = episodes.partition(|(_, episode)| over(episode));
-        self.shortages.episodes = go_on.into_iter().collect();
-        for (device, Episode { member, since, is_given_up, .. }) in ended {
-            if self.find_device(device).is_some() && !is_given_up {
-                let seconds = now.nanos_since(since) as f64 / 1e9;
-                let what = if self.is_replacement(device) { "the new device of " } else { "" };
-                let text = format!("operations on {what}member {member} succeed again, after {seconds:.1} s");
-                self.notice(NoticeKind::ShortageEnded, NoticeLevel::Info, Some(member), text);
-            }
-        }
-        if self.is_failed() {
-            return;
-        }
-        while let Some((member, device, fault)) = self.spared_by_shortage() {
-            let reason = match fault.kind {
-                IoFaultKind::NoSpace => format!("its storage is full: {fault}"),
-                _ => format!("this host lacks resources for operations on it: {fault}"),
-            };
-            self.fault_device(member, device, MemberState::Missing, reason);
-            if self.member(member).state == MemberState::Missing {
-                self.member_mut(member).away = Some(condition_of(fault));
-            }
-        }
-        self.lift_replay();
-        let patience = if self.hurried { STOP_PATIENCE_NS } else { PATIENCE_NS };
-        if self.oldest_shortage().is_some_and(|since| now.nanos_since(since) >= patience) {
-            self.end_patience_of_clients(patience);
-        }
     }
 
     /// A device that has been short for too long and that the array does without.
@@ -380,14 +504,6 @@ impl Array {
         self.shortages.episodes.values().any(|episode| !episode.tokens.is_empty())
     }
 
-    /// Whether an operation is being tried again that a stop waits for, and is without in the end:
-    /// then it is not clean. What loses patience before that ends with an error, and the stop goes
-    /// on.
-    pub(super) fn stops_short(&self) -> bool {
-        let mut tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);
-        tokens.any(|&token| self.inflight.get(token).is_some() && self.patience(token).is_none())
-    }
-
     /// What clients get for what they have waited for in vain, if it has lasted long enough to say so at once.
     pub(super) fn lasting_shortage(&self) -> Option<ClientError> {
         let is_long = self.oldest_shortage().is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS);
@@ -415,115 +531,6 @@ impl Array {
             true => ClientError::NoSpace,
             false => ClientError::Io,
         }
-    }
-
-    /// Requests that have waited this long end with an error. What has joined a batch stays there, and happens later. Before a
-    /// stop they have not waited for as long as clients are kept waiting: that they were not done is not for lack of space.
-    fn end_patience_of_clients(&mut self, patience: u64) {
-        let error = if self.hurried { ClientError::Stopping } else { self.shortage_error() };
-        let now = self.now;
-        let mut late = Vec::new();
-        for (key, op) in &mut self.ops {
-            if let Op::LoggedWrite(write) = op
-                && write.loses_patience(now, patience, error)
-            {
-                late.push(key);
-            }
-        }
-        for key in late {
-            self.redo_mut().forget_waiting(key);
-            self.gated.retain(|other| *other != key);
-            self.ready.push_back(key);
-        }
-        for piece in self.redo.take_late_flushes(now, patience) {
-            self.client_ops -= 1;
-            self.done(piece, Err(error));
-        }
-        let queued = std::mem::take(&mut self.redo.queued).into_iter();
-        let is_late = |(_, _, since): &(PieceId, SlotRequest, Timestamp)| now.nanos_since(*since) >= patience;
-        let (late, others): (VecDeque<_>, VecDeque<_>) = queued.partition(is_late);
-        self.redo.queued = others;
-        for (piece, request, _) in late {
-            let is_full = changes_nothing(&request) && error == ClientError::NoSpace;
-            self.done(piece, Err(if is_full { ClientError::Io } else { error }));
-        }
-    }
-
-    /// A request that came before the log was replayed waits for that.
-    pub(super) fn queue(&mut self, piece: PieceId, request: SlotRequest) {
-        match self.lasting_shortage().filter(|_| !changes_nothing(&request)) {
-            Some(error) => self.done(piece, Err(error)),
-            None => self.redo.queued.push_back((piece, request, self.now)),
-        }
-    }
-
-    /// A replay that lacks room to put in place what it found begins again, and leaves that to be put in place while reads are
-    /// served.
-    fn lift_replay(&mut self) {
-        let Life::Recovering { recovery, .. } = &self.redo.life else { return };
-        let is_long = |token: &IoToken| {
-            self.short(*token).is_some_and(|short| {
-                short.fault.kind == IoFaultKind::NoSpace && self.now.nanos_since(short.since) >= LIFT_NS
-            })
-        };
-        let mut tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);
-        if recovery.may_lift() && self.stopping.is_none() && tokens.any(is_long) {
-            // Its writes are void from here on.
-            let redo = self.redo_mut();
-            redo.life = Life::Starting;
-            redo.lifts = true;
-        }
-    }
-
-    /// A stop that waits for members that are short: after a while they are left as they are. True: the array has stopped.
-    pub(super) fn stop_without_short(&mut self, id: RequestId) -> bool {
-        let due = self.stop_begun.is_some_and(|begun| self.now.nanos_since(begun) >= STOP_PATIENCE_NS);
-        if !due || !self.is_short_of_host() {
-            return false;
-        }
-        self.end_patience_of_clients(0);
-        let only_short = self.inflight.awaited() == self.shortages.waiting.len();
-        if !only_short || self.jobs_out > 0 || self.client_ops > 0 || !self.ready.is_empty() {
-            return false;
-        }
-        let text =
-            "the array stops although members lack room or resources: its log is replayed at the next start";
-        self.notice(NoticeKind::StoppedShort, NoticeLevel::Warning, None, text.into());
-        for (_, token) in std::mem::take(&mut self.shortages).waiting {
-            self.inflight.forget(token);
-        }
-        let queued = std::mem::take(&mut self.redo.queued);
-        for (piece, ..) in queued {
-            self.done(piece, Err(ClientError::Stopping));
-        }
-        self.stopping = Some(Stopping::Marking(id));
-        self.stop_now(id, false);
-        true
-    }
-
-    /// Whether all that passes have under way waits for room on a member that is full: its own
-    /// operations are tried again for that, or it waits for what may depend on such operations of
-    /// others (a lock, a checkpoint).
-    pub(super) fn passes_wait_for_room(&self) -> bool {
-        let episodes = || self.shortages.episodes.values().filter(|e| e.fault.kind == IoFaultKind::NoSpace);
-        if episodes().next().is_none() {
-            return false;
-        }
-        let owner = |token: &IoToken| match self.inflight.get(*token)?.entry.owner {
-            Owner::Op { key, .. } => Some(key),
-            _ => None,
-        };
-        let short: BTreeSet<usize> =
-            episodes().flat_map(|episode| &episode.tokens).filter_map(owner).collect();
-        let mut waits = self.ops.iter().filter_map(|(key, op)| match op {
-            Op::LoggedPass(pass) if pass.unreadable_build().is_some() => Some(false),
-            Op::LoggedPass(pass) => Some(pass.waits() || short.contains(&key)),
-            Op::PageScrub(scrub) => Some(scrub.waits_for_checkpoint() || short.contains(&key)),
-            Op::PagePass(_) | Op::SuperScrub(_) => Some(short.contains(&key)),
-            _ => None,
-        });
-        let settles = self.passes.waits_for_checkpoint();
-        waits.next().map_or(settles, |first| first && waits.all(|waits| waits))
     }
 
     /// What a shortage makes of a member, for the status.

@@ -76,22 +76,22 @@ impl SlotHold {
 impl Array {
     pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
         let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
-        let rows = 0..self.map.chunk;
+        let rows = 0..self.core.map.chunk;
         loop {
             match hold.stage {
                 Stage::New => match self.redo().stripes.stripe_at(hold.slot) {
                     Some(stripe) => {
                         hold.stripe = Some(stripe);
                         hold.stage = Stage::Stripe;
-                        self.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
+                        self.core.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
                     }
                     None => {
                         hold.stage = Stage::Slot;
-                        self.locks.acquire(slot_lock, rows.clone(), LockMode::Exclusive, key);
+                        self.core.locks.acquire(slot_lock, rows.clone(), LockMode::Exclusive, key);
                     }
                 },
                 Stage::Slot => {
-                    if !self.locks.is_held(slot_lock, key) {
+                    if !self.core.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
                     if self.redo().stripes.is_retired(hold.slot) && hold.builds.is_some() {
@@ -101,17 +101,17 @@ impl Array {
                         return Held::Empty;
                     }
                     // A stripe was written into it while its lock was waited for.
-                    self.unlock(slot_lock, key);
+                    self.core.unlock(slot_lock, key);
                     hold.stage = Stage::New;
                 }
                 Stage::Stripe => {
                     let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
-                    if !self.locks.is_held(SlotIndex(stripe.0), key) {
+                    if !self.core.locks.is_held(SlotIndex(stripe.0), key) {
                         return Held::Wait;
                     }
                     if self.redo().stripes.stripe_at(hold.slot) != Some(stripe) {
                         // It moved away while its lock was waited for.
-                        self.unlock(SlotIndex(stripe.0), key);
+                        self.core.unlock(SlotIndex(stripe.0), key);
                         hold.stripe = None;
                         hold.stage = Stage::New;
                         continue;
@@ -122,7 +122,7 @@ impl Array {
                         }
                         return Held::Empty;
                     }
-                    let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
+                    let pages = self.hash_pages(hold.slot, 0..self.core.map.chunk / ROW_BYTES as usize);
                     hold.pages = match hold.builds {
                         // Its build comes back to it.
                         Some(_) => PageHold::at_once(pages, hold.life),
@@ -158,7 +158,7 @@ impl Array {
     /// checkpoint itself waits for room on a member, which may take as long as somebody needs to
     /// make some: clients read and write the stripe meanwhile.
     fn wait_for_checkpoint(&mut self, key: usize, hold: &mut SlotHold) -> Held {
-        if self.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
+        if self.core.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
             self.let_slot_go(key, hold);
         }
         let redo = self.redo_mut();
@@ -171,10 +171,10 @@ impl Array {
     pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
         self.release_pages(&mut hold.pages);
         if let Some(stripe) = hold.stripe.take() {
-            self.unlock(SlotIndex(stripe.0), key);
+            self.core.unlock(SlotIndex(stripe.0), key);
         }
         if hold.stage == Stage::Slot {
-            self.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
+            self.core.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
         }
         hold.stage = Stage::New;
     }

@@ -4,6 +4,7 @@
 //! Invariant: a life begins with nothing in flight and ends with nothing of it acknowledged that a replay would not
 //! find; whatever began in an earlier life ends with an error.
 
+use super::Core;
 use super::fetch::{Missing, Why};
 use super::journal::Journal;
 use super::members::{PagesBuilt, Which};
@@ -133,7 +134,7 @@ impl Array {
     /// The start goes on by itself, without any I/O.
     pub(super) fn startup_due(&self) -> Option<Timestamp> {
         let Life::Recovering { recovery, .. } = &self.redo.life else { return None };
-        recovery.has_work().then_some(self.now)
+        recovery.has_work().then_some(self.core.now)
     }
 
     /// Only when a test wants the rule broken that replay waits for its epoch.
@@ -163,8 +164,8 @@ impl Array {
     }
 
     fn begin_recovery(&mut self) {
-        let quiet = self.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
-        if self.is_failed()
+        let quiet = self.core.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
+        if self.core.is_failed()
             || !quiet
             || !(self.acknowledgements_allowed() || self.is_epoch_late() || self.is_unjudged())
         {
@@ -176,9 +177,9 @@ impl Array {
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
         // rings hold from before is void, also what a device has brought along that joined since.
         facts.start = self.supers.template().redo.start;
-        let usable = self.online();
+        let usable = self.core.online();
         let lifts = std::mem::take(&mut self.redo_mut().lifts);
-        let building = self.members.iter().enumerate().flat_map(|(at, member)| {
+        let building = self.core.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_ref());
             let primary = primary.map(|(device, progress)| (Which::Primary, device.id, progress.done()));
@@ -191,11 +192,11 @@ impl Array {
             })
         });
         let context = RecoveryContext {
-            map: self.map,
-            geometry: self.geometry,
+            map: self.core.map,
+            geometry: self.core.geometry,
             array: self.supers.template().array,
             key: facts.key,
-            data_offset: self.data_offset,
+            data_offset: self.core.data_offset,
             log: facts.log,
             pages_offset: facts.pages_offset,
             hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
@@ -213,21 +214,21 @@ impl Array {
             behind: usable.iter().filter(|member| self.redo().behind.contains(*member)).collect(),
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             stripes_at_once: STRIPES_AT_ONCE,
-            codec: self.codec.clone(),
-            pool: self.pool.clone(),
+            codec: self.core.codec.clone(),
+            pool: self.core.pool.clone(),
         };
         let mut pages = PageStore::new(
-            self.geometry,
+            self.core.geometry,
             facts.checksums.is_some(),
             facts.key,
             self.supers.template().array,
             facts.cache_pages_max,
         );
-        let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
+        let members = (0..self.core.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         // What devices that are being built lack of pages, and what was on its way to them, is not
         // known any more.
-        self.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
+        self.core.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
         let (lives, unjudged, behind) = (self.redo().lives, self.redo().unjudged, self.redo().behind);
         let mut redo = Redo::new(facts, pages, self.empty_journal());
@@ -241,7 +242,7 @@ impl Array {
     }
 
     fn empty_journal(&self) -> Journal {
-        let heads = vec![0; self.map.width()];
+        let heads = vec![0; self.core.map.width()];
         let facts = &self.redo().facts;
         Journal::new(
             facts.key,
@@ -255,7 +256,7 @@ impl Array {
 
     fn poll_recovery(&mut self) {
         let mut io = Vec::new();
-        let now = self.now;
+        let now = self.core.now;
         let redo = self.redo_mut();
         let Life::Recovering { recovery, .. } = &mut redo.life else { return };
         let outcome = recovery.poll(now, &mut redo.pages, &mut io);
@@ -273,7 +274,7 @@ impl Array {
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
             Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(*recovered, lifted, tail),
             Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
-                if let Some(device) = self.device_of(member, which) {
+                if let Some(device) = self.core.device_of(member, which) {
                     self.write_fault(member, device, what, fault);
                 }
                 // Another recovery over those that are left, once nothing of this one is in flight.
@@ -288,12 +289,12 @@ impl Array {
 
     /// T6: goes on without members that were rolled back, where the others can decode.
     fn leave_out(&mut self, members: &[(MemberIndex, RolledBack)]) {
-        let mut left = self.online();
+        let mut left = self.core.online();
         for (member, _) in members {
             left.remove(*member);
         }
         // Assembly found a majority, these among them: they are here, so that no other half can be served with them.
-        if left.len() < self.map.k {
+        if left.len() < self.core.map.k {
             let list: Vec<String> =
                 members.iter().map(|(member, why)| format!("member {member}: {why}")).collect();
             let text = format!(
@@ -305,11 +306,11 @@ impl Array {
             return self.refuse_to_serve(&text, false);
         }
         for &(member, why) in members {
-            if let Some(device) = self.device_of(member, Which::Primary) {
+            if let Some(device) = self.core.device_of(member, Which::Primary) {
                 let reason = format!("{why}; it must be rebuilt ('calpe online')");
                 self.fault_device(member, device, MemberState::Faulted, reason);
             }
-            self.returnable.remove(member);
+            self.core.returnable.remove(member);
             self.supers.departed_mut().roll_back(member);
             self.redo_mut().behind.remove(member);
         }
@@ -338,7 +339,7 @@ impl Array {
             key: facts.key,
             array: self.supers.template().array,
             hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
-            map: self.map,
+            map: self.core.map,
         }
     }
 
@@ -346,7 +347,7 @@ impl Array {
     fn refuse_to_serve(&mut self, reason: &str, yields_to_force: bool) {
         self.redo_mut().life = Life::Refused(reason.to_owned());
         self.redo_mut().yields_to_force = yields_to_force;
-        self.notice(
+        self.core.notice(
             NoticeKind::ArrayRefused,
             NoticeLevel::Error,
             None,
@@ -354,7 +355,7 @@ impl Array {
         );
         let queued = std::mem::take(&mut self.redo_mut().queued);
         for (piece, ..) in queued {
-            self.done(piece, Err(ClientError::Io));
+            self.core.done(piece, Err(ClientError::Io));
         }
     }
 
@@ -368,8 +369,8 @@ impl Array {
             }
             RecoveryIo::Flush { item, member, which } => (item, member, which, IoOp::Flush),
         };
-        match self.device_of(member, which) {
-            Some(device) => self.submit_io(Owner::Recovery { item }, member, device, op),
+        match self.core.device_of(member, which) {
+            Some(device) => self.core.submit_io(Owner::Recovery { item }, member, device, op),
             // A device under construction that has left service needs nothing more.
             None => self.recovery_done(item, Ok(IoValue::Done)),
         }
@@ -399,23 +400,23 @@ impl Array {
         for &PageFault { page, member, fault, is_lost } in &recovered.page_faults {
             // What gave an error was counted as such.
             let counted = u64::from(fault.is_of_content());
-            let counters = &mut self.member_mut(member).counters;
+            let counters = &mut self.core.member_mut(member).counters;
             counters.checksum_errors += counted;
             if !is_lost {
                 // As while it serves: the copy takes the write of the next checkpoint, as far as is known.
                 counters.repaired += counted;
-                self.notice_page_fault(member, page, fault);
+                self.core.notice_page_fault(member, page, fault);
             }
         }
         for &(member, blocks) in &recovered.log_faults {
-            self.member_mut(member).counters.checksum_errors += blocks;
+            self.core.member_mut(member).counters.checksum_errors += blocks;
             let rest = if recovered.lost.is_empty() { "; what they held was taken from others" } else { "" };
             let text = format!(
                 "{} of the redo log of member {member} {} damaged or lost{rest}",
                 Count(blocks, "block"),
                 Count(blocks, "block").were()
             );
-            self.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
+            self.core.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
         }
         if recovered.map_pages_gone > 0 {
             let pages = Count(recovered.map_pages_gone, "page");
@@ -424,14 +425,14 @@ impl Array {
                  their stripes reads as zeroes",
                 pages.are()
             );
-            self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }
         for page in &recovered.old_map_pages {
             let text = format!(
                 "page {page} of the stripe map may be behind: no copy of it is undamaged. Where a crash cut it off as it was \
                  written, nothing is missing; after anything else stripes of it may read as they were before"
             );
-            self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }
         if recovered.batches > 0 && lifted.is_none() {
             let text = format!(
@@ -439,13 +440,13 @@ impl Array {
                 Count(recovered.batches.into(), "batch"),
                 Count(recovered.rows_redone, "row")
             );
-            self.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text);
+            self.core.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text);
         }
         if let (0, Some(members)) = (recovered.dropped, &recovered.dropped_unread) {
             let text = format!(
                 "the redo log of {members} could not be read everywhere: what may be there and nowhere else counts as never written"
             );
-            self.notice(NoticeKind::LogUnread, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::LogUnread, NoticeLevel::Error, None, text);
         } else if recovered.dropped > 0 {
             let (level, why) = match &recovered.dropped_unread {
                 None if recovered.log_faults.is_empty() => (NoticeLevel::Warning, String::new()),
@@ -464,7 +465,7 @@ impl Array {
                 Count(recovered.dropped.into(), "batch"),
                 Count(recovered.dropped.into(), "batch").were()
             );
-            self.notice(NoticeKind::LogDropped, level, None, text);
+            self.core.notice(NoticeKind::LogDropped, level, None, text);
         }
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {
@@ -479,7 +480,7 @@ impl Array {
                  again",
                 Count::of(recovered.lost.len(), "row")
             );
-            self.notice(NoticeKind::RowsLost, NoticeLevel::Error, None, text);
+            self.core.notice(NoticeKind::RowsLost, NoticeLevel::Error, None, text);
         }
         self.tell_of_lost_writes(recovered.end);
         let array = self.supers.template().array;
@@ -524,25 +525,25 @@ impl Array {
         self.client_errors += 1;
         let text = "writes that were acknowledged and not flushed before the array failed are lost: too many members came back \
                     without them. The next flush of each client that was connected meanwhile ends in an I/O error";
-        self.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());
-        self.actions.push(ArrayAction::WritesLost);
+        self.core.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());
+        self.core.actions.push(ArrayAction::WritesLost);
         let queued = std::mem::take(&mut self.redo_mut().queued);
         let (flushes, others): (VecDeque<_>, VecDeque<_>) =
             queued.into_iter().partition(|(_, request, _)| matches!(request, SlotRequest::Flush));
         self.redo_mut().queued = others;
-        flushes.into_iter().for_each(|(piece, ..)| self.done(piece, Err(ClientError::Io)));
+        flushes.into_iter().for_each(|(piece, ..)| self.core.done(piece, Err(ClientError::Io)));
     }
 
     /// R9 is done.
     fn begin_serving(&mut self) {
-        let now = self.now;
+        let now = self.core.now;
         let redo = self.redo_mut();
         redo.life = Life::Serving;
         redo.durable_before = 0;
         let queued = std::mem::take(&mut redo.queued);
         if std::mem::take(&mut self.was_failed) {
             let text = "enough members are back: the array serves again";
-            self.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());
+            self.core.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());
         }
         for (piece, request, _) in queued {
             self.submit(now, piece, request);
@@ -558,7 +559,9 @@ impl Array {
             Life::Refused(reason) => LogState::Refused(reason.clone()),
         }
     }
+}
 
+impl Core {
     /// The device of a member, in service, being built, or its replacement.
     pub(super) fn device_of(&self, member: MemberIndex, which: Which) -> Option<crate::block_io::DeviceId> {
         let member = self.member(member);

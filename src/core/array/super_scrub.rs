@@ -7,6 +7,7 @@
 //! repaired. The scrub records its own progress after the first look. Must not know when updates
 //! are made otherwise, nor what they say.
 
+use super::Core;
 use super::members::Which;
 use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
@@ -72,29 +73,29 @@ impl Array {
         let (pending, update, short_since, found) = (0, 0, None, None);
         let scrub = SuperScrub { scrubs_stopped, life, stage, devices, pending, update, short_since, found };
         let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
-        self.ready.push_back(key);
+        self.core.ready.push_back(key);
     }
 
     pub(super) fn advance_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
         if scrub.pending > 0 {
             return Flow::Wait;
         }
-        let is_void = self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
-        if is_void || self.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped {
+        let is_void = self.core.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
+        if is_void || self.core.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped {
             return self.end_super_scrub(key, scrub, false);
         }
         if self.passes.scrub_is_paused()
             && let Some(since) = &mut scrub.short_since
         {
-            *since = self.now;
-            return self.look_later(key);
+            *since = self.core.now;
+            return self.core.look_later(key);
         }
         match scrub.stage {
             Stage::Look if !self.supers.is_busy() => self.read_copies(key, scrub),
-            Stage::Look => self.look_later(key),
+            Stage::Look => self.core.look_later(key),
             Stage::Read => self.judge_copies(key, scrub),
             Stage::Update
-                if scrub.found.iter().flatten().all(|(copy, _)| self.is_rewritten(scrub, *copy)) =>
+                if scrub.found.iter().flatten().all(|(copy, _)| self.core.is_rewritten(scrub, *copy)) =>
             {
                 scrub.stage = Stage::Look;
                 self.advance_super_scrub(key, scrub)
@@ -103,35 +104,22 @@ impl Array {
                 if !self.supers.is_busy() {
                     self.supers.want();
                 }
-                self.look_later(key)
+                self.core.look_later(key)
             }
         }
-    }
-
-    /// Whether a bad copy was written since it was read, or its device has left.
-    fn is_rewritten(&self, scrub: &SuperScrub, (device, copy): BadCopy) -> bool {
-        let mut devices = self.devices().into_iter().map(|(_, _, device)| device);
-        let Some(now) = devices.find(|other| other.id == device) else { return true };
-        let then = scrub.devices.iter().find(|of| of.device == device).map(|of| of.sequence);
-        now.written[copy % 2] > then
-    }
-
-    fn look_later(&mut self, key: usize) -> Flow {
-        self.patient.retain(|(_, other)| *other != key);
-        self.patient.push((Timestamp(self.now.0 + RETRY_NS), key));
-        Flow::Wait
     }
 
     fn read_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
         scrub.stage = Stage::Read;
         if scrub.short_since.is_some() && scrub.update == self.supers.template().update {
-            self.read_missing_copies(key, scrub);
+            self.core.read_missing_copies(key, scrub);
             return if scrub.pending > 0 { Flow::Wait } else { self.judge_copies(key, scrub) };
         }
         scrub.update = self.supers.template().update;
         scrub.devices.clear();
-        for (index, which, device) in self.devices().into_iter().filter(|(_, _, device)| device.recorded) {
-            let member = self.member(index);
+        for (index, which, device) in self.core.devices().into_iter().filter(|(_, _, device)| device.recorded)
+        {
+            let member = self.core.member(index);
             let uuid = match (which, &member.replacement) {
                 (Which::Replacement, Some(replacement)) => replacement.uuid,
                 _ => member.uuid,
@@ -140,22 +128,8 @@ impl Array {
             let (device, sequence, written) = (device.id, device.sequence, device.written);
             scrub.devices.push(OfDevice { device, uuid, sequence, written, copies });
         }
-        self.read_missing_copies(key, scrub);
+        self.core.read_missing_copies(key, scrub);
         if scrub.pending > 0 { Flow::Wait } else { self.end_super_scrub(key, scrub, true) }
-    }
-
-    /// Asks for the copies that were not read so far.
-    fn read_missing_copies(&mut self, key: usize, scrub: &mut SuperScrub) {
-        for (index, _, device) in self.devices() {
-            let Some(at) = scrub.devices.iter().position(|of| of.device == device.id) else { continue };
-            for (copy, offset) in all_copy_offsets(device.bytes).into_iter().enumerate() {
-                if scrub.devices[at].copies[copy].is_none() {
-                    let read = IoOp::Read { offset, buf: self.pool.alloc(COPY_BYTES) };
-                    self.submit_io(Owner::Op { key, item: at * 4 + copy }, index, device.id, read);
-                    scrub.pending += 1;
-                }
-            }
-        }
     }
 
     pub(super) fn super_scrub_io(
@@ -184,12 +158,12 @@ impl Array {
         scrub.stage = Stage::Look;
         let is_short = self.waits_for_copies(scrub);
         if is_short == Some(true) {
-            return self.look_later(key);
+            return self.core.look_later(key);
         }
         if self.supers.is_busy() || self.supers.template().update != scrub.update {
             // They were being written. A look that takes long would be in vain each time.
             return match is_short {
-                None => self.look_later(key),
+                None => self.core.look_later(key),
                 Some(_) => self.end_super_scrub(key, scrub, true),
             };
         }
@@ -197,11 +171,11 @@ impl Array {
         let bad: BTreeMap<BadCopy, String> = scrub
             .devices
             .iter()
-            .filter(|of| self.find_device(of.device).is_some())
+            .filter(|of| self.core.find_device(of.device).is_some())
             .flat_map(|of| of.bad(array).into_iter().map(|(copy, why)| ((of.device, copy), why)))
             .collect();
         let Some(found) = scrub.found.take() else {
-            self.note_bad_copies_of_supers(scrub, &bad);
+            self.core.note_bad_copies_of_supers(scrub, &bad);
             if bad.is_empty() {
                 return self.end_super_scrub(key, scrub, true);
             }
@@ -209,24 +183,24 @@ impl Array {
             scrub.found = Some(bad);
             return self.advance_super_scrub(key, scrub);
         };
-        let is_whole = |copy: &&BadCopy| !bad.contains_key(*copy) && self.find_device(copy.0).is_some();
+        let is_whole = |copy: &&BadCopy| !bad.contains_key(*copy) && self.core.find_device(copy.0).is_some();
         let mended: Vec<DeviceId> = found.keys().filter(is_whole).map(|(device, _)| *device).collect();
         if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
             pass.errors += found.len() as u64;
             pass.repaired += mended.len() as u64;
         }
         for device in mended {
-            if let Some((member, Which::Primary)) = self.find_device(device) {
-                self.member_mut(member).counters.repaired += 1;
+            if let Some((member, Which::Primary)) = self.core.find_device(device) {
+                self.core.member_mut(member).counters.repaired += 1;
             }
         }
         for ((device, copy), why) in bad.iter().filter(|(copy, _)| found.contains_key(*copy)) {
-            let Some((index, _)) = self.find_device(*device) else { continue };
+            let Some((index, _)) = self.core.find_device(*device) else { continue };
             let text = format!(
                 "member {index}: superblock copy {} was written anew, and is bad again: {why}",
                 CopyPlace::ALL[*copy].word()
             );
-            self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
+            self.core.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
         }
         self.end_super_scrub(key, scrub, true)
     }
@@ -237,13 +211,14 @@ impl Array {
     fn waits_for_copies(&mut self, scrub: &mut SuperScrub) -> Option<bool> {
         let is_short = |of: &&OfDevice| of.copies.iter().any(Option::is_none);
         let short = scrub.devices.iter().filter(is_short).map(|of| of.device);
-        let short: Vec<(MemberIndex, Which)> = short.filter_map(|device| self.find_device(device)).collect();
+        let short: Vec<(MemberIndex, Which)> =
+            short.filter_map(|device| self.core.find_device(device)).collect();
         if short.is_empty() {
             scrub.short_since = None;
             return None;
         }
-        let since = *scrub.short_since.get_or_insert(self.now);
-        if self.now.nanos_since(since) < SHORT_PATIENCE_NS {
+        let since = *scrub.short_since.get_or_insert(self.core.now);
+        if self.core.now.nanos_since(since) < SHORT_PATIENCE_NS {
             return Some(true);
         }
         if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
@@ -252,6 +227,48 @@ impl Array {
             }
         }
         Some(false)
+    }
+
+    pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
+        self.core.patient.retain(|(_, other)| *other != key);
+        if scrub.scrubs_stopped == self.passes.scrubs_stopped {
+            self.verified_supers(complete);
+        }
+        if complete {
+            // The scrub has kept back its own.
+            self.supers.want();
+        }
+        Flow::Finished
+    }
+}
+
+impl Core {
+    /// Whether a bad copy was written since it was read, or its device has left.
+    fn is_rewritten(&self, scrub: &SuperScrub, (device, copy): BadCopy) -> bool {
+        let mut devices = self.devices().into_iter().map(|(_, _, device)| device);
+        let Some(now) = devices.find(|other| other.id == device) else { return true };
+        let then = scrub.devices.iter().find(|of| of.device == device).map(|of| of.sequence);
+        now.written[copy % 2] > then
+    }
+
+    fn look_later(&mut self, key: usize) -> Flow {
+        self.patient.retain(|(_, other)| *other != key);
+        self.patient.push((Timestamp(self.now.0 + RETRY_NS), key));
+        Flow::Wait
+    }
+
+    /// Asks for the copies that were not read so far.
+    fn read_missing_copies(&mut self, key: usize, scrub: &mut SuperScrub) {
+        for (index, _, device) in self.devices() {
+            let Some(at) = scrub.devices.iter().position(|of| of.device == device.id) else { continue };
+            for (copy, offset) in all_copy_offsets(device.bytes).into_iter().enumerate() {
+                if scrub.devices[at].copies[copy].is_none() {
+                    let read = IoOp::Read { offset, buf: self.pool.alloc(COPY_BYTES) };
+                    self.submit_io(Owner::Op { key, item: at * 4 + copy }, index, device.id, read);
+                    scrub.pending += 1;
+                }
+            }
+        }
     }
 
     /// Copies of a member that comes back were damaged while it was away, in words: which, and what is wrong.
@@ -279,18 +296,6 @@ impl Array {
             );
             self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Warning, Some(index), text);
         }
-    }
-
-    pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
-        self.patient.retain(|(_, other)| *other != key);
-        if scrub.scrubs_stopped == self.passes.scrubs_stopped {
-            self.verified_supers(complete);
-        }
-        if complete {
-            // The scrub has kept back its own.
-            self.supers.want();
-        }
-        Flow::Finished
     }
 }
 

@@ -16,7 +16,7 @@ use super::current::{Behind, Mark, why_kept};
 use super::departed::Departed;
 use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
-use super::{Array, Effect, Inflight, Owner, Stopping};
+use super::{Array, Core, Effect, Inflight, Owner, Stopping};
 use super::{NoticeKind, NoticeLevel};
 use crate::block_io::{Buf, DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
@@ -338,12 +338,12 @@ impl Supers {
 impl Array {
     /// Whether finished writes and flushes may be acknowledged: every loss is on disk.
     pub(super) fn acknowledgements_allowed(&self) -> bool {
-        self.supers.losses == self.supers.durable_losses && !self.is_failed()
+        self.supers.losses == self.supers.durable_losses && !self.core.is_failed()
     }
 
     /// Whether blocks and pages may be written in place, and log space be given back.
     pub(super) fn in_place_allowed(&self) -> bool {
-        self.acknowledgements_allowed() || (is_off(Mutation::InPlaceBeforeBump) && !self.is_failed())
+        self.acknowledgements_allowed() || (is_off(Mutation::InPlaceBeforeBump) && !self.core.is_failed())
     }
 
     /// Whether writes may touch members. Asks for the dirty mark when it is missing.
@@ -358,14 +358,15 @@ impl Array {
 
     /// Starts an update when one is wanted and none is running.
     pub(super) fn pump_supers(&mut self) {
-        if !self.supers.wanted || self.supers.job.is_some() || self.is_failed() || self.is_stopped() {
+        if !self.supers.wanted || self.supers.job.is_some() || self.core.is_failed() || self.core.is_stopped()
+        {
             return;
         }
         if self.is_epoch_late() || self.is_unjudged() {
             return;
         }
         self.supers.wanted = false;
-        let online = self.online();
+        let online = self.core.online();
         let before = (self.supers.epoch(), self.supers.epoch_is_complete, self.supers.bump_due);
         let template = self.next_superblock(online);
         // What the update says of progress, cleanness and new devices must be true of the media.
@@ -380,14 +381,14 @@ impl Array {
                 self.supers.durable_losses
             },
             losses_seen: self.supers.losses,
-            devices: self.participants(template.sequence),
+            devices: self.core.participants(template.sequence),
             template: template.clone(),
             before,
         };
         self.supers.template = template;
-        self.supers.last_save = self.now;
+        self.supers.last_save = self.core.now;
         self.supers.saved_progress = self.progress_mark();
-        self.issue_super(&mut job);
+        self.core.issue_super(&mut job);
         self.supers.job = Some(job);
     }
 
@@ -412,7 +413,9 @@ impl Array {
             self.supers.departed.begin_epoch(&before, online, next.update);
         }
         // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
-        for (at, _) in self.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding) {
+        for (at, _) in
+            self.core.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
+        {
             self.supers.departed.gets_updates(MemberIndex(at as u16), next.update + 1);
         }
         next.left = self.supers.departed.records(next.epoch.live);
@@ -441,6 +444,7 @@ impl Array {
         next.clean = !supers.dirty && (next.clean || supers.is_known_quiet());
         next.scrub = self.passes.scrub_record();
         next.members = self
+            .core
             .members
             .iter()
             .map(|member| MemberRecord {
@@ -450,6 +454,7 @@ impl Array {
             })
             .collect();
         next.replacements = self
+            .core
             .members
             .iter()
             .enumerate()
@@ -465,6 +470,165 @@ impl Array {
         next
     }
 
+    /// An update has failed on a device.
+    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
+        if let Some(at) = self.core.exchanged.iter().position(|replaced| replaced.device.id == entry.device) {
+            let Replaced { member, uuid, device } = self.core.exchanged.swap_remove(at);
+            self.core.releasing.push(device.id);
+            let text = format!(
+                "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
+                 this array, or wipe it"
+            );
+            self.core.notice(NoticeKind::OldDeviceUnmarked, NoticeLevel::Warning, Some(member), text);
+            self.core.release_idle_devices();
+            return;
+        }
+        // E2: finish this update on the others; the loss makes the next one.
+        match entry.effect {
+            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
+            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
+        }
+    }
+
+    pub(super) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.super_fault(&entry, fault);
+        }
+        let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
+        job.pending -= 1;
+        while job.pending == 0 {
+            // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
+            if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
+                let supers = &mut self.supers;
+                if supers.epoch() != job.before.0 {
+                    // Members that have come back meanwhile hold the epoch before: no device has this one.
+                    self.redo.behind = MemberSet::default();
+                }
+                let bump_due;
+                (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
+                // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
+                supers.bump_due |= bump_due;
+                supers.wanted = true;
+                return;
+            }
+            if job.stage == Stage::FlushClear {
+                // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
+                for participant in job.devices.iter().filter(|other| other.is_marked() == job.marks) {
+                    if let Some(device) = self.core.super_device_mut(participant.member, participant.device) {
+                        device.cleared = true;
+                    }
+                }
+            }
+            job.stage = match job.stage {
+                Stage::FlushData => Stage::Clear,
+                Stage::Clear => Stage::FlushClear,
+                Stage::FlushClear => Stage::WriteHead,
+                Stage::WriteHead => Stage::FlushHead,
+                Stage::FlushHead => Stage::WriteTail,
+                Stage::WriteTail => Stage::FlushTail,
+                Stage::FlushTail if !job.marks && job.devices.iter().any(Participant::is_marked) => {
+                    job.marks = true;
+                    Stage::Clear
+                }
+                Stage::FlushTail => {
+                    self.super_written(&job);
+                    return;
+                }
+            };
+            if !self.core.is_failed() {
+                self.core.issue_super(&mut job);
+            }
+            if job.pending == 0 && self.core.is_failed() {
+                // The update is void; the array records its state when its members are back.
+                self.supers.wanted = true;
+                return;
+            }
+        }
+        self.supers.job = Some(job);
+    }
+
+    fn super_written(&mut self, job: &Job) {
+        if self.core.is_failed() {
+            self.supers.wanted = true;
+            return;
+        }
+        for participant in &job.devices {
+            if let Some(device) = self.core.super_device_mut(participant.member, participant.device) {
+                device.recorded = true;
+                device.sequence = participant.sequence;
+                device.written[(participant.sequence % 2) as usize] = Some(participant.sequence);
+            }
+        }
+        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
+        let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
+        let online = self.core.members.iter().filter(|member| member.state == MemberState::Online);
+        if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
+            self.supers.wanted = true;
+            return;
+        }
+        self.scrub_recorded(job.template.scrub.position);
+        self.supers.epoch_is_complete = true;
+        self.supers.update_complete = job.template.update;
+        self.supers.durable_losses = job.losses;
+        if self.supers.bump_due || self.supers.live() != self.core.online() {
+            self.supers.wanted = true;
+        }
+        self.supers.durable_dirty = !job.template.clean;
+        self.supers.durable_log_start = Some(job.template.redo.start);
+        if self.acknowledgements_allowed() {
+            let exchanged = std::mem::take(&mut self.core.exchanged);
+            self.core.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
+            self.core.release_idle_devices();
+            let gated = std::mem::take(&mut self.core.gated);
+            self.core.ready.extend(gated);
+        }
+        self.end_recordings(false);
+        self.supers.wanted |= self.supers.new_log_start.is_some();
+        let is_half_clean = !self.supers.dirty && !job.template.clean;
+        if is_half_clean {
+            self.supers.wanted = true;
+        } else if let Some(Stopping::Marking(id)) = self.core.stopping {
+            self.finish_stop(id);
+        }
+    }
+
+    /// Tick: records how far passes have come.
+    pub(super) fn save_progress(&mut self) {
+        let due = self.core.now.nanos_since(self.supers.last_save) >= SAVE_INTERVAL_NS;
+        if due && self.progress_mark() != self.supers.saved_progress {
+            self.supers.want();
+        }
+    }
+
+    /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
+    fn progress_mark(&self) -> u64 {
+        let builds = self.core.members.iter().map(|member| {
+            let own = member.progress.as_ref().map_or(0, |p| p.done());
+            let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
+            own + other
+        });
+        let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
+        builds.sum::<u64>() + scrub + self.redo.map_pages().unwrap_or(0)
+    }
+
+    /// Tick: an array that has been quiet for a while is marked clean.
+    pub(super) fn mark_idle_clean(&mut self) {
+        let quiet =
+            self.core.write_ops == 0 && self.core.now.nanos_since(self.core.last_write) >= IDLE_CLEAN_NS;
+        if quiet
+            && self.supers.dirty
+            && self.supers.job.is_none()
+            && self.core.stopping.is_none()
+            && !self.core.is_failed()
+            && self.drained_log().is_some()
+        {
+            self.supers.dirty = false;
+            self.supers.want();
+        }
+    }
+}
+
+impl Core {
     fn issue_super(&mut self, job: &mut Job) {
         for participant in job.devices.iter_mut().filter(|participant| participant.is_marked() == job.marks) {
             let &mut Participant { member, device, bytes, uuid, role, sequence, .. } = participant;
@@ -555,162 +719,6 @@ impl Array {
             return Some(&mut self.exchanged[at].device);
         }
         self.device_mut(member, id)
-    }
-
-    /// An update has failed on a device.
-    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
-        if let Some(at) = self.exchanged.iter().position(|replaced| replaced.device.id == entry.device) {
-            let Replaced { member, uuid, device } = self.exchanged.swap_remove(at);
-            self.releasing.push(device.id);
-            let text = format!(
-                "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
-                 this array, or wipe it"
-            );
-            self.notice(NoticeKind::OldDeviceUnmarked, NoticeLevel::Warning, Some(member), text);
-            self.release_idle_devices();
-            return;
-        }
-        // E2: finish this update on the others; the loss makes the next one.
-        match entry.effect {
-            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
-            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
-        }
-    }
-
-    pub(super) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = result {
-            self.super_fault(&entry, fault);
-        }
-        let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
-        job.pending -= 1;
-        while job.pending == 0 {
-            // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
-            if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
-                let supers = &mut self.supers;
-                if supers.epoch() != job.before.0 {
-                    // Members that have come back meanwhile hold the epoch before: no device has this one.
-                    self.redo.behind = MemberSet::default();
-                }
-                let bump_due;
-                (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
-                // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
-                supers.bump_due |= bump_due;
-                supers.wanted = true;
-                return;
-            }
-            if job.stage == Stage::FlushClear {
-                // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
-                for participant in job.devices.iter().filter(|other| other.is_marked() == job.marks) {
-                    if let Some(device) = self.super_device_mut(participant.member, participant.device) {
-                        device.cleared = true;
-                    }
-                }
-            }
-            job.stage = match job.stage {
-                Stage::FlushData => Stage::Clear,
-                Stage::Clear => Stage::FlushClear,
-                Stage::FlushClear => Stage::WriteHead,
-                Stage::WriteHead => Stage::FlushHead,
-                Stage::FlushHead => Stage::WriteTail,
-                Stage::WriteTail => Stage::FlushTail,
-                Stage::FlushTail if !job.marks && job.devices.iter().any(Participant::is_marked) => {
-                    job.marks = true;
-                    Stage::Clear
-                }
-                Stage::FlushTail => {
-                    self.super_written(&job);
-                    return;
-                }
-            };
-            if !self.is_failed() {
-                self.issue_super(&mut job);
-            }
-            if job.pending == 0 && self.is_failed() {
-                // The update is void; the array records its state when its members are back.
-                self.supers.wanted = true;
-                return;
-            }
-        }
-        self.supers.job = Some(job);
-    }
-
-    fn super_written(&mut self, job: &Job) {
-        if self.is_failed() {
-            self.supers.wanted = true;
-            return;
-        }
-        for participant in &job.devices {
-            if let Some(device) = self.super_device_mut(participant.member, participant.device) {
-                device.recorded = true;
-                device.sequence = participant.sequence;
-                device.written[(participant.sequence % 2) as usize] = Some(participant.sequence);
-            }
-        }
-        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
-        let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
-        let online = self.members.iter().filter(|member| member.state == MemberState::Online);
-        if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
-            self.supers.wanted = true;
-            return;
-        }
-        self.scrub_recorded(job.template.scrub.position);
-        self.supers.epoch_is_complete = true;
-        self.supers.update_complete = job.template.update;
-        self.supers.durable_losses = job.losses;
-        if self.supers.bump_due || self.supers.live() != self.online() {
-            self.supers.wanted = true;
-        }
-        self.supers.durable_dirty = !job.template.clean;
-        self.supers.durable_log_start = Some(job.template.redo.start);
-        if self.acknowledgements_allowed() {
-            let exchanged = std::mem::take(&mut self.exchanged);
-            self.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
-            self.release_idle_devices();
-            let gated = std::mem::take(&mut self.gated);
-            self.ready.extend(gated);
-        }
-        self.end_recordings(false);
-        self.supers.wanted |= self.supers.new_log_start.is_some();
-        let is_half_clean = !self.supers.dirty && !job.template.clean;
-        if is_half_clean {
-            self.supers.wanted = true;
-        } else if let Some(Stopping::Marking(id)) = self.stopping {
-            self.finish_stop(id);
-        }
-    }
-
-    /// Tick: records how far passes have come.
-    pub(super) fn save_progress(&mut self) {
-        let due = self.now.nanos_since(self.supers.last_save) >= SAVE_INTERVAL_NS;
-        if due && self.progress_mark() != self.supers.saved_progress {
-            self.supers.want();
-        }
-    }
-
-    /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
-    fn progress_mark(&self) -> u64 {
-        let builds = self.members.iter().map(|member| {
-            let own = member.progress.as_ref().map_or(0, |p| p.done());
-            let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
-            own + other
-        });
-        let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
-        builds.sum::<u64>() + scrub + self.redo.map_pages().unwrap_or(0)
-    }
-
-    /// Tick: an array that has been quiet for a while is marked clean.
-    pub(super) fn mark_idle_clean(&mut self) {
-        let quiet = self.write_ops == 0 && self.now.nanos_since(self.last_write) >= IDLE_CLEAN_NS;
-        if quiet
-            && self.supers.dirty
-            && self.supers.job.is_none()
-            && self.stopping.is_none()
-            && !self.is_failed()
-            && self.drained_log().is_some()
-        {
-            self.supers.dirty = false;
-            self.supers.want();
-        }
     }
 
     /// Word to the operator that a returned or new device makes the array whole.

@@ -44,12 +44,12 @@ impl Array {
         self.client_errors += 1;
         let due = self
             .last_client_notice
-            .is_none_or(|last| self.now.nanos_since(last) >= CLIENT_NOTICE_INTERVAL_NS);
+            .is_none_or(|last| self.core.now.nanos_since(last) >= CLIENT_NOTICE_INTERVAL_NS);
         if !due {
             self.untold_client_errors += 1;
             return;
         }
-        self.last_client_notice = Some(self.now);
+        self.last_client_notice = Some(self.core.now);
         let before = match std::mem::take(&mut self.untold_client_errors) {
             0 => String::new(),
             1 => ", as did 1 request since the last such event".to_owned(),
@@ -57,24 +57,24 @@ impl Array {
         };
         let of = place.map_or(String::new(), |(offset, len)| format!(" of {len} bytes at {}", offset.0));
         let why = match error {
-            ClientError::NoSpace => format!("for lack of space{}", self.words_for_full()),
+            ClientError::NoSpace => format!("for lack of space{}", self.core.words_for_full()),
             _ => "in an I/O error".into(),
         };
         let text = format!("a client's {what}{of} ended {why}{before}");
         let offset = place.map(|(offset, _)| offset);
         let (kind, level) = (NoticeKind::ClientFailed, NoticeLevel::Error);
-        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
+        self.core.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
     }
 
     pub(super) fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
         let notices = &mut self.unreadable_notices;
-        if notices.is_due(self.now) && notices.untold.is_empty() {
-            notices.last = Some((self.now, Some(slot)));
+        if notices.is_due(self.core.now) && notices.untold.is_empty() {
+            notices.last = Some((self.core.now, Some(slot)));
             let text = format!(
                 "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
-                self.map.m
+                self.core.map.m
             );
-            self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+            self.core.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
             return;
         }
         let is_told = notices.last.is_some_and(|(_, told)| told == Some(slot));
@@ -85,7 +85,7 @@ impl Array {
 
     /// Tick: tells of the slots that were met since the last notice.
     pub(super) fn judge_unreadable_notices(&mut self) {
-        if self.unreadable_notices.is_due(self.now) {
+        if self.unreadable_notices.is_due(self.core.now) {
             self.tell_unreadable();
         }
     }
@@ -106,7 +106,7 @@ impl Array {
         let mut slots = std::mem::take(&mut self.unreadable_notices.untold);
         slots.retain(|slot, _| self.is_unreadable(*slot));
         let Some((_, &offset)) = slots.first_key_value() else { return };
-        self.unreadable_notices.last = Some((self.now, None));
+        self.unreadable_notices.last = Some((self.core.now, None));
         let named: Vec<String> = slots.keys().take(SLOTS_NAMED).map(SlotIndex::to_string).collect();
         let text = format!(
             "{}{} cannot be read: {}{}; 'calpe status -v {}' lists which parts of the volume",
@@ -116,6 +116,6 @@ impl Array {
             if slots.len() > SLOTS_NAMED { " and so on" } else { "" },
             self.supers.template().name
         );
-        self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+        self.core.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
     }
 }

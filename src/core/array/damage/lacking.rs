@@ -9,6 +9,7 @@
 //! Invariant: the list names every slot that a device of this run joined without; it may name more.
 //! That of an earlier run is handed in (`expect_lacking`).
 
+use super::super::Core;
 use super::super::members::{Member, Which};
 use super::super::rebuild::Target;
 use super::super::{Array, NoticeKind, NoticeLevel};
@@ -160,27 +161,11 @@ impl Lacking {
 }
 
 impl Array {
-    fn uuid_of_device(&self, member: MemberIndex, device: DeviceId) -> Option<Uuid> {
-        let of = self.member(member);
-        match self.find_device(device)? {
-            (at, Which::Primary) if at == member => Some(of.uuid),
-            (at, Which::Replacement) if at == member => of.replacement.as_ref().map(|new| new.uuid),
-            _ => None,
-        }
-    }
-
-    /// Whether the device is that of a member, in service or not, or one that is being built.
-    pub(in super::super) fn knows(&self, device: Uuid) -> bool {
-        self.members.iter().any(|member| {
-            member.uuid == device || member.replacement.as_ref().is_some_and(|new| new.uuid == device)
-        })
-    }
-
     /// Runs of slots, the first of each and how many, that a device went into service without in an
     /// earlier run. They are looked at as soon as the array serves. What is not of this array is
     /// left out.
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
-        let end = self.map.slots;
+        let end = self.core.map.slots;
         let inside = |&(SlotIndex(first), many): &(SlotIndex, u64)| {
             (first.min(end), first.saturating_add(many).min(end))
         };
@@ -202,7 +187,7 @@ impl Array {
 
     /// A device under construction goes without blocks of the slot.
     pub(in super::super) fn note_lacking(&mut self, slot: SlotIndex, target: &Target) {
-        if let Some(device) = self.uuid_of_device(target.member, target.device) {
+        if let Some(device) = self.core.uuid_of_device(target.member, target.device) {
             self.damage.lacking.note(device, slot);
         }
     }
@@ -214,7 +199,7 @@ impl Array {
         member: MemberIndex,
         device: DeviceId,
     ) {
-        if let Some(device) = self.uuid_of_device(member, device)
+        if let Some(device) = self.core.uuid_of_device(member, device)
             && self.damage.lacking.forget(device, slot)
         {
             self.damage.lacking.has_built = true;
@@ -223,18 +208,18 @@ impl Array {
 
     /// Whether the device in service of the member may lack blocks of the slot.
     pub(in super::super) fn may_lack_slot(&self, member: MemberIndex, slot: SlotIndex) -> bool {
-        let of = self.member(member);
+        let of = self.core.member(member);
         of.state == MemberState::Online && self.damage.lacking.has(of.uuid, slot)
     }
 
     /// Whether the device that is read for the slot may lack blocks of it: it went into service
     /// without them, or is being built and does not have them so far.
     pub(in super::super) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
-        if self.damage.lacking.of.is_empty() && !self.any_building() {
+        if self.damage.lacking.of.is_empty() && !self.core.any_building() {
             return false;
         }
-        let Some(device) = self.readable(member, slot) else { return false };
-        let of = self.member(member);
+        let Some(device) = self.core.readable(member, slot) else { return false };
+        let of = self.core.member(member);
         let new = of.replacement.as_ref().filter(|new| new.device.id == device);
         let (uuid, progress) =
             new.map_or((of.uuid, of.progress.as_ref()), |new| (new.uuid, Some(&new.progress)));
@@ -244,7 +229,7 @@ impl Array {
 
     /// How many slots the device in service of the member went without.
     pub(in super::super) fn slots_lacking(&self, member: MemberIndex) -> u64 {
-        let of = self.member(member);
+        let of = self.core.member(member);
         if of.state == MemberState::Online { self.damage.lacking.count(of.uuid) } else { 0 }
     }
 
@@ -253,14 +238,14 @@ impl Array {
         if self.damage.lacking.of.is_empty() {
             return Vec::new();
         }
-        let members = (0..self.members.len()).map(|at| MemberIndex(at as u16));
+        let members = (0..self.core.members.len()).map(|at| MemberIndex(at as u16));
         members.filter(|&member| Some(member) != without && self.slots_lacking(member) > 0).collect()
     }
 
     /// The same with a member that has come back with the device that it had last.
     pub(in super::super) fn lacking_with(&self, back: MemberIndex) -> Vec<MemberIndex> {
         let mut members = self.lacking_beside(Some(back));
-        if self.damage.lacking.count(self.member(back).uuid) > 0 {
+        if self.damage.lacking.count(self.core.member(back).uuid) > 0 {
             members.push(back);
         }
         members.sort_unstable();
@@ -269,14 +254,14 @@ impl Array {
 
     /// How many of these members have devices that went without the slot.
     pub(in super::super) fn lacking_slot(&self, members: &[MemberIndex], slot: SlotIndex) -> usize {
-        let has = |member: &&MemberIndex| self.damage.lacking.has(self.member(**member).uuid, slot);
+        let has = |member: &&MemberIndex| self.damage.lacking.has(self.core.member(**member).uuid, slot);
         members.iter().filter(has).count()
     }
 
     /// What is not true of the slots that these members went without, where `left` more losses are
     /// survived otherwise.
     pub(in super::super) fn but_lacking(&self, left: usize, members: &[MemberIndex]) -> String {
-        let of = |member: &MemberIndex| self.damage.lacking.count(self.member(*member).uuid);
+        let of = |member: &MemberIndex| self.damage.lacking.count(self.core.member(*member).uuid);
         let slots: u64 = members.iter().map(of).sum();
         let Some(first) = members.first() else { return String::new() };
         let whose = match members.len() {
@@ -292,16 +277,16 @@ impl Array {
 
     /// Tick: what devices went without is looked at again.
     pub(in super::super) fn look_at_lacking(&mut self) {
-        if !self.may_look_at_lacking() || self.lacking_due() > self.now {
+        if !self.may_look_at_lacking() || self.lacking_due() > self.core.now {
             return;
         }
         let lacking = &mut self.damage.lacking;
-        (lacking.last_look, lacking.has_built) = (self.now, false);
+        (lacking.last_look, lacking.has_built) = (self.core.now, false);
         let uuids: Vec<Uuid> = lacking.of.keys().copied().collect();
         for uuid in uuids {
-            let of_uuid = |at: &usize| self.members[*at].uuid == uuid;
-            let Some(at) = (0..self.members.len()).find(of_uuid) else {
-                if !self.knows(uuid) {
+            let of_uuid = |at: &usize| self.core.members[*at].uuid == uuid;
+            let Some(at) = (0..self.core.members.len()).find(of_uuid) else {
+                if !self.core.knows(uuid) {
                     // It was replaced, or given up.
                     self.damage.lacking.of.remove(&uuid);
                     self.damage.lacking.next.remove(&uuid);
@@ -309,7 +294,7 @@ impl Array {
                 }
                 continue;
             };
-            let member = &self.members[at];
+            let member = &self.core.members[at];
             let Some(device) = member.device.filter(|_| member.state == MemberState::Online) else {
                 continue;
             };
@@ -331,7 +316,7 @@ impl Array {
             lacking.looks += round.len();
             for slot in round.into_iter().map(SlotIndex) {
                 let member = MemberIndex(at as u16);
-                let column = usize::from(self.map.column_of(slot, member).0);
+                let column = usize::from(self.core.map.column_of(slot, member).0);
                 self.start_build_of(slot, Target { member, device: device.id, column });
             }
         }
@@ -344,7 +329,7 @@ impl Array {
 
     fn may_look_at_lacking(&self) -> bool {
         let lacking = &self.damage.lacking;
-        let may_begin = !self.hurried && self.stopping.is_none() && !self.is_failed();
+        let may_begin = !self.core.hurried && self.core.stopping.is_none() && !self.core.is_failed();
         lacking.looks == 0 && !lacking.of.is_empty() && may_begin && self.redo.is_serving()
     }
 
@@ -361,7 +346,7 @@ impl Array {
 
     /// A device that was built joins: tells of what it goes without.
     pub(in super::super) fn tell_lacking(&mut self, member: MemberIndex, which: Which) {
-        let of = self.member(member);
+        let of = self.core.member(member);
         let (device, progress) = match which {
             Which::Primary => (Some(of.uuid), of.progress.as_ref()),
             Which::Replacement => (
@@ -382,7 +367,25 @@ impl Array {
             many => format!("{many} slots that cannot be read, the first of which is slot {first}"),
         };
         let text = format!("{what} blocks of {which}: they are looked at again, and built when they can be");
-        self.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
+        self.core.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
+    }
+}
+
+impl Core {
+    fn uuid_of_device(&self, member: MemberIndex, device: DeviceId) -> Option<Uuid> {
+        let of = self.member(member);
+        match self.find_device(device)? {
+            (at, Which::Primary) if at == member => Some(of.uuid),
+            (at, Which::Replacement) if at == member => of.replacement.as_ref().map(|new| new.uuid),
+            _ => None,
+        }
+    }
+
+    /// Whether the device is that of a member, in service or not, or one that is being built.
+    pub(in super::super) fn knows(&self, device: Uuid) -> bool {
+        self.members.iter().any(|member| {
+            member.uuid == device || member.replacement.as_ref().is_some_and(|new| new.uuid == device)
+        })
     }
 }
 

@@ -6,6 +6,7 @@
 //! here, and of what it computed, a block counts only where every block it came from was good. The rest goes on as if
 //! it had not been computed. Must not know what the bytes are for.
 
+use super::super::Core;
 use super::{BLOCK, Fetch, Fetched, Part, State};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, Urgency};
@@ -100,14 +101,14 @@ impl Array {
     /// Whether what this round reads whole is judged as a job.
     pub(super) fn is_bulk(&self, fetch: &Fetch) -> bool {
         let bytes = fetch.round_bytes + fetch.blend.as_ref().map_or(0, Blend::known_bytes);
-        let is_much = fetch.in_company || bytes >= self.config.job_bytes_min;
+        let is_much = fetch.in_company || bytes >= self.core.config.job_bytes_min;
         self.redo().checksums.is_some() && bytes > 0 && is_much
     }
 
     /// Whether blocks of several clients' requests are there to be fingerprinted side by side, and that is worth a job for
     /// each of them.
     pub(in super::super) fn gains_from_company(&self) -> bool {
-        self.client_ops > 1 && self.redo().checksums.is_some_and(BlockHasher::gains_from_company)
+        self.core.client_ops > 1 && self.redo().checksums.is_some_and(BlockHasher::gains_from_company)
     }
 
     /// Gives away what the round has read, if it was much. False: all that was read is judged.
@@ -122,8 +123,8 @@ impl Array {
             return false;
         }
         let work = match blend {
-            Some(blend) => self.blending_job(fetch, blend, &unjudged, hasher),
-            None => self.recovering_job(fetch, &unjudged, hasher),
+            Some(blend) => self.core.blending_job(fetch, blend, &unjudged, hasher),
+            None => self.core.recovering_job(fetch, &unjudged, hasher),
         };
         let work = work.unwrap_or_else(|| {
             let inputs = unjudged.iter().map(|&at| fetch.take_column(at)).collect();
@@ -131,92 +132,9 @@ impl Array {
             fetch.job = Some(JobOut { inputs: parts, sources: 0, yields: Yields::Nothing });
             CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Hashed }
         });
-        let urgency = if fetch.background { Urgency::Background } else { self.client_urgency() };
-        self.give_away(key, work, urgency);
+        let urgency = if fetch.background { Urgency::Background } else { self.core.client_urgency() };
+        self.core.give_away(key, work, urgency);
         true
-    }
-
-    /// The caller's blend, with the other parts behind its own. None where these differ in length.
-    fn blending_job(
-        &self,
-        fetch: &mut Fetch,
-        blend: Blend,
-        unjudged: &[usize],
-        hasher: BlockHasher,
-    ) -> Option<CodecJob> {
-        let length = blend.length(fetch)?;
-        if unjudged.iter().any(|&at| fetch.parts[at].bytes() != length) {
-            return None;
-        }
-        let Blend { transform, inputs: ingredients, keeps } = blend;
-        let (mut parts, mut inputs) = (Vec::new(), Vec::new());
-        for ingredient in ingredients {
-            match ingredient {
-                Ingredient::Wanted(at) => {
-                    parts.push(Some(at));
-                    inputs.push(fetch.take_column(at));
-                }
-                Ingredient::Known(buf) => {
-                    parts.push(None);
-                    inputs.push(Column::Shared(buf));
-                }
-            }
-        }
-        let sources = inputs.len();
-        for &at in unjudged {
-            if !parts.contains(&Some(at)) {
-                parts.push(Some(at));
-                inputs.push(fetch.take_column(at));
-            }
-        }
-        let outputs = if keeps {
-            Outputs::Into((0..transform.outputs()).map(|_| self.pool.alloc(length)).collect())
-        } else {
-            Outputs::Hashed
-        };
-        fetch.job = Some(JobOut { inputs: parts, sources, yields: Yields::Blend });
-        Some(CodecJob { transform: Some(transform), hasher: Some(hasher), inputs, outputs })
-    }
-
-    /// Parts that nobody has, from those that were read of the same rows. None where there are no such parts, too few
-    /// sources, or others of another length.
-    fn recovering_job(&self, fetch: &mut Fetch, unjudged: &[usize], hasher: BlockHasher) -> Option<CodecJob> {
-        let parts = &fetch.parts;
-        let is_absent = |part: &Part| part.wanted && part.buf.is_some() && part.is_wholly(State::Absent);
-        let rows = parts.iter().find(|part| is_absent(part))?.rows.clone();
-        if unjudged.iter().any(|&at| parts[at].rows.len() != rows.len()) {
-            return None;
-        }
-        // By column, so that the same loss is the same transform whichever read ended first.
-        let mut sources: Vec<usize> = unjudged.iter().copied().filter(|&at| parts[at].rows == rows).collect();
-        sources.sort_by_key(|&at| parts[at].column);
-        sources.dedup_by_key(|at| parts[*at].column);
-        sources.truncate(self.map.k);
-        let read = |column: usize| unjudged.iter().any(|&at| parts[at].column == column);
-        let mut wanted: Vec<usize> = (0..parts.len())
-            .filter(|&at| is_absent(&parts[at]) && parts[at].rows == rows && !read(parts[at].column))
-            .collect();
-        wanted.sort_by_key(|&at| parts[at].column);
-        wanted.dedup_by_key(|at| parts[*at].column);
-        if sources.len() < self.map.k || wanted.is_empty() {
-            return None;
-        }
-        let columns = |places: &[usize]| places.iter().map(|&at| parts[at].column).collect::<Vec<_>>();
-        let transform = self
-            .codec
-            .recovery(&columns(&sources), &columns(&wanted))
-            .expect("k distinct present columns decode any others");
-        let mut inputs = sources;
-        inputs.extend(unjudged.iter().filter(|at| !inputs.contains(at)).copied().collect::<Vec<_>>());
-        let columns = inputs.iter().map(|&at| fetch.take_column(at)).collect();
-        let outputs = wanted.iter().map(|&at| {
-            let buf = fetch.parts[at].buf.take();
-            buf.expect("nothing reads into what nobody has")
-        });
-        let outputs = Outputs::Into(outputs.collect());
-        let inputs = inputs.into_iter().map(Some).collect();
-        fetch.job = Some(JobOut { inputs, sources: self.map.k, yields: Yields::Parts(wanted) });
-        Some(CodecJob { transform: Some(transform), hasher: Some(hasher), inputs: columns, outputs })
     }
 
     /// Takes the end of the fetch's job.
@@ -306,6 +224,91 @@ impl Array {
     fn expected(&self, fetch: &Fetch, at: usize) -> impl Iterator<Item = BlockHash> + '_ {
         let Part { column, rows, .. } = &fetch.parts[at];
         self.redo().pages.hashes(fetch.slot, rows.clone(), ColumnIndex(*column as u16))
+    }
+}
+
+impl Core {
+    /// The caller's blend, with the other parts behind its own. None where these differ in length.
+    fn blending_job(
+        &self,
+        fetch: &mut Fetch,
+        blend: Blend,
+        unjudged: &[usize],
+        hasher: BlockHasher,
+    ) -> Option<CodecJob> {
+        let length = blend.length(fetch)?;
+        if unjudged.iter().any(|&at| fetch.parts[at].bytes() != length) {
+            return None;
+        }
+        let Blend { transform, inputs: ingredients, keeps } = blend;
+        let (mut parts, mut inputs) = (Vec::new(), Vec::new());
+        for ingredient in ingredients {
+            match ingredient {
+                Ingredient::Wanted(at) => {
+                    parts.push(Some(at));
+                    inputs.push(fetch.take_column(at));
+                }
+                Ingredient::Known(buf) => {
+                    parts.push(None);
+                    inputs.push(Column::Shared(buf));
+                }
+            }
+        }
+        let sources = inputs.len();
+        for &at in unjudged {
+            if !parts.contains(&Some(at)) {
+                parts.push(Some(at));
+                inputs.push(fetch.take_column(at));
+            }
+        }
+        let outputs = if keeps {
+            Outputs::Into((0..transform.outputs()).map(|_| self.pool.alloc(length)).collect())
+        } else {
+            Outputs::Hashed
+        };
+        fetch.job = Some(JobOut { inputs: parts, sources, yields: Yields::Blend });
+        Some(CodecJob { transform: Some(transform), hasher: Some(hasher), inputs, outputs })
+    }
+
+    /// Parts that nobody has, from those that were read of the same rows. None where there are no such parts, too few
+    /// sources, or others of another length.
+    fn recovering_job(&self, fetch: &mut Fetch, unjudged: &[usize], hasher: BlockHasher) -> Option<CodecJob> {
+        let parts = &fetch.parts;
+        let is_absent = |part: &Part| part.wanted && part.buf.is_some() && part.is_wholly(State::Absent);
+        let rows = parts.iter().find(|part| is_absent(part))?.rows.clone();
+        if unjudged.iter().any(|&at| parts[at].rows.len() != rows.len()) {
+            return None;
+        }
+        // By column, so that the same loss is the same transform whichever read ended first.
+        let mut sources: Vec<usize> = unjudged.iter().copied().filter(|&at| parts[at].rows == rows).collect();
+        sources.sort_by_key(|&at| parts[at].column);
+        sources.dedup_by_key(|at| parts[*at].column);
+        sources.truncate(self.map.k);
+        let read = |column: usize| unjudged.iter().any(|&at| parts[at].column == column);
+        let mut wanted: Vec<usize> = (0..parts.len())
+            .filter(|&at| is_absent(&parts[at]) && parts[at].rows == rows && !read(parts[at].column))
+            .collect();
+        wanted.sort_by_key(|&at| parts[at].column);
+        wanted.dedup_by_key(|at| parts[*at].column);
+        if sources.len() < self.map.k || wanted.is_empty() {
+            return None;
+        }
+        let columns = |places: &[usize]| places.iter().map(|&at| parts[at].column).collect::<Vec<_>>();
+        let transform = self
+            .codec
+            .recovery(&columns(&sources), &columns(&wanted))
+            .expect("k distinct present columns decode any others");
+        let mut inputs = sources;
+        inputs.extend(unjudged.iter().filter(|at| !inputs.contains(at)).copied().collect::<Vec<_>>());
+        let columns = inputs.iter().map(|&at| fetch.take_column(at)).collect();
+        let outputs = wanted.iter().map(|&at| {
+            let buf = fetch.parts[at].buf.take();
+            buf.expect("nothing reads into what nobody has")
+        });
+        let outputs = Outputs::Into(outputs.collect());
+        let inputs = inputs.into_iter().map(Some).collect();
+        fetch.job = Some(JobOut { inputs, sources: self.map.k, yields: Yields::Parts(wanted) });
+        Some(CodecJob { transform: Some(transform), hasher: Some(hasher), inputs: columns, outputs })
     }
 }
 

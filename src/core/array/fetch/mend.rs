@@ -5,6 +5,7 @@
 //! be read, or is wrong again, is told and stays listed as bad. Must not know how the blocks were
 //! found, nor how their bytes were had.
 
+use super::super::Core;
 use super::{BLOCK, Fetch};
 use crate::array::bad_blocks::Ill;
 use crate::array::{Array, Inflight, NoticeKind, NoticeLevel, Owner};
@@ -50,10 +51,10 @@ impl Array {
             if redo.checksums.is_some() && redo.pages.is_doubted(fetch.slot, repair.row, repair.column) {
                 return false;
             }
-            let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
-            self.bad.may_mend(self.now, repair.member, offset, fetch.background)
+            let offset = self.core.map.device_offset(self.core.data_offset, fetch.slot, repair.row * BLOCK);
+            self.bad.may_mend(self.core.now, repair.member, offset, fetch.background)
         });
-        if self.is_failed() || !self.acknowledgements_allowed() {
+        if self.core.is_failed() || !self.acknowledgements_allowed() {
             return 0;
         }
         repairs.sort_by_key(|repair| (repair.column, repair.row));
@@ -66,34 +67,17 @@ impl Array {
                 .enumerate()
                 .take_while(|(n, r)| r.column == first.column && r.row == first.row + n)
                 .count();
-            if self.find_device(first.device).is_some() {
-                let mut buf = self.pool.alloc(run * BLOCK);
+            if self.core.find_device(first.device).is_some() {
+                let mut buf = self.core.pool.alloc(run * BLOCK);
                 for (n, repair) in repairs[at..at + run].iter().enumerate() {
                     buf[n * BLOCK..(n + 1) * BLOCK].copy_from_slice(&repair.bytes);
                 }
-                self.send_repair(key, fetch, first.member, first.device, first.row, buf.freeze());
+                self.core.send_repair(key, fetch, first.member, first.device, first.row, buf.freeze());
                 sent += 1;
             }
             at += run;
         }
         sent
-    }
-
-    /// Rewrites adjacent rows of a member.
-    pub(in super::super) fn send_repair(
-        &mut self,
-        key: usize,
-        fetch: &mut Fetch,
-        member: MemberIndex,
-        device: DeviceId,
-        row: usize,
-        bytes: Buf,
-    ) {
-        let offset = self.map.device_offset(self.data_offset, fetch.slot, row * BLOCK);
-        let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
-        let item = fetch.sent.len() * 2;
-        fetch.sent.push(Sent { offset, row, bytes });
-        self.submit_io(Owner::Op { key, item }, member, device, op);
     }
 
     /// Takes the end of a write or read of a repair.
@@ -108,16 +92,16 @@ impl Array {
         let (at, is_write) = (item / 2, item.is_multiple_of(2));
         let sent = fetch.sent[at].clone();
         let rows = sent.bytes.len() / BLOCK;
-        let is_there = self.find_device(entry.device).is_some();
+        let is_there = self.core.find_device(entry.device).is_some();
         let ill = match result {
             Ok(IoValue::Data(found)) if found[..] == sent.bytes[..] => {
-                self.member_mut(entry.member).counters.repaired += rows as u64;
-                self.notice_repair(entry.member, fetch.slot, sent.row, rows);
+                self.core.member_mut(entry.member).counters.repaired += rows as u64;
+                self.core.notice_repair(entry.member, fetch.slot, sent.row, rows);
                 return Mended { begun: 0, repaired: rows as u64 };
             }
             Ok(IoValue::Data(_)) => Ill::Wrong,
             Ok(_) if is_there => {
-                self.read_mended(key, entry, at, &sent);
+                self.core.read_mended(key, entry, at, &sent);
                 return Mended { begun: 1, repaired: 0 };
             }
             Ok(_) => return Mended::default(),
@@ -128,7 +112,7 @@ impl Array {
                         "{} wrong or unreadable, and cannot be rewritten",
                         Count::of(rows, "block").were()
                     );
-                    self.notice_not_mended(entry.member, fetch.slot, &sent, &what);
+                    self.core.notice_not_mended(entry.member, fetch.slot, &sent, &what);
                 }
                 return Mended::default();
             }
@@ -148,18 +132,37 @@ impl Array {
                 let bytes = sent.bytes.slice(n * BLOCK..(n + 1) * BLOCK);
                 let offset = ByteOffset(sent.offset.0 + (n * BLOCK) as u64);
                 let alone = Sent { offset, row: sent.row + n, bytes };
-                self.read_mended(key, entry, fetch.sent.len(), &alone);
+                self.core.read_mended(key, entry, fetch.sent.len(), &alone);
                 fetch.sent.push(alone);
             }
             return Mended { begun: rows, repaired: 0 };
         }
-        self.bad.bad_again(self.now, entry.member, sent.offset, ill);
+        self.bad.bad_again(self.core.now, entry.member, sent.offset, ill);
         let what = match ill {
             Ill::Unreadable => "cannot be read again after it was rewritten",
             Ill::Wrong => "is wrong again after it was rewritten",
         };
-        self.notice_not_mended(entry.member, fetch.slot, &sent, what);
+        self.core.notice_not_mended(entry.member, fetch.slot, &sent, what);
         Mended::default()
+    }
+}
+
+impl Core {
+    /// Rewrites adjacent rows of a member.
+    pub(in super::super) fn send_repair(
+        &mut self,
+        key: usize,
+        fetch: &mut Fetch,
+        member: MemberIndex,
+        device: DeviceId,
+        row: usize,
+        bytes: Buf,
+    ) {
+        let offset = self.map.device_offset(self.data_offset, fetch.slot, row * BLOCK);
+        let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
+        let item = fetch.sent.len() * 2;
+        fetch.sent.push(Sent { offset, row, bytes });
+        self.submit_io(Owner::Op { key, item }, member, device, op);
     }
 
     fn read_mended(&mut self, key: usize, entry: &Inflight, at: usize, sent: &Sent) {

@@ -4,6 +4,7 @@
 //! what should be there, whichever device gives it. What does not was not built so far: that is no error of the device, and says
 //! nothing of a loss. Must not know what the bytes are for.
 
+use super::super::Core;
 use super::{BLOCK, Fetch, Part, State, Why};
 use crate::array::logged_passes::runs;
 use crate::array::{Array, Inflight, Owner};
@@ -29,46 +30,39 @@ impl Array {
     pub(super) fn ask_unbuilt(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         // Without checksums nothing tells a block that was built from one that was not.
         let may_ask = !fetch.asked_unbuilt && !fetch.in_service_only;
-        if !may_ask || self.redo().checksums.is_none() || !self.any_building() {
+        if !may_ask || self.redo().checksums.is_none() || !self.core.any_building() {
             return false;
         }
         fetch.asked_unbuilt = true;
         let is_short =
             |row: usize| fetch.missing.iter().any(|block| (block.row, block.why) == (row, Why::Unreadable));
         let mut found = Vec::new();
-        for column in 0..self.map.width() {
-            let member = self.member_at(fetch.slot, column);
-            let Some(device) = self.unbuilt(member) else { continue };
-            if self.readable(member, fetch.slot).is_some() {
+        for column in 0..self.core.map.width() {
+            let member = self.core.member_at(fetch.slot, column);
+            let Some(device) = self.core.unbuilt(member) else { continue };
+            if self.core.readable(member, fetch.slot).is_some() {
                 continue;
             }
             let is_absent = |row: usize| fetch.state(column, row) == Some(State::Absent) && is_short(row);
             found.extend(
-                runs(0..self.map.chunk / BLOCK, is_absent)
+                runs(0..self.core.map.chunk / BLOCK, is_absent)
                     .into_iter()
                     .map(|run| (column, run, member, device)),
             );
         }
         for (column, rows, member, device) in found {
-            let buf = self.pool.alloc_zeroed(rows.len() * BLOCK);
+            let buf = self.core.pool.alloc_zeroed(rows.len() * BLOCK);
             let at = fetch.parts.len();
             fetch.parts.push(Part { unbuilt: Some(device), ..Part::new(column, rows.clone(), false, buf) });
             for (block, row) in rows.enumerate() {
-                let offset = self.map.device_offset(self.data_offset, fetch.slot, row * BLOCK);
+                let offset = self.core.map.device_offset(self.core.data_offset, fetch.slot, row * BLOCK);
                 let item = at << super::ITEM_ROW_BITS | (block + 1);
-                let read = IoOp::Read { offset, buf: self.pool.alloc(BLOCK) };
-                self.submit_io(Owner::Op { key, item }, member, device, read);
+                let read = IoOp::Read { offset, buf: self.core.pool.alloc(BLOCK) };
+                self.core.submit_io(Owner::Op { key, item }, member, device, read);
                 fetch.pending += 1;
             }
         }
         fetch.pending > 0
-    }
-
-    /// The device of a member that is being built.
-    fn unbuilt(&self, member: MemberIndex) -> Option<DeviceId> {
-        let member = self.member(member);
-        let own = member.device.filter(|_| member.state == MemberState::Rebuilding);
-        own.or(member.replacement.as_ref().map(|new| new.device)).map(|device| device.id)
     }
 
     /// Takes the end of a read of a device that is being built.
@@ -98,5 +92,14 @@ impl Array {
             }
         };
         fetch.parts[at].blocks[block] = if is_good { State::Good } else { State::Absent };
+    }
+}
+
+impl Core {
+    /// The device of a member that is being built.
+    fn unbuilt(&self, member: MemberIndex) -> Option<DeviceId> {
+        let member = self.member(member);
+        let own = member.device.filter(|_| member.state == MemberState::Rebuilding);
+        own.or(member.replacement.as_ref().map(|new| new.device)).map(|device| device.id)
     }
 }

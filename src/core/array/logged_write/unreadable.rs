@@ -10,6 +10,7 @@
 //! never for a shortage of the host, and never where a block is not on its own member and others
 //! would give it but for an error: then the write ends with an error and has changed nothing.
 
+use super::super::Core;
 use super::{BLOCK, Flow, LoggedWrite, Stage, Work};
 use crate::array::damage::BlockName;
 use crate::array::fetch::{Missing, Why};
@@ -45,7 +46,7 @@ impl Array {
     /// Blocks that new parity would need cannot be had.
     pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         // The reads themselves have waited for the end of the shortage: another way would have to, again.
-        if write.fetch.host_is_short && self.is_lasting_shortage(write.since) {
+        if write.fetch.host_is_short && self.core.is_lasting_shortage(write.since) {
             return self.refuse_unreadable(key, write);
         }
         let all_delta = write.plans.iter().all(|(_, path)| *path == ParityPath::ReadModifyWrite);
@@ -65,28 +66,22 @@ impl Array {
         }
         let mut unknown = write.fetch.missing.iter().filter(|block| !block.why.counts_as_zeroes());
         let is_proven = unknown.all(|block| block.why == Why::Proven);
-        let has_waited = is_off(Mutation::NoPatience) || self.has_waited(write);
+        let has_waited = is_off(Mutation::NoPatience) || self.core.has_waited(write);
         let may_set_aside =
             self.redo().checksums.is_some() && !write.fetch.host_is_short && !self.would_lose(write);
         if may_set_aside && (is_proven || has_waited) {
             return self.set_aside(write);
         }
-        if has_waited || is_proven || self.hurried {
+        if has_waited || is_proven || self.core.hurried {
             return self.refuse_unreadable(key, write);
         }
         self.wait_to_read(key, write)
     }
 
-    /// Whether a block that was wanted for new parity keeps it from being computed. A data column that counts as zeroes does
-    /// not; a parity is never known to be zeroes.
-    pub(super) fn keeps_from_coding(&self, block: &Missing) -> bool {
-        !block.why.counts_as_zeroes() || block.column >= self.map.k
-    }
-
     /// A block that is written in part cannot be had, so its new content is not known.
     pub(super) fn edges_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let may_change = write.fetch.missing.iter().any(|block| block.why == Why::Unreadable);
-        if !may_change || self.has_waited(write) || self.hurried {
+        if !may_change || self.core.has_waited(write) || self.core.hurried {
             return self.refuse_unreadable(key, write);
         }
         self.wait_to_read(key, write)
@@ -106,17 +101,13 @@ impl Array {
 
     /// Whether a member that is not in service, or is being built, has what the stripe holds in its column.
     fn is_kept_by(&self, write: &LoggedWrite, column: usize) -> bool {
-        let index = self.member_at(write.slot, column);
-        let member = self.member(index);
+        let index = self.core.member_at(write.slot, column);
+        let member = self.core.member(index);
         let since = match member.state {
             MemberState::Rebuilding => member.progress.as_ref().and_then(|progress| progress.since),
             _ => self.supers.current_until(index),
         };
         since.is_some_and(|since| !self.is_missed(write.stripe, since))
-    }
-
-    fn has_waited(&self, write: &LoggedWrite) -> bool {
-        write.unreadable_since.is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS)
     }
 
     fn refuse_unreadable(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
@@ -127,7 +118,7 @@ impl Array {
 
     /// The rows are let go, so that reads go on, and are read again later.
     fn wait_to_read(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        write.unreadable_since.get_or_insert(self.now);
+        write.unreadable_since.get_or_insert(self.core.now);
         let missing = std::mem::take(&mut write.fetch.missing);
         write.way = Way::Usual;
         // Others may write the rest of its blocks before it has the rows again (T2).
@@ -139,34 +130,20 @@ impl Array {
         self.let_go(key, write);
         self.wake_waiting_for_room();
         self.mend_from_unbuilt(write.stripe, &missing);
-        let until = Timestamp(self.now.0 + RETRY_NS);
+        let until = Timestamp(self.core.now.0 + RETRY_NS);
         write.stage = Stage::Patience(until);
-        self.patient.push((until, key));
+        self.core.patient.push((until, key));
         Flow::Wait
     }
 
     /// Devices that are being built may have what members in service do not: reads that mend these get it from there.
     fn mend_from_unbuilt(&mut self, stripe: StripeIndex, missing: &[Missing]) {
-        if !self.any_building() || self.stopping.is_some() || self.looks > 0 {
+        if !self.core.any_building() || self.core.stopping.is_some() || self.looks > 0 {
             return;
         }
         for block in missing.iter().filter(|block| !block.why.counts_as_zeroes()).take(MENDED_AT_ONCE) {
             self.look_again((stripe, block.column as u16, block.row as u32), None);
         }
-    }
-
-    pub(super) fn try_again(&mut self, write: &mut LoggedWrite, until: Timestamp) -> Flow {
-        if self.now >= until {
-            write.stage = Stage::Room;
-        }
-        Flow::Wait
-    }
-
-    /// Tick: operations whose time has come go on.
-    pub(in super::super) fn wake_patient(&mut self) {
-        let now = self.now;
-        let due = self.patient.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key);
-        self.ready.extend(due);
     }
 
     /// T1, beyond the budget (T8): what cannot be read counts as zeroes from now on. Its hashes stay.
@@ -194,11 +171,11 @@ impl Array {
                  them aside. Reading them is an error until their members give them again, or they are written",
                 Count::of(aside.len(), "block"),
                 write.slot,
-                self.map.k
+                self.core.map.k
             ),
         };
-        let offset = self.offset_of(write.stripe, &aside);
-        self.notice_at(NoticeKind::BlocksSetAside, NoticeLevel::Error, offset, text);
+        let offset = self.core.offset_of(write.stripe, &aside);
+        self.core.notice_at(NoticeKind::BlocksSetAside, NoticeLevel::Error, offset, text);
         let flow = self.records_made(write);
         self.damage.note(write.stripe, &aside);
         flow
@@ -234,22 +211,22 @@ impl Array {
         row: usize,
     ) -> Flow {
         let entry = self.redo().block_hash(write.slot, row, column);
-        let member = self.member_at(write.slot, column);
-        let device = self.readable(member, write.slot);
+        let member = self.core.member_at(write.slot, column);
+        let device = self.core.readable(member, write.slot);
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
             // It was written meanwhile, or what would have set it aside came to nothing: its content tells.
             let block = (write.stripe, column as u16, row as u32);
             let flow = self.end_logged_write(key, write, Ok(SlotReply::Done));
-            if self.stopping.is_none() {
+            if self.core.stopping.is_none() {
                 self.look_again(block, None);
             }
             return flow;
         }
         let Some(device) = device else { return self.still_set_aside(key, write, column, row) };
         write.stage = Stage::Repay;
-        let offset = self.map.device_offset(self.data_offset, write.slot, row * BLOCK);
-        let read = IoOp::Read { offset, buf: self.pool.alloc(BLOCK) };
-        self.submit_io(Owner::Op { key, item: 0 }, member, device, read);
+        let offset = self.core.map.device_offset(self.core.data_offset, write.slot, row * BLOCK);
+        let read = IoOp::Read { offset, buf: self.core.pool.alloc(BLOCK) };
+        self.core.submit_io(Owner::Op { key, item: 0 }, member, device, read);
         Flow::Wait
     }
 
@@ -260,7 +237,7 @@ impl Array {
         result: Result<IoValue, IoFault>,
     ) -> Flow {
         let Work::Repay { column, row } = write.work else { unreachable!("a block is repaid") };
-        let is_void = self.is_failed() || write.life != self.redo().lives;
+        let is_void = self.core.is_failed() || write.life != self.redo().lives;
         if is_void {
             return self.end_logged_write(key, write, Ok(SlotReply::Done));
         }
@@ -272,7 +249,7 @@ impl Array {
             return self.end_logged_write(key, write, Ok(SlotReply::Done));
         }
         // To coding the block held zeroes until now.
-        let offset = column * self.map.chunk + row * BLOCK;
+        let offset = column * self.core.map.chunk + row * BLOCK;
         write.work = Work::Data { offset, data: bytes.freeze() };
         let flow = self.plan_logged(key, write);
         if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
@@ -286,6 +263,32 @@ impl Array {
     /// A write ends: those that wait for the block it repaid look again.
     pub(super) fn end_repay(&mut self, write: &mut LoggedWrite) {
         let Some(block) = write.repays.take() else { return };
-        self.ready.extend(self.repaying.remove(&block).into_iter().flatten());
+        self.core.ready.extend(self.repaying.remove(&block).into_iter().flatten());
+    }
+}
+
+impl Core {
+    /// Whether a block that was wanted for new parity keeps it from being computed. A data column that counts as zeroes does
+    /// not; a parity is never known to be zeroes.
+    pub(super) fn keeps_from_coding(&self, block: &Missing) -> bool {
+        !block.why.counts_as_zeroes() || block.column >= self.map.k
+    }
+
+    fn has_waited(&self, write: &LoggedWrite) -> bool {
+        write.unreadable_since.is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS)
+    }
+
+    pub(super) fn try_again(&mut self, write: &mut LoggedWrite, until: Timestamp) -> Flow {
+        if self.now >= until {
+            write.stage = Stage::Room;
+        }
+        Flow::Wait
+    }
+
+    /// Tick: operations whose time has come go on.
+    pub(in super::super) fn wake_patient(&mut self) {
+        let now = self.now;
+        let due = self.patient.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key);
+        self.ready.extend(due);
     }
 }
