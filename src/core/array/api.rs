@@ -1,7 +1,7 @@
 //! Requests to an array and what it wants done: the vocabulary between an array and its volume, and, for what
 //! concerns administrators, between a volume and its driver. Plain data.
 
-use super::job::Job;
+use crate::array::job::Job;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
 use crate::format::Superblock;
 use crate::units::{MemberIndex, SlotIndex, VolumeOffset};

@@ -5,9 +5,9 @@
 //! blocks that reads, scrubs and replays found lost since the start. Damage that nobody has met so far is not in it; a
 //! scrub finds it. Must not know who asks.
 
-use super::api::Health;
-use super::startup::Life;
-use super::{Array, PieceId, SlotReply};
+use crate::array::api::Health;
+use crate::array::recovery::startup::Life;
+use crate::array::{Array, PieceId, SlotReply};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! What the array holds of single blocks, for tests that look at it beside the clients. Reads memory only.
 
-use super::Array;
+use crate::array::Array;
 use crate::units::{BlockHash, ColumnIndex, StripeIndex};
 
 impl Array {

@@ -1,7 +1,7 @@
 //! Work on bytes that an array gives away: coding, decoding and hashing in bulk. Whoever drives the array may do it
 //! at once, later, or on another thread or device. An operation outlives its job. Must not know of members or locks.
 
-use super::{ArrayAction, Core};
+use crate::array::{ArrayAction, Core};
 use crate::codec::{CodecJob, CodedColumns};
 
 /// Work to be done. Answered by a [`JobDone`] with the same key, sooner or later.

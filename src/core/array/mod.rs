@@ -13,104 +13,69 @@
 //!
 //! Must not know of clients, sockets, paths, clocks or threads.
 
-mod admin;
 mod api;
-pub mod assembly;
-mod bad_blocks;
 mod base;
-mod checkpoint;
+mod client;
 mod create;
-mod current;
 mod damage;
-mod departed;
-mod endless_errors;
-mod fetch;
 mod footprint;
 pub mod geometry;
 mod health;
-mod inflight;
 mod inspect;
 mod job;
-mod journal;
-mod lock;
-mod log_start;
-mod logged_passes;
-mod logged_read;
-mod logged_write;
-mod looks;
+mod log;
 mod members;
 pub mod mutation;
-mod outlook;
-mod overlay;
-mod pace;
-mod page_copies;
-mod page_hold;
-mod page_pass;
-mod page_patience;
-mod page_scrub;
 mod pages;
 mod passes;
-mod plan;
-mod rebuild;
 mod recovery;
-mod redo;
-mod repair;
-mod ring_check;
-mod settle;
-mod shortage;
-mod slot_hold;
-mod startup;
 mod status;
-mod stripe_map;
-mod super_scrub;
-mod supers;
-mod unreadable_notices;
-mod verify;
 
+use crate::array::base::Core;
+use crate::array::base::inflight::{Ended, Flight, Inflight, InflightTable};
+use crate::array::base::lock::LockTable;
+use crate::array::base::members::{Census, Device, Member, Progress, Replaced, Replacement};
+use crate::array::base::shortage::Shortages;
+use crate::array::client::fetch::Why;
+use crate::array::client::notices::UnreadableNotices;
+use crate::array::client::read::LoggedRead;
+use crate::array::client::write::LoggedWrite;
+use crate::array::damage::{BlockName, Damage};
+use crate::array::log::journal::Journal;
+use crate::array::log::redo::Redo;
+use crate::array::members::admin::Departure;
+pub use crate::array::members::assembly;
+use crate::array::members::assembly::Assembled;
+use crate::array::members::bad_blocks::BadBlocks;
+use crate::array::members::ring_check::RingCheck;
+use crate::array::members::supers::Supers;
+use crate::array::pages::hold::PageTask;
+use crate::array::pages::pass::PagePass;
+use crate::array::pages::store::PageStore;
+use crate::array::passes::page_scrub::PageScrub;
+use crate::array::passes::repair::{Repair, RepairProgress};
+use crate::array::passes::schedule::Passes;
+use crate::array::passes::super_scrub::SuperScrub;
+use crate::array::passes::walk::LoggedPass;
+use crate::array::recovery::startup::{Life, LogFacts};
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
-use admin::Departure;
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
     NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
 };
-use assembly::Assembled;
-use bad_blocks::BadBlocks;
-use base::Core;
 pub use create::NewArray;
-use damage::{BlockName, Damage};
-use fetch::Why;
 pub use footprint::Footprint;
 use geometry::Map;
-use inflight::{Ended, Flight, Inflight, InflightTable};
 pub use job::{Job, JobDone, Urgency};
-use journal::Journal;
-use lock::LockTable;
-use logged_passes::LoggedPass;
-use logged_read::LoggedRead;
-use logged_write::LoggedWrite;
-use members::{Census, Device, Member, Progress, Replaced, Replacement};
-use page_hold::PageTask;
-use page_pass::PagePass;
-use page_scrub::PageScrub;
-use pages::PageStore;
-use passes::Passes;
-use redo::Redo;
-use repair::{Repair, RepairProgress};
-use ring_check::RingCheck;
-use shortage::Shortages;
 use slab::Slab;
-use startup::{Life, LogFacts};
 pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
     ScrubResult, VolumeStatus,
 };
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use super_scrub::SuperScrub;
-use supers::Supers;
-use unreadable_notices::UnreadableNotices;
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,7 +318,7 @@ impl Array {
             members,
             inflight: InflightTable::default(),
             shortages: Shortages::default(),
-            paces: pace::Paces::default(),
+            paces: base::pace::Paces::default(),
             ready: VecDeque::new(),
             granted: Vec::new(),
             ended: Vec::new(),

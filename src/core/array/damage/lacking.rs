@@ -9,10 +9,10 @@
 //! Invariant: the list names every slot that a device of this run joined without; it may name more.
 //! That of an earlier run is handed in (`expect_lacking`).
 
-use super::super::Core;
-use super::super::members::{Member, Which};
-use super::super::rebuild::Target;
-use super::super::{Array, NoticeKind, NoticeLevel};
+use crate::array::Core;
+use crate::array::base::members::{Member, Which};
+use crate::array::passes::rebuild::Target;
+use crate::array::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::DeviceId;
 use crate::format::MemberState;
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
@@ -112,7 +112,7 @@ impl Slots {
 
 /// See the head of this file.
 #[derive(Debug, Default)]
-pub(in super::super) struct Lacking {
+pub(in crate::array) struct Lacking {
     /// By the uuid of the device.
     of: BTreeMap<Uuid, Slots>,
     /// Looks under way.
@@ -178,7 +178,7 @@ impl Array {
 
     /// What the device of a member and the one that is being built in its place go without: runs of
     /// slots.
-    pub(in super::super) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
+    pub(in crate::array) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
         let new = member.replacement.as_ref().map(|new| new.uuid);
         let runs = |uuid| (uuid, self.damage.lacking.runs_of(uuid));
         let devices = [Some(member.uuid), new].into_iter().flatten().map(runs);
@@ -186,14 +186,14 @@ impl Array {
     }
 
     /// A device under construction goes without blocks of the slot.
-    pub(in super::super) fn note_lacking(&mut self, slot: SlotIndex, target: &Target) {
+    pub(in crate::array) fn note_lacking(&mut self, slot: SlotIndex, target: &Target) {
         if let Some(device) = self.core.uuid_of_device(target.member, target.device) {
             self.damage.lacking.note(device, slot);
         }
     }
 
     /// All blocks of the slot are on the device of the member, or none is needed there.
-    pub(in super::super) fn forget_lacking(
+    pub(in crate::array) fn forget_lacking(
         &mut self,
         slot: SlotIndex,
         member: MemberIndex,
@@ -207,14 +207,14 @@ impl Array {
     }
 
     /// Whether the device in service of the member may lack blocks of the slot.
-    pub(in super::super) fn may_lack_slot(&self, member: MemberIndex, slot: SlotIndex) -> bool {
+    pub(in crate::array) fn may_lack_slot(&self, member: MemberIndex, slot: SlotIndex) -> bool {
         let of = self.core.member(member);
         of.state == MemberState::Online && self.damage.lacking.has(of.uuid, slot)
     }
 
     /// Whether the device that is read for the slot may lack blocks of it: it went into service
     /// without them, or is being built and does not have them so far.
-    pub(in super::super) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
+    pub(in crate::array) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
         if self.damage.lacking.of.is_empty() && !self.core.any_building() {
             return false;
         }
@@ -228,13 +228,13 @@ impl Array {
     }
 
     /// How many slots the device in service of the member went without.
-    pub(in super::super) fn slots_lacking(&self, member: MemberIndex) -> u64 {
+    pub(in crate::array) fn slots_lacking(&self, member: MemberIndex) -> u64 {
         let of = self.core.member(member);
         if of.state == MemberState::Online { self.damage.lacking.count(of.uuid) } else { 0 }
     }
 
     /// The members in service, other than this one, with devices that went without slots.
-    pub(in super::super) fn lacking_beside(&self, without: Option<MemberIndex>) -> Vec<MemberIndex> {
+    pub(in crate::array) fn lacking_beside(&self, without: Option<MemberIndex>) -> Vec<MemberIndex> {
         if self.damage.lacking.of.is_empty() {
             return Vec::new();
         }
@@ -243,7 +243,7 @@ impl Array {
     }
 
     /// The same with a member that has come back with the device that it had last.
-    pub(in super::super) fn lacking_with(&self, back: MemberIndex) -> Vec<MemberIndex> {
+    pub(in crate::array) fn lacking_with(&self, back: MemberIndex) -> Vec<MemberIndex> {
         let mut members = self.lacking_beside(Some(back));
         if self.damage.lacking.count(self.core.member(back).uuid) > 0 {
             members.push(back);
@@ -253,14 +253,14 @@ impl Array {
     }
 
     /// How many of these members have devices that went without the slot.
-    pub(in super::super) fn lacking_slot(&self, members: &[MemberIndex], slot: SlotIndex) -> usize {
+    pub(in crate::array) fn lacking_slot(&self, members: &[MemberIndex], slot: SlotIndex) -> usize {
         let has = |member: &&MemberIndex| self.damage.lacking.has(self.core.member(**member).uuid, slot);
         members.iter().filter(has).count()
     }
 
     /// What is not true of the slots that these members went without, where `left` more losses are
     /// survived otherwise.
-    pub(in super::super) fn but_lacking(&self, left: usize, members: &[MemberIndex]) -> String {
+    pub(in crate::array) fn but_lacking(&self, left: usize, members: &[MemberIndex]) -> String {
         let of = |member: &MemberIndex| self.damage.lacking.count(self.core.member(*member).uuid);
         let slots: u64 = members.iter().map(of).sum();
         let Some(first) = members.first() else { return String::new() };
@@ -276,7 +276,7 @@ impl Array {
     }
 
     /// Tick: what devices went without is looked at again.
-    pub(in super::super) fn look_at_lacking(&mut self) {
+    pub(in crate::array) fn look_at_lacking(&mut self) {
         if !self.may_look_at_lacking() || self.lacking_due() > self.core.now {
             return;
         }
@@ -323,7 +323,7 @@ impl Array {
     }
 
     /// A look at a slot has ended.
-    pub(in super::super) fn looked_at_lacking(&mut self) {
+    pub(in crate::array) fn looked_at_lacking(&mut self) {
         self.damage.lacking.looks -= 1;
     }
 
@@ -340,12 +340,12 @@ impl Array {
     }
 
     /// When a tick is due for slots that can probably be built.
-    pub(in super::super) fn lacking_soon(&self) -> Option<Timestamp> {
+    pub(in crate::array) fn lacking_soon(&self) -> Option<Timestamp> {
         (self.damage.lacking.has_built && self.may_look_at_lacking()).then(|| self.lacking_due())
     }
 
     /// A device that was built joins: tells of what it goes without.
-    pub(in super::super) fn tell_lacking(&mut self, member: MemberIndex, which: Which) {
+    pub(in crate::array) fn tell_lacking(&mut self, member: MemberIndex, which: Which) {
         let of = self.core.member(member);
         let (device, progress) = match which {
             Which::Primary => (Some(of.uuid), of.progress.as_ref()),
@@ -382,7 +382,7 @@ impl Core {
     }
 
     /// Whether the device is that of a member, in service or not, or one that is being built.
-    pub(in super::super) fn knows(&self, device: Uuid) -> bool {
+    pub(in crate::array) fn knows(&self, device: Uuid) -> bool {
         self.members.iter().any(|member| {
             member.uuid == device || member.replacement.as_ref().is_some_and(|new| new.uuid == device)
         })

@@ -4,10 +4,10 @@
 //! batch's manifest is kept once, however many members hold it; of payloads only one bit for each block is kept.
 //! Must not know how rings are read or rows are decoded.
 
-use super::RecoveryError;
-use super::unread::UnreadBlocks;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::recovery::RecoveryError;
+use crate::array::recovery::unread::UnreadBlocks;
 use crate::format::{Batch, BatchHash, EpochStamp, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{HashMap, VecDeque};
@@ -560,8 +560,8 @@ impl Finds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::parts::{RING, batch, chain, fresh, hash, header, in_place, map};
     use super::*;
+    use crate::array::recovery::tests::parts::{RING, batch, chain, fresh, hash, header, in_place, map};
 
     fn find(start: LogStart, batches: &[Batch]) -> Finds {
         let mut finds = Finds::new(start, MemberSet::first(1), 3, 0);

@@ -5,10 +5,10 @@
 //! touch its slot nothing changes, so it is good or bad for ranges of prefixes, and the longest prefix in which
 //! nothing is bad is found when all ranges are known. Must not know how blocks are read.
 
-use super::chain::{Chain, LogBatch};
-use super::unread::Doubt;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::recovery::chain::{Chain, LogBatch};
+use crate::array::recovery::unread::Doubt;
 use crate::format::{InPlaceRecord, LogRecord, MapEntry, MemberSet};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeMap, HashMap};
@@ -649,8 +649,8 @@ impl Decision {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::parts::{chain, fresh, hash, in_place, map};
     use super::*;
+    use crate::array::recovery::tests::parts::{chain, fresh, hash, in_place, map};
     use crate::testing::Random;
 
     /// All tiles of a judge, of at most `rows_max` rows.

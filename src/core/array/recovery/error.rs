@@ -1,6 +1,6 @@
 //! Why an array cannot be recovered, in words for its administrator.
 
-use crate::array::stripe_map::MapFault;
+use crate::array::pages::stripe_map::MapFault;
 use crate::units::{Count, MemberIndex, SlotIndex};
 
 /// Why an array cannot be recovered.

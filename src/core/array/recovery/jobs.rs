@@ -4,13 +4,13 @@
 //! writes. Everything that was read is compared with its hash, and so is what was decoded, wherever a hash is known.
 //! Jobs run side by side within a bound of bytes; the step that they belong to ends with the last.
 
-use super::decide::{Base, Cell, Homes, Judge, Tile, TileState};
-use super::patience::Patience;
-use super::unread::Doubt;
-use super::{Building, Doing, Recovery, RecoveryContext, RecoveryError, Step};
-use crate::array::members::Which;
+use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::pages::{PageStore, Want};
+use crate::array::pages::store::{PageStore, Want};
+use crate::array::recovery::decide::{Base, Cell, Homes, Judge, Tile, TileState};
+use crate::array::recovery::patience::Patience;
+use crate::array::recovery::unread::Doubt;
+use crate::array::recovery::{Building, Doing, Recovery, RecoveryContext, RecoveryError, Step};
 use crate::block_io::Buf;
 use crate::format::PageIndex;
 use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
@@ -196,7 +196,7 @@ impl Recovery {
 
     /// Whether what was changed is to be written, or handed over, before more is.
     fn is_full(&self, pages: &PageStore) -> bool {
-        pages.dirty_pages() >= super::DIRTY_PAGES_MAX || self.is_lift_full()
+        pages.dirty_pages() >= crate::array::recovery::DIRTY_PAGES_MAX || self.is_lift_full()
     }
 
     /// The next tile in the order of slots; `next` is the first touch of the slots that were not cut into tiles yet.

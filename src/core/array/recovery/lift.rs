@@ -4,8 +4,8 @@
 //! stripe map are in the page store as after any replay, changed and not written. What would take too much
 //! memory goes in place after all.
 
-use super::{Recovery, Step};
-use crate::array::pages::PageStore;
+use crate::array::pages::store::PageStore;
+use crate::array::recovery::{Recovery, Step};
 use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 

@@ -19,21 +19,23 @@ mod decide;
 mod error;
 mod jobs;
 mod lift;
+pub(in crate::array) mod log_start;
 mod note;
 mod pages;
 mod patience;
 mod scan;
+pub(in crate::array) mod startup;
 #[cfg(test)]
 mod tests;
 mod trials;
 mod unread;
 
-use super::geometry::Map;
-use super::members::Which;
-use super::mutation::{Mutation, is_off};
-use super::page_copies::CopyFault;
-use super::pages::{Answer, PageRead, PageStore, PageWrite, Settle};
-use super::stripe_map::{MapBuild, StripeMap};
+use crate::array::base::members::Which;
+use crate::array::geometry::Map;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::copies::CopyFault;
+use crate::array::pages::store::{Answer, PageRead, PageStore, PageWrite, Settle};
+use crate::array::pages::stripe_map::{MapBuild, StripeMap};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
 use crate::format::{

@@ -3,8 +3,8 @@
 //! Pure. A segment is contiguous: where it does not fit between the last one and the end of the ring, it goes to the
 //! start. Must not know how it is written.
 
-use super::RecoveryError;
-use super::chain::{Chain, LogBatch};
+use crate::array::recovery::RecoveryError;
+use crate::array::recovery::chain::{Chain, LogBatch};
 use crate::format::{Batch, BatchHash, EpochStamp, MemberSet, NO_PLACE};
 use crate::units::MemberIndex;
 
@@ -64,8 +64,8 @@ pub(super) fn batch(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::parts::{chain, in_place, map};
     use super::*;
+    use crate::array::recovery::tests::parts::{chain, in_place, map};
 
     const EPOCH: EpochStamp = EpochStamp { number: 9, id: 9 };
 

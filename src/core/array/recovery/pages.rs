@@ -4,12 +4,12 @@
 //! names the page: then any copy that was read whole is enough, and R8 writes all of them. A page of which no copy tells,
 //! because of errors, is tried again, then refuses the start unless that is forced.
 
-use super::patience::Patience;
-use super::{Building, Doing, PageFault, Recovery, RecoveryError, Step};
-use crate::array::members::Which;
+use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::page_copies::Torn;
-use crate::array::pages::{LoadOutcome, Loaded, PageIo, PageStore, Settle, Unread, Want};
+use crate::array::pages::copies::Torn;
+use crate::array::pages::store::{LoadOutcome, Loaded, PageIo, PageStore, Settle, Unread, Want};
+use crate::array::recovery::patience::Patience;
+use crate::array::recovery::{Building, Doing, PageFault, Recovery, RecoveryError, Step};
 use crate::format::PageIndex;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
 use std::collections::BTreeMap;

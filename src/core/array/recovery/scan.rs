@@ -7,9 +7,9 @@
 //! A member whose header of a batch is bad may hold its payload all the same: when the chain is known,
 //! [`Scan::probe`] reads the payloads that were not recognised in passing. Must not know of rows or prefixes.
 
-use super::chain::{Bits, Chain, Finds, LogBatch, Piece};
-use super::unread::UnreadBlocks;
 use crate::array::geometry::Map;
+use crate::array::recovery::chain::{Bits, Chain, Finds, LogBatch, Piece};
+use crate::array::recovery::unread::UnreadBlocks;
 use crate::codec::BlockHasher;
 use crate::format::{BatchHash, LOG_BLOCK_BYTES, LogKey, MemberSet, SegmentError, SegmentHeader};
 use crate::units::{BlockHash, MemberIndex};
@@ -418,8 +418,8 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::parts::{HASHER, KEY, batch, fresh, in_place, map};
     use super::*;
+    use crate::array::recovery::tests::parts::{HASHER, KEY, batch, fresh, in_place, map};
     use crate::format::{Batch, LogRecord, LogStart};
     use crate::testing::Random;
 

@@ -4,15 +4,17 @@
 //! growing intervals. When it takes too long, the start is refused unless it is forced; but where no more members are gone or
 //! give errors than the array survives, what is not there was not durable, and is dropped with an event.
 
-use super::chain::{Chain, ChainFault, Finds};
-use super::decide::{Decision, Judge};
-use super::pages::PageTrials;
-use super::patience::Patience;
-use super::scan::Scan;
-use super::unread::{Doubt, in_words};
-use super::{Doing, Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryOutcome, Step};
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::pages::PageStore;
+use crate::array::pages::store::PageStore;
+use crate::array::recovery::chain::{Chain, ChainFault, Finds};
+use crate::array::recovery::decide::{Decision, Judge};
+use crate::array::recovery::pages::PageTrials;
+use crate::array::recovery::patience::Patience;
+use crate::array::recovery::scan::Scan;
+use crate::array::recovery::unread::{Doubt, in_words};
+use crate::array::recovery::{
+    Doing, Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryOutcome, Step,
+};
 use crate::units::MemberIndex;
 
 /// See the head of this file.

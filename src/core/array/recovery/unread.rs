@@ -3,9 +3,9 @@
 //! Pure. A batch that is durable is on every member that was live, so one that nobody shows is not there, unless errors hide
 //! it. Must not know how rings are read, or when they are read again.
 
-use super::chain::{Bits, Chain, LogBatch};
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::recovery::chain::{Bits, Chain, LogBatch};
 use crate::format::{EpochStamp, MemberSet};
 use crate::units::MemberIndex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,8 +169,8 @@ impl Chain {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::parts::{RING, chain, in_place, map};
     use super::*;
+    use crate::array::recovery::tests::parts::{RING, chain, in_place, map};
 
     /// A log of two batches on `width` members; blocks of some of them could not be read.
     fn hidden(k: usize, m: usize, gone: u16, unread: &[(u16, u32)]) -> Doubt {

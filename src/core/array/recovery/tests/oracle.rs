@@ -1,8 +1,8 @@
 //! Crashes, runs the recovery over what is left, and checks what must hold afterwards.
 
-use super::super::*;
-use super::disk::{BLOCK, Block, Disk, block_of};
-use super::world::{ARRAY, Content, Crash, KEY, Shape, World, Writer};
+use crate::array::recovery::tests::disk::{BLOCK, Block, Disk, block_of};
+use crate::array::recovery::tests::world::{ARRAY, Content, Crash, KEY, Shape, World, Writer};
+use crate::array::recovery::*;
 use crate::block_io::IoFaultKind;
 use crate::format::{MapEntry, PAGE_BYTES, Page, PageLayout, RegionKind};
 use crate::units::{BlockHash, ColumnIndex, StripeIndex};

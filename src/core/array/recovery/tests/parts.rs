@@ -1,7 +1,7 @@
 //! Batches and chains made by hand, for tests of the pure parts.
 
-use super::super::chain::{Bits, Chain, LogBatch, Piece};
 use crate::array::geometry::Map;
+use crate::array::recovery::chain::{Bits, Chain, LogBatch, Piece};
 use crate::codec::BlockHasher;
 use crate::format::{
     Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LogKey, LogRecord, SegmentHeader,

@@ -5,10 +5,10 @@
 //! the power fails or the process dies, and every cached block is independently lost, kept or torn. What must hold
 //! afterwards is kept beside: the volume's content after every batch, and which batches were acknowledged.
 
-use super::super::*;
-use super::disk::{BLOCK, Block, Disk, block_of};
-use crate::array::page_copies::Torn;
-use crate::array::pages::PageIo;
+use crate::array::pages::copies::Torn;
+use crate::array::pages::store::PageIo;
+use crate::array::recovery::tests::disk::{BLOCK, Block, Disk, block_of};
+use crate::array::recovery::*;
 use crate::format::{Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PageLayout};
 use crate::testing::Random;
 use crate::units::{BlockHash, ColumnIndex, StripeIndex};

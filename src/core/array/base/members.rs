@@ -1,0 +1,487 @@
+//! The members of an array: which serves which slot, which must get a write, and what happens when one fails.
+
+use crate::array::base::inflight::Inflight;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::{ArrayAction, Core, Effect, Stopping};
+use crate::array::{MemberCondition, MemberCounters, NoticeKind, NoticeLevel};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
+use crate::format::{MemberSet, MemberState};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use std::collections::BTreeSet;
+use uuid::Uuid;
+
+/// A device that another has taken the place of: held until that is on disk, and on itself.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::array) struct Replaced {
+    pub member: MemberIndex,
+    pub uuid: Uuid,
+    pub device: Device,
+}
+
+/// A device in the hands of the array.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::array) struct Device {
+    pub id: DeviceId,
+    pub bytes: u64,
+    /// Writes that have completed on it.
+    pub writes: u64,
+    /// Of these, so many were complete when a flush began that has succeeded.
+    pub flushed: u64,
+    /// A superblock on it says what it is; a restart would find it.
+    pub recorded: bool,
+    /// It has refused to zero a range other than by writing.
+    pub cannot_zero: bool,
+    /// The sequence of the newest superblock that is known to be whole on it. The next one goes to the other slot.
+    pub sequence: u64,
+    /// The other slot holds nothing that a torn update of an earlier life has left.
+    pub cleared: bool,
+    /// It came without a superblock.
+    pub is_blank: bool,
+    /// The sequence of the superblock that the array has written last to each slot, those of even and of odd sequences.
+    pub written: [Option<u64>; 2],
+}
+
+impl Device {
+    /// A device about whose cache nothing is known yet; `sequence` is that of its superblock, 0 where it has none.
+    pub(in crate::array) fn new(id: DeviceId, bytes: u64, sequence: u64) -> Device {
+        Device {
+            id,
+            bytes,
+            writes: 1,
+            flushed: 0,
+            recorded: false,
+            cannot_zero: false,
+            sequence,
+            cleared: false,
+            is_blank: false,
+            written: [None; 2],
+        }
+    }
+
+    /// A device that assembly has found by its superblock.
+    pub(in crate::array) fn found(id: DeviceId, bytes: u64, sequence: u64) -> Device {
+        Device { recorded: true, ..Device::new(id, bytes, sequence) }
+    }
+
+    /// Whether a flush would make anything durable.
+    pub(in crate::array) fn is_unflushed(&self) -> bool {
+        self.flushed < self.writes
+    }
+}
+
+/// A device that lacks nothing but blocks and metadata pages that cannot be read does not join for
+/// this long: the member that it takes the place of may hold the only copy of them, and others may
+/// leave once it is there.
+const JOIN_PATIENCE_NS: u64 = 30_000_000_000;
+
+/// Time between two tries to build what it lacks.
+const LACKING_RETRY_NS: u64 = 1_000_000_000;
+
+/// How far a device has been built. Slots are built in ascending order, several at a time.
+#[derive(Clone, Debug)]
+pub(in crate::array) struct Progress {
+    /// Slots from here on have not been started.
+    pub next: u64,
+    /// Slots below `next` that are not complete.
+    pub running: BTreeSet<u64>,
+    /// Slots below `next` that could not be built whole, because blocks cannot be read for now.
+    pub lacking: BTreeSet<u64>,
+    /// When the next of them is tried again.
+    pub again: Timestamp,
+    /// When it was first found that only these are left.
+    pub waits_since: Option<Timestamp>,
+    /// Slots from `next` on read as zeroes, so a slot of zeroes need not be written.
+    pub known_zero: bool,
+    /// The device is current as of the end of this epoch: only what was written later has to be built.
+    pub since: Option<u64>,
+    /// Those of them that are being built once more, and perhaps some that have been since.
+    pub retrying: BTreeSet<u64>,
+    /// The most slots that were complete at one time: what is built once more was shown as done.
+    pub covered_max: u64,
+    /// Its log is being read, which may show that it is not: nothing is built before.
+    pub awaits_ring: bool,
+    /// How far its copies of metadata pages have come.
+    pub pages: PagesBuilt,
+    /// Pages that could not be read at first, and are tried again.
+    pub retried_pages: u64,
+}
+
+/// Copies of metadata pages on a device under construction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::array) enum PagesBuilt {
+    #[default]
+    No,
+    Running,
+    Done,
+}
+
+impl Progress {
+    pub(in crate::array) fn fresh(known_zero: bool) -> Progress {
+        Progress::starting_at(0, known_zero)
+    }
+
+    /// Everything from slot `next` on is to be built.
+    pub(in crate::array) fn starting_at(next: u64, known_zero: bool) -> Progress {
+        let pages = PagesBuilt::No;
+        Progress {
+            next,
+            running: BTreeSet::new(),
+            lacking: BTreeSet::new(),
+            again: Timestamp(0),
+            waits_since: None,
+            known_zero,
+            since: None,
+            retrying: BTreeSet::new(),
+            covered_max: 0,
+            awaits_ring: false,
+            pages,
+            retried_pages: 0,
+        }
+    }
+
+    /// After a restart slots beyond the recorded position may have been written already.
+    pub(in crate::array) fn resumed(rebuilt: SlotIndex) -> Progress {
+        Progress::starting_at(rebuilt.0, false)
+    }
+
+    /// The slot to be built next: what could not be built whole comes again when all others are done.
+    pub(in crate::array) fn due(&self, slots: u64, now: Timestamp) -> Option<u64> {
+        if self.awaits_ring {
+            return None;
+        }
+        if self.next < slots {
+            return Some(self.next);
+        }
+        self.lacking.difference(&self.running).next().copied().filter(|_| now >= self.again)
+    }
+
+    /// Slot `slot`, which was due, is being built.
+    pub(in crate::array) fn begin(&mut self, slot: u64) {
+        if self.lacking.remove(&slot) {
+            self.retrying.retain(|slot| self.running.contains(slot));
+            self.retrying.insert(slot);
+        }
+        self.next = self.next.max(slot + 1);
+        self.running.insert(slot);
+    }
+
+    /// Slot `slot`, which is being built, lacks blocks that cannot be read for now. False: it was tried for long enough.
+    pub(in crate::array) fn lacks(&mut self, slot: u64, slots: u64, now: Timestamp) -> bool {
+        if is_off(Mutation::JoinsLacking) {
+            return false;
+        }
+        if self.next >= slots && !self.is_patient(now) {
+            return false;
+        }
+        self.lacking.insert(slot);
+        self.again = Timestamp(now.0 + LACKING_RETRY_NS);
+        true
+    }
+
+    /// Slot `slot`, which was begun once more and not completed, comes again. False: it was begun
+    /// for the first time.
+    pub(in crate::array) fn put_back(&mut self, slot: u64, now: Timestamp) -> bool {
+        let is_again = self.retrying.contains(&slot);
+        if is_again {
+            self.lacking.insert(slot);
+            self.again = Timestamp(now.0 + LACKING_RETRY_NS);
+        }
+        is_again
+    }
+
+    /// All but what cannot be read is built: whether that is waited for still.
+    pub(in crate::array) fn is_patient(&mut self, now: Timestamp) -> bool {
+        now.nanos_since(*self.waits_since.get_or_insert(now)) < JOIN_PATIENCE_NS
+    }
+
+    /// Whether all slots are built, as far as their blocks can be had.
+    pub(in crate::array) fn is_over(&self, slots: u64) -> bool {
+        self.done() >= slots && self.lacking.is_empty()
+    }
+
+    /// Slot `slot` was not completed: it and all after it are started again. Slots that are still running keep
+    /// their place and are then done twice, which is harmless under their locks.
+    pub(in crate::array) fn rewind_to(&mut self, slot: u64) {
+        self.covered_max = self.covered();
+        self.next = self.next.min(slot);
+        self.known_zero = false;
+    }
+
+    /// Whether writes to `slot` must reach the device: its slot is built. One that is being built, or waits for
+    /// its lock, takes the new content with it when its turn comes.
+    pub(super) fn has(&self, slot: SlotIndex) -> bool {
+        slot.0 < self.next && !self.running.contains(&slot.0)
+    }
+
+    /// Where a restart goes on: what could not be built whole is not remembered otherwise.
+    pub(in crate::array) fn recorded(&self) -> u64 {
+        self.lacking.first().copied().unwrap_or(self.next).min(self.done())
+    }
+
+    /// How many slots to show as complete. Never fewer than before, whatever is tried again.
+    pub(in crate::array) fn covered(&self) -> u64 {
+        let first = self.running.difference(&self.retrying).next();
+        let first = first.copied().unwrap_or(self.next).min(self.next);
+        let retried = self.lacking.union(&self.retrying).filter(|slot| **slot < first);
+        let open = retried.filter(|slot| self.lacking.contains(slot) || self.running.contains(slot)).count();
+        (first - open as u64).max(self.covered_max)
+    }
+
+    /// How many slots could not be built whole at first, and are tried again.
+    pub(in crate::array) fn retried(&self) -> u64 {
+        let running = self.retrying.intersection(&self.running);
+        (self.lacking.len() + running.filter(|slot| !self.lacking.contains(slot)).count()) as u64
+    }
+
+    /// The same with those of `unreadable` that are being built for the first time.
+    pub(in crate::array) fn retried_beside(&self, unreadable: &BTreeSet<u64>) -> u64 {
+        let first = unreadable.iter().filter(|slot| {
+            self.running.contains(slot) && !self.retrying.contains(slot) && !self.lacking.contains(slot)
+        });
+        self.retried() + first.count() as u64
+    }
+
+    /// Slots below this are complete.
+    pub(in crate::array) fn done(&self) -> u64 {
+        self.running.first().copied().unwrap_or(self.next).min(self.next)
+    }
+}
+
+/// A device that is being built while the old one, or nobody, serves.
+#[derive(Clone, Debug)]
+pub(in crate::array) struct Replacement {
+    pub device: Device,
+    pub uuid: Uuid,
+    pub progress: Progress,
+}
+
+/// One member.
+#[derive(Clone, Debug)]
+pub(in crate::array) struct Member {
+    pub uuid: Uuid,
+    pub state: MemberState,
+    pub device: Option<Device>,
+    /// While `state` is Rebuilding.
+    pub progress: Option<Progress>,
+    pub replacement: Option<Replacement>,
+    pub counters: MemberCounters,
+    pub reason: Option<String>,
+    /// It left because of a shortage, and may come back by itself.
+    pub away: Option<MemberCondition>,
+    /// It left because its file ended too early.
+    pub cut_off: bool,
+}
+
+impl Member {
+    /// The device that can be read for `slot`.
+    fn readable(&self, slot: SlotIndex) -> Option<DeviceId> {
+        let primary = match self.state {
+            MemberState::Online => true,
+            MemberState::Rebuilding => self.progress.as_ref().is_some_and(|p| slot.0 < p.done()),
+            _ => false,
+        };
+        if primary {
+            return self.device.map(|d| d.id);
+        }
+        self.replacement.as_ref().filter(|r| slot.0 < r.progress.done()).map(|r| r.device.id)
+    }
+}
+
+/// Which device of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) enum Which {
+    Primary,
+    Replacement,
+}
+
+/// How many members are what: asked at every step of the array, where to look at hundreds of members would take longer than
+/// the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::array) struct Census {
+    online: usize,
+    building: usize,
+}
+
+impl Census {
+    pub(in crate::array) fn of(members: &[Member]) -> Census {
+        let online = members.iter().filter(|member| member.state == MemberState::Online).count();
+        let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
+        Census { online, building: members.iter().filter(is_building).count() }
+    }
+}
+
+impl Member {
+    /// Forgets its counts, and what is told of it while it is in service.
+    pub(in crate::array) fn clear(&mut self) {
+        self.counters = Default::default();
+        if self.state == MemberState::Online {
+            self.reason = None;
+        }
+    }
+}
+
+impl Core {
+    /// The members in service.
+    pub(in crate::array) fn online(&self) -> MemberSet {
+        (0..self.members.len())
+            .filter(|&at| self.members[at].state == MemberState::Online)
+            .map(|at| MemberIndex(at as u16))
+            .collect()
+    }
+
+    /// Whether more than m members are out of service.
+    pub(in crate::array) fn is_failed(&self) -> bool {
+        self.census().online < self.map.k
+    }
+
+    /// Whether a member or a replacement is being built.
+    pub(in crate::array) fn any_building(&self) -> bool {
+        self.census().building > 0
+    }
+
+    fn census(&self) -> Census {
+        debug_assert_eq!(self.census, Census::of(&self.members), "members changed and were not counted");
+        self.census
+    }
+
+    /// Counts the members again: to be called whenever the state of one changes, or the construction of one begins or ends.
+    pub(in crate::array) fn count_members(&mut self) {
+        self.census = Census::of(&self.members);
+    }
+
+    pub(in crate::array) fn member(&self, index: MemberIndex) -> &Member {
+        &self.members[usize::from(index.0)]
+    }
+
+    pub(in crate::array) fn member_mut(&mut self, index: MemberIndex) -> &mut Member {
+        &mut self.members[usize::from(index.0)]
+    }
+
+    /// The device to read `member`'s chunk of `slot` from.
+    pub(in crate::array) fn readable(&self, member: MemberIndex, slot: SlotIndex) -> Option<DeviceId> {
+        self.member(member).readable(slot)
+    }
+
+    /// The devices that must get a write to `member`'s chunk of `slot`: those in service and those on which the
+    /// slot has been built. Does not change while the slot is locked and the members stay.
+    pub(in crate::array) fn targets(
+        &self,
+        member: MemberIndex,
+        slot: SlotIndex,
+    ) -> impl Iterator<Item = DeviceId> + use<> {
+        let member = self.member(member);
+        let primary = match member.state {
+            MemberState::Online => member.device,
+            MemberState::Rebuilding => {
+                member.device.filter(|_| member.progress.as_ref().is_some_and(|p| p.has(slot)))
+            }
+            _ => None,
+        };
+        let second = member.replacement.as_ref().filter(|r| r.progress.has(slot)).map(|r| r.device);
+        [primary, second].into_iter().flatten().map(|device| device.id)
+    }
+
+    /// Every device in use, with its member.
+    pub(in crate::array) fn devices(&self) -> Vec<(MemberIndex, Which, Device)> {
+        let mut all = Vec::with_capacity(self.members.len() + 1);
+        for (at, member) in self.members.iter().enumerate() {
+            let index = MemberIndex(at as u16);
+            if let Some(device) = member.device
+                && matches!(member.state, MemberState::Online | MemberState::Rebuilding)
+            {
+                all.push((index, Which::Primary, device));
+            }
+            if let Some(replacement) = &member.replacement {
+                all.push((index, Which::Replacement, replacement.device));
+            }
+        }
+        all
+    }
+
+    pub(in crate::array) fn find_device(&self, id: DeviceId) -> Option<(MemberIndex, Which)> {
+        let found = self.devices().into_iter().find(|(_, _, device)| device.id == id);
+        found.map(|(member, which, _)| (member, which))
+    }
+
+    /// Whether a device counts as its member: the errors of one that is to replace it are not the member's.
+    pub(in crate::array) fn is_primary(&self, id: DeviceId) -> bool {
+        matches!(self.find_device(id), Some((_, Which::Primary)))
+    }
+
+    pub(in crate::array) fn device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
+        let member = self.member_mut(member);
+        let devices = [member.device.as_mut(), member.replacement.as_mut().map(|r| &mut r.device)];
+        devices.into_iter().flatten().find(|device| device.id == id)
+    }
+
+    /// Whether a fault says nothing about its device (T4).
+    pub(in crate::array) fn is_passing(&self, fault: IoFault) -> bool {
+        fault.kind.passes() && !is_off(Mutation::ShortageIsAFault)
+    }
+
+    pub(in crate::array) fn is_data(&self, offset: ByteOffset) -> bool {
+        let bytes = self.map.slots * self.map.chunk as u64;
+        (self.data_offset.0..self.data_offset.0 + bytes).contains(&offset.0)
+    }
+
+    /// What a member of a failed array acknowledged and did not flush may be gone. Clients would not notice if it came back
+    /// under them, so it does not.
+    pub(in crate::array) fn needs_restart(&mut self, index: MemberIndex) {
+        if self.returnable.remove(index) {
+            let text = format!(
+                "a flush of member {index} failed: writes that were acknowledged and not flushed may be lost. It cannot come \
+                 back while the array is FAILED: restart the array when the cause is mended, without --force; nothing that \
+                 was flushed is lost"
+            );
+            self.notice(NoticeKind::MemberNeedsRestart, NoticeLevel::Error, Some(index), text);
+        }
+    }
+
+    /// Takes note of the fault for which a device of a member has just left. Where that was its own (`is_primary`), and its file
+    /// ends too early, the member does not come back from there.
+    pub(in crate::array) fn note_cut_off(&mut self, index: MemberIndex, is_primary: bool, fault: IoFault) {
+        let member = self.member_mut(index);
+        member.cut_off |= is_primary && member.device.is_none() && fault.errno == libc::ENODATA;
+    }
+
+    /// Nobody waits for the operations of a device any more.
+    pub(in crate::array) fn abandon(&mut self, id: DeviceId, fault: IoFault) {
+        for (token, short) in self.inflight.abandon(id, fault) {
+            self.shortages.ended(id, token, short, false);
+        }
+    }
+
+    /// A device has failed: it is handed back, and nobody waits for what it has not ended (T7).
+    pub(in crate::array) fn hand_back(&mut self, id: DeviceId) {
+        self.abandon(id, IoFault { kind: IoFaultKind::Gone, errno: libc::ENODEV });
+        self.actions.push(ArrayAction::Release(id));
+    }
+
+    /// An operation has ended whose device had left service before.
+    pub(in crate::array) fn late_end(&mut self, entry: &Inflight, result: &Result<IoValue, IoFault>) {
+        // As in `flush_fault`.
+        if let (Err(fault), Effect::Flush(_)) = (result, entry.effect)
+            && fault.kind != IoFaultKind::Gone
+        {
+            self.needs_restart(entry.member);
+        }
+    }
+
+    /// Hands back devices that others have taken the place of and that nobody waits for.
+    pub(in crate::array) fn release_idle_devices(&mut self) {
+        let inflight = &self.inflight;
+        let actions = &mut self.actions;
+        self.releasing.retain(|&id| {
+            let awaited = inflight.is_awaited(id);
+            if !awaited {
+                actions.push(ArrayAction::Release(id));
+            }
+            awaited
+        });
+    }
+
+    /// Whether the array has ended.
+    pub(in crate::array) fn is_stopped(&self) -> bool {
+        self.stopping == Some(Stopping::Stopped)
+    }
+}

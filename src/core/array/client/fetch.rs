@@ -1,0 +1,658 @@
+//! Blocks of a slot as they should be: from the overlay, as known zeroes, from their members and verified, or
+//! decoded from others that verify. Reads, writes, rebuild and scrub of logged arrays get their bytes here, so that
+//! nothing unverified reaches a client or a parity.
+//!
+//! Runs under a lock on the rows, with their checksum pages loaded and pinned by the caller: neither hashes nor images
+//! of these rows change meanwhile. One block is the unit: an unreadable or wrong block costs its row one erasure, not
+//! the whole column. What is read in bulk is judged, and decoded where it can be, as a job once all of it is there
+//! (`fetch/job.rs`); the rest here, block by block. Must not know what the bytes are for.
+
+mod job;
+mod mend;
+mod unbuilt;
+
+use crate::array::{Array, Core, Inflight, Owner};
+use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::MemberState;
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use job::JobOut;
+pub(in crate::array) use job::{Blend, Blended, Ingredient};
+use mend::{Repair, Sent};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+/// See the head of this file.
+pub(in crate::array) struct Fetch {
+    slot: SlotIndex,
+    parts: Vec<Part>,
+    /// Reads in flight.
+    pending: usize,
+    /// Bytes of parts that are read whole in this round; a round ends when nothing is in flight.
+    round_bytes: usize,
+    /// Even a little is judged as a job: it is fingerprinted beside what others have read.
+    in_company: bool,
+    /// The job that is out.
+    job: Option<JobOut>,
+    /// What is to be computed on the way, and what it came to.
+    blend: Option<Blend>,
+    blended: Option<Blended>,
+    /// Nobody waits for it: whoever is served goes first.
+    pub background: bool,
+    /// It looks again at what could not be had: what cannot be read then was counted before.
+    pub is_look: bool,
+    /// Wrong blocks were counted by an earlier run.
+    pub was_counted: bool,
+    /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
+    pub host_is_short: bool,
+    /// Columns of which a member in service did not give a block for that reason: what is good of
+    /// them may have been decoded.
+    pub short_columns: BTreeSet<usize>,
+    /// Blocks of wanted parts that cannot be had.
+    pub missing: Vec<Missing>,
+    /// Other blocks of these rows that cannot be had either: of them a read would say the same.
+    pub missing_sources: Vec<Missing>,
+    /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
+    pub unwritten: Vec<(usize, usize)>,
+    /// Blocks that were wrong or unreadable on a member in service, with what should be there.
+    pub repairs: Vec<Repair>,
+    /// Repairs that were sent.
+    sent: Vec<Sent>,
+    /// Devices that are being built were asked for what members in service cannot give.
+    asked_unbuilt: bool,
+    /// They are not to be asked. So for new parity: what is written beside it does not go to them, and then what was decoded with
+    /// the help of what it replaces there could be had from nobody.
+    pub in_service_only: bool,
+    /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
+    pub believes_parity: bool,
+}
+
+/// A wanted block that cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct Missing {
+    pub column: usize,
+    pub row: usize,
+    pub why: Why,
+}
+
+/// Why a block cannot be had. Only content is evidence of a loss (rule T1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::array) enum Why {
+    /// Its entry says that it is set aside: it counts as zeroes for coding.
+    SetAside,
+    /// Its entry says that it is lost: it counts as zeroes for coding.
+    Lost,
+    /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
+    /// readable again.
+    Unreadable,
+    /// It was read, and so were so many others of its row that do not match their hashes that nothing can give it.
+    Proven,
+    /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
+    /// from earlier ones.
+    Gone,
+}
+
+impl Why {
+    /// Whether coding knows the block as zeroes.
+    pub(super) fn counts_as_zeroes(self) -> bool {
+        matches!(self, Why::SetAside | Why::Lost | Why::Gone)
+    }
+
+    /// Whether the block is beyond repair: what could give it was read.
+    pub(in crate::array) fn is_beyond_repair(self) -> bool {
+        matches!(self, Why::Lost | Why::Proven | Why::Gone)
+    }
+
+    /// Whether only its own member can give it.
+    pub(in crate::array) fn is_aside(self) -> bool {
+        matches!(self, Why::SetAside | Why::Gone)
+    }
+}
+
+/// Some rows of one column.
+struct Part {
+    column: usize,
+    rows: Range<usize>,
+    wanted: bool,
+    /// Filled block by block; away while one I/O reads it whole.
+    buf: Option<BufMut>,
+    blocks: Vec<State>,
+    /// The member that gave the bytes, while they wait to be judged with those of other parts.
+    unjudged: Option<MemberIndex>,
+    /// The device that is being built which gives it (`unbuilt.rs`); none where that is a member in service.
+    unbuilt: Option<DeviceId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Being read, or not judged so far.
+    Pending,
+    /// As it should be.
+    Good,
+    /// Its entry says that it is lost or set aside: it counts as zeroes for coding.
+    KnownZero(Why),
+    /// Its member is out of service, or is not built so far.
+    Absent,
+    /// Its member gave bytes that do not match.
+    Wrong,
+    /// Its member gave an error.
+    Unread,
+}
+
+impl State {
+    /// Whether coding knows what it holds.
+    fn is_known(self) -> bool {
+        matches!(self, State::Good | State::KnownZero(_))
+    }
+}
+
+/// Whether a fetch waits for I/O or for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) enum Fetched {
+    Wait,
+    Done,
+}
+
+/// Item numbers: the part in the upper bits; in the lower ones 0 for the whole part, else 1 + the block read alone.
+const ITEM_ROW_BITS: u32 = 16;
+
+impl Fetch {
+    pub(in crate::array) fn new(slot: SlotIndex) -> Fetch {
+        Fetch {
+            slot,
+            parts: Vec::new(),
+            pending: 0,
+            round_bytes: 0,
+            in_company: false,
+            job: None,
+            blend: None,
+            blended: None,
+            background: false,
+            is_look: false,
+            was_counted: false,
+            host_is_short: false,
+            short_columns: BTreeSet::new(),
+            missing: Vec::new(),
+            missing_sources: Vec::new(),
+            unwritten: Vec::new(),
+            repairs: Vec::new(),
+            sent: Vec::new(),
+            asked_unbuilt: false,
+            in_service_only: false,
+            believes_parity: false,
+        }
+    }
+
+    /// Wants rows of a column in `buf`, which has their length.
+    pub(in crate::array) fn want(&mut self, column: usize, rows: Range<usize>, buf: BufMut) {
+        debug_assert_eq!(buf.len(), rows.len() * BLOCK);
+        self.parts.push(Part::new(column, rows, true, buf));
+    }
+
+    /// Whether rows of the column are wanted.
+    pub(in crate::array) fn wants(&self, column: usize) -> bool {
+        self.parts.iter().any(|part| part.wanted && part.column == column)
+    }
+
+    /// The wanted buffers, in the order they were wanted.
+    pub(in crate::array) fn take(&mut self) -> Vec<(usize, Range<usize>, BufMut)> {
+        let wanted = std::mem::take(&mut self.parts).into_iter().filter(|part| part.wanted);
+        wanted
+            .map(|part| {
+                (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done"))
+            })
+            .collect()
+    }
+
+    /// Rows in which some block is to be decoded, ascending.
+    fn broken_rows(&self) -> Vec<usize> {
+        let mut rows: Vec<usize> = self.parts.iter().flat_map(Part::broken_rows).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
+    }
+
+    fn state(&self, column: usize, row: usize) -> Option<State> {
+        let covering = self.parts.iter().filter(|p| p.column == column && p.rows.contains(&row));
+        covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
+    }
+
+    /// Whether a member in service gave an error for a block of this row.
+    pub(super) fn has_errors(&self, row: usize) -> bool {
+        let mut parts = self.parts.iter().filter(|part| part.rows.contains(&row));
+        parts.any(|part| part.blocks[row - part.rows.start] == State::Unread)
+    }
+
+    /// Whether this block's own member is out of service, or has not been built so far.
+    pub(super) fn is_absent(&self, column: usize, row: usize) -> bool {
+        self.state(column, row) == Some(State::Absent)
+    }
+
+    /// Whether this block's own member gave bytes that do not match.
+    pub(super) fn is_wrong(&self, column: usize, row: usize) -> bool {
+        self.state(column, row) == Some(State::Wrong)
+    }
+
+    /// Whether a block that is not good is proven to be beyond repair: it was read and does not match, and so were so many
+    /// others that those which were not could not decode it even if all of them were good; or as many as decode it are good, and
+    /// what they decode to does not match.
+    fn is_proven(&self, column: usize, row: usize, width: usize, k: usize) -> bool {
+        let is_wrong = |column: usize| self.state(column, row) == Some(State::Wrong);
+        let wrong = (0..width).filter(|column| is_wrong(*column)).count();
+        self.known(row, width) >= k || is_wrong(column) && width - wrong < k
+    }
+
+    /// Blocks of a row from which the others can be decoded.
+    fn known(&self, row: usize, width: usize) -> usize {
+        let is_known = |column: &usize| self.state(*column, row).is_some_and(State::is_known);
+        (0..width).filter(is_known).count()
+    }
+
+    /// What there is to tell of the rows with blocks that cannot be had: those, and others of these rows that
+    /// are in the first so many columns, which are those of data.
+    pub(in crate::array) fn missing_data(&self, missing: &[Missing], columns: usize) -> Vec<Missing> {
+        let others = self.missing_sources.iter().filter(|block| block.column < columns);
+        missing.iter().chain(others).copied().collect()
+    }
+
+    /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
+    /// to this slot in between: what one part has the other takes.
+    fn share_good_blocks(&mut self) {
+        for at in 0..self.parts.len() {
+            for block in 0..self.parts[at].blocks.len() {
+                let part = &self.parts[at];
+                if matches!(part.blocks[block], State::Good | State::KnownZero(_)) {
+                    continue;
+                }
+                let Some(bytes) = self.good(part.column, part.rows.start + block).map(<[u8]>::to_vec) else {
+                    continue;
+                };
+                let part = &mut self.parts[at];
+                if let Some(buf) = &mut part.buf {
+                    buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
+                    part.blocks[block] = State::Good;
+                }
+            }
+        }
+    }
+
+    /// The good bytes of a block.
+    fn good(&self, column: usize, row: usize) -> Option<&[u8]> {
+        self.parts.iter().find_map(|part| {
+            let at = row.checked_sub(part.rows.start).filter(|_| part.column == column)?;
+            let fits = matches!(part.blocks.get(at)?, State::Good | State::KnownZero(_));
+            let bytes = part.buf.as_deref().filter(|_| fits)?;
+            Some(&bytes[at * BLOCK..(at + 1) * BLOCK])
+        })
+    }
+}
+
+impl Part {
+    fn new(column: usize, rows: Range<usize>, wanted: bool, buf: BufMut) -> Part {
+        let blocks = vec![State::Pending; rows.len()];
+        Part { column, rows, wanted, buf: Some(buf), blocks, unjudged: None, unbuilt: None }
+    }
+
+    /// Rows in which a block is to be decoded if it can be.
+    fn broken_rows(&self) -> impl Iterator<Item = usize> + '_ {
+        self.rows.clone().zip(&self.blocks).filter(|(_, state)| self.is_broken(**state)).map(|(row, _)| row)
+    }
+
+    fn is_broken(&self, state: State) -> bool {
+        matches!(state, State::Wrong | State::Unread) || (state == State::Absent && self.wanted)
+    }
+}
+
+impl Array {
+    /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`] and [`Array::fetch_coded`].
+    pub(in crate::array) fn fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        fetch.in_company = !fetch.background && self.gains_from_company();
+        for at in 0..fetch.parts.len() {
+            self.issue_part(key, fetch, at);
+        }
+        // What nobody has is decoded from others: they are read in the same round, and all can be done as one job.
+        let absent = fetch.broken_rows();
+        if !absent.is_empty() {
+            self.add_sources(key, fetch, &absent);
+        }
+        if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
+    }
+
+    /// Nothing is in flight any more.
+    fn end_fetch_round(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        if self.send_fetch_job(key, fetch) { Fetched::Wait } else { self.settle_fetch(key, fetch) }
+    }
+
+    /// Fills what is known without I/O and reads the rest.
+    fn issue_part(&mut self, key: usize, fetch: &mut Fetch, at: usize) {
+        let slot = fetch.slot;
+        let part = &mut fetch.parts[at];
+        let member = self.core.map.member_of(slot, ColumnIndex(part.column as u16));
+        let device = self.core.readable(member, slot);
+        let rows = part.rows.clone();
+        let Some(buf) = part.buf.as_mut() else { return };
+        let column = part.column;
+        let mut known = false;
+        let has_bad = !self.bad.is_clear(member);
+        let mut not_needed = Vec::new();
+        for row in rows.clone() {
+            let state = &mut part.blocks[row - rows.start];
+            let bytes = &mut buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK];
+            match self.redo().block_hash(slot, row, part.column) {
+                Some(BlockHash::UNWRITTEN) => {
+                    bytes.fill(0);
+                    *state = State::Good;
+                    not_needed.extend(has_bad.then_some(row));
+                    if part.wanted {
+                        fetch.unwritten.push((part.column, row));
+                    }
+                }
+                Some(hash) if !hash.is_stored() => {
+                    bytes.fill(0);
+                    not_needed.extend(has_bad.then_some(row));
+                    *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
+                }
+                _ => match self.redo().overlay.get(slot, part.column, row) {
+                    Some(image) => {
+                        bytes.copy_from_slice(image);
+                        *state = State::Good;
+                    }
+                    None if device.is_none() => *state = State::Absent,
+                    None => *state = State::Pending,
+                },
+            }
+            known |= *state != State::Pending;
+        }
+        let Some(device) = device else { return };
+        not_needed.into_iter().for_each(|row| self.note_not_needed(slot, column, row));
+        if !known {
+            let Some(buf) = part.buf.take() else { return };
+            let offset = self.core.map.device_offset(self.core.data_offset, slot, rows.start * BLOCK);
+            let item = at << ITEM_ROW_BITS;
+            self.core.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+            fetch.pending += 1;
+            fetch.round_bytes += rows.len() * BLOCK;
+            return;
+        }
+        let pending: Vec<usize> =
+            (0..rows.len()).filter(|&block| fetch.parts[at].blocks[block] == State::Pending).collect();
+        for block in pending {
+            self.core.read_block(key, fetch, at, block);
+        }
+    }
+
+    /// Takes the end of one of the fetch's reads.
+    pub(in crate::array) fn fetch_io(
+        &mut self,
+        key: usize,
+        fetch: &mut Fetch,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Fetched {
+        fetch.pending -= 1;
+        let (at, block) = (item >> ITEM_ROW_BITS, (item & ((1 << ITEM_ROW_BITS) - 1)).checked_sub(1));
+        match (result, block) {
+            (result, Some(block)) if fetch.parts[at].unbuilt.is_some() => {
+                self.unbuilt_io(fetch, at, block, &entry, result);
+            }
+            (Ok(IoValue::Data(buf)), None) => {
+                fetch.parts[at].buf = Some(buf);
+                if self.is_bulk(fetch) {
+                    fetch.parts[at].unjudged = Some(entry.member);
+                } else {
+                    let blocks = 0..fetch.parts[at].blocks.len();
+                    self.judge_blocks(fetch, at, blocks, entry.member);
+                }
+            }
+            (Ok(IoValue::Data(bytes)), Some(block)) => {
+                if let Some(buf) = &mut fetch.parts[at].buf {
+                    buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
+                }
+                self.judge_blocks(fetch, at, block..block + 1, entry.member);
+            }
+            (Ok(_), _) => unreachable!("a read yields data"),
+            // That says nothing about the blocks; others may have what is needed.
+            (Err(fault), _) if fault.kind.passes() => {
+                fetch.host_is_short = true;
+                fetch.short_columns.insert(fetch.parts[at].column);
+                let part = &mut fetch.parts[at];
+                let bytes = part.blocks.len() * BLOCK;
+                part.buf.get_or_insert_with(|| self.core.pool.alloc_zeroed(bytes));
+                match block {
+                    Some(block) => part.blocks[block] = State::Absent,
+                    None => part.blocks.fill(State::Absent),
+                }
+            }
+            (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
+                // Which of its blocks cannot be read is found out one by one.
+                fetch.parts[at].buf = Some(self.core.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
+                if self.core.find_device(entry.device).is_some() && fault.kind == IoFaultKind::Medium {
+                    for block in 0..fetch.parts[at].blocks.len() {
+                        self.core.read_block(key, fetch, at, block);
+                    }
+                } else {
+                    self.fetch_fault(fetch, &entry, fault);
+                    fetch.parts[at].blocks.fill(State::Unread);
+                }
+            }
+            (Err(fault), block) => {
+                self.fetch_fault(fetch, &entry, fault);
+                let part = &mut fetch.parts[at];
+                part.blocks[block.unwrap_or(0)] = State::Unread;
+                part.buf.get_or_insert_with(|| self.core.pool.alloc_zeroed(BLOCK));
+            }
+        }
+        if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
+    }
+
+    /// Whether blocks that were read are what they should be.
+    fn judge_blocks(&mut self, fetch: &mut Fetch, at: usize, blocks: Range<usize>, member: MemberIndex) {
+        let part = &fetch.parts[at];
+        let Some(bytes) = part.buf.as_deref() else { return };
+        let bytes = &bytes[blocks.start * BLOCK..blocks.end * BLOCK];
+        let row = part.rows.start + blocks.start;
+        let verdicts = self.redo().verify_blocks(fetch.slot, row, part.column, bytes);
+        self.pass_verdicts(fetch, at, blocks, member, verdicts);
+    }
+
+    /// Blocks that a member gave are good or bad.
+    fn pass_verdicts(
+        &mut self,
+        fetch: &mut Fetch,
+        at: usize,
+        blocks: Range<usize>,
+        member: MemberIndex,
+        verdicts: Vec<bool>,
+    ) {
+        let part = &mut fetch.parts[at];
+        let column = part.column;
+        let believed = fetch.believes_parity && part.wanted && part.column >= self.core.map.k;
+        let mut wrong = 0;
+        let first = part.rows.start + blocks.start;
+        for (at, (state, good)) in part.blocks[blocks].iter_mut().zip(verdicts).enumerate() {
+            let good = believed || good;
+            *state = if good { State::Good } else { State::Wrong };
+            let is_new = self.note_verdict(member, fetch.slot, first + at, good);
+            let counts = !good && is_new && !fetch.was_counted;
+            wrong += u64::from(counts && !self.is_expected_wrong(fetch.slot, column, first + at));
+        }
+        self.core.member_mut(member).counters.checksum_errors += wrong;
+    }
+
+    /// Whether a block is known not to be what it should, or is the parity of a row with such a block: a device that was built
+    /// without it does not have it, and has made no error.
+    fn is_expected_wrong(&self, slot: SlotIndex, column: usize, row: usize) -> bool {
+        if self.damage.is_empty() {
+            return false;
+        }
+        let Some(stripe) = self.redo().stripes.stripe_at(slot) else { return false };
+        let mut known =
+            self.damage.of_stripe(stripe).map(|((_, column, row), _)| (usize::from(column), row as usize));
+        known.any(|of| of == (column, row) || (column >= self.core.map.k && of.1 == row))
+    }
+
+    /// A read of the fetch has failed.
+    fn fetch_fault(&mut self, fetch: &Fetch, entry: &Inflight, fault: IoFault) {
+        if !fetch.is_look || fault.kind != IoFaultKind::Medium {
+            self.read_fault(entry.member, entry.device, fault);
+        }
+    }
+
+    /// Nothing is in flight: decodes what is not good, from more columns if need be.
+    fn settle_fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        assert!(
+            fetch.parts.iter().all(|part| !part.blocks.contains(&State::Pending)),
+            "every block is known, judged or cannot be had"
+        );
+        fetch.share_good_blocks();
+        let broken = fetch.broken_rows();
+        if !broken.is_empty() && self.add_sources(key, fetch, &broken) {
+            return if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) };
+        }
+        for row in broken {
+            self.decode_row(fetch, row);
+        }
+        fetch.missing = self.core.missing_of(fetch, true);
+        if !fetch.missing.is_empty() && self.ask_unbuilt(key, fetch) {
+            return Fetched::Wait;
+        }
+        fetch.missing_sources = Vec::new();
+        if !fetch.missing.is_empty() {
+            let mut sources = self.core.missing_of(fetch, false);
+            let is_missing = |row: usize| fetch.missing.iter().any(|block| block.row == row);
+            // A block of a member that is out is decoded on demand only. Enough others could do it.
+            let (width, k) = (self.core.map.width(), self.core.map.k);
+            let could_be_decoded = |block: &Missing| {
+                fetch.state(block.column, block.row) == Some(State::Absent)
+                    && fetch.known(block.row, width) >= k
+            };
+            sources.retain(|block| is_missing(block.row) && !could_be_decoded(block));
+            fetch.missing_sources = sources;
+        }
+        Fetched::Done
+    }
+
+    /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are enough, or no
+    /// more.
+    fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
+        let width = self.core.map.width();
+        let is_good = |column: usize, row: usize| {
+            matches!(fetch.state(column, row), Some(State::Good | State::KnownZero(_) | State::Pending))
+        };
+        let mut needed = 0;
+        let mut window: Option<Range<usize>> = None;
+        for &row in broken {
+            let good = (0..width).filter(|&column| is_good(column, row)).count();
+            if good < self.core.map.k {
+                needed = needed.max(self.core.map.k - good);
+                window = Some(window.map_or(row..row + 1, |w| w.start.min(row)..w.end.max(row + 1)));
+            }
+        }
+        let Some(window) = window else { return false };
+        // Columns not asked for yet, those that can be read first.
+        let untried = |column: &usize| {
+            !fetch.parts.iter().any(|part| {
+                part.column == *column && part.rows.start <= window.start && part.rows.end >= window.end
+            })
+        };
+        let mut columns: Vec<usize> = (0..width).filter(untried).collect();
+        columns.sort_by_key(|&column| {
+            self.core
+                .readable(self.core.map.member_of(fetch.slot, ColumnIndex(column as u16)), fetch.slot)
+                .is_none()
+        });
+        columns.truncate(needed);
+        for &column in &columns {
+            let buf = self.core.pool.alloc(window.len() * BLOCK);
+            fetch.parts.push(Part::new(column, window.clone(), false, buf));
+            self.issue_part(key, fetch, fetch.parts.len() - 1);
+        }
+        !columns.is_empty()
+    }
+
+    /// Decodes the blocks of one row that are bad, or absent and wanted. They stay what they are when fewer than k
+    /// columns are good, or when the result does not verify.
+    fn decode_row(&mut self, fetch: &mut Fetch, row: usize) {
+        let width = self.core.map.width();
+        let targets: Vec<(usize, usize, State)> = fetch
+            .parts
+            .iter()
+            .enumerate()
+            .filter_map(|(at, part)| {
+                let block = row.checked_sub(part.rows.start).filter(|_| part.rows.contains(&row))?;
+                let state = part.blocks[block];
+                part.is_broken(state).then_some((at, block, state))
+            })
+            .collect();
+        for (at, block, state) in targets {
+            let column = fetch.parts[at].column;
+            let mut decoded = self.core.pool.alloc(BLOCK);
+            {
+                let present: Vec<(usize, &[u8])> = (0..width)
+                    .filter(|&c| c != column)
+                    .filter_map(|c| Some((c, fetch.good(c, row)?)))
+                    .take(self.core.map.k)
+                    .collect();
+                if present.len() < self.core.map.k {
+                    continue;
+                }
+                self.core
+                    .codec
+                    .recover(&present, &mut [(column, &mut decoded[..])])
+                    .expect("k distinct present columns decode any other");
+            }
+            if !self.redo().verifies(fetch.slot, row, column, &decoded) {
+                continue;
+            }
+            let part = &mut fetch.parts[at];
+            if let Some(buf) = &mut part.buf {
+                buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&decoded);
+            }
+            part.blocks[block] = State::Good;
+            let member = self.core.map.member_of(fetch.slot, ColumnIndex(column as u16));
+            let known = fetch.repairs.iter().any(|repair| repair.column == column && repair.row == row);
+            if let (State::Wrong | State::Unread, false, MemberState::Online, Some(device)) =
+                (state, known, self.core.member(member).state, self.core.readable(member, fetch.slot))
+            {
+                let bytes = decoded.freeze();
+                fetch.repairs.push(Repair { member, device, column, row, bytes });
+            }
+        }
+    }
+}
+
+impl Core {
+    fn read_block(&mut self, key: usize, fetch: &mut Fetch, at: usize, block: usize) {
+        let part = &mut fetch.parts[at];
+        let member = self.map.member_of(fetch.slot, ColumnIndex(part.column as u16));
+        let Some(device) = self.readable(member, fetch.slot) else {
+            part.blocks[block] = State::Absent;
+            return;
+        };
+        let offset = self.map.device_offset(self.data_offset, fetch.slot, (part.rows.start + block) * BLOCK);
+        let buf = self.pool.alloc(BLOCK);
+        let item = at << ITEM_ROW_BITS | (block + 1);
+        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+        fetch.pending += 1;
+    }
+
+    /// Blocks of parts that are wanted, or of those that are not, that cannot be had.
+    fn missing_of(&self, fetch: &Fetch, wanted: bool) -> Vec<Missing> {
+        let (width, k) = (self.map.width(), self.map.k);
+        let mut missing = Vec::new();
+        for part in fetch.parts.iter().filter(|part| part.wanted == wanted) {
+            for (row, state) in part.rows.clone().zip(&part.blocks) {
+                let why = match state {
+                    State::Good => continue,
+                    State::KnownZero(why) => *why,
+                    _ if fetch.is_proven(part.column, row, width, k) => Why::Proven,
+                    _ => Why::Unreadable,
+                };
+                missing.push(Missing { column: part.column, row, why });
+            }
+        }
+        missing
+    }
+}

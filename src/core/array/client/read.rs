@@ -1,0 +1,420 @@
+//! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
+
+use crate::array::base::lock::LockMode;
+use crate::array::client::fetch::{Fetch, Fetched, Missing, Why};
+use crate::array::damage::BlockName;
+use crate::array::pages::hold::{PageHold, PagesHeld};
+use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
+use crate::block_io::{BufMut, IoFault, IoValue};
+use crate::codec::CodedColumns;
+use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+/// Blocks set aside that one read looks for on their members: a read of 1 MiB has no more.
+const REPAID_AT_ONCE: usize = 256;
+
+/// So many times a read looks again for blocks that it could not have: faults that follow one another quickly, none of them
+/// more than is survived, may all have met its first look.
+const LOOKS_AGAIN: u32 = 2;
+
+pub(in crate::array) struct LoggedRead {
+    /// None: nobody waits for it, it looks at one block of a column again.
+    piece: Option<PieceId>,
+    looks_at: Option<(usize, usize)>,
+    stripe: StripeIndex,
+    /// Where the stripe was when the lock was granted.
+    slot: SlotIndex,
+    offset: usize,
+    /// The client's buffer, while nothing reads into it.
+    buf: Option<BufMut>,
+    len: usize,
+    life: u64,
+    stage: Stage,
+    pages: PageHold,
+    fetch: Fetch,
+    repairing: usize,
+    answered: bool,
+    /// Its blocks that are set aside were read again on their own members: not twice.
+    has_repaid: bool,
+    looked_again: u32,
+    /// The block that it looks at is set aside: its own member is asked for it next.
+    is_aside: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Lock,
+    Pages,
+    Fetch,
+    Repair,
+    /// Waits until blocks that are set aside have been read again.
+    Repay,
+}
+
+impl Array {
+    pub(in crate::array) fn start_logged_read(
+        &mut self,
+        piece: PieceId,
+        stripe: StripeIndex,
+        offset: usize,
+        buf: BufMut,
+    ) {
+        self.core.client_ops += 1;
+        self.begin_logged_read(Some(piece), None, stripe, offset, buf);
+    }
+
+    /// Reads a block that could not be had again. What comes of it shows in the list of damage.
+    /// `waiter` is advanced when that is over.
+    pub(in crate::array) fn look_again(&mut self, block: BlockName, waiter: Option<usize>) {
+        let is_running = self.repaying.contains_key(&block);
+        self.repaying.entry(block).or_default().extend(waiter);
+        if is_running {
+            return;
+        }
+        let (stripe, column, row) = block;
+        self.looks += 1;
+        let buf = self.core.pool.alloc(BLOCK);
+        let (column, row) = (usize::from(column), row as usize);
+        self.begin_logged_read(
+            None,
+            Some((column, row)),
+            stripe,
+            column * self.core.map.chunk + row * BLOCK,
+            buf,
+        );
+    }
+
+    fn begin_logged_read(
+        &mut self,
+        piece: Option<PieceId>,
+        looks_at: Option<(usize, usize)>,
+        stripe: StripeIndex,
+        offset: usize,
+        buf: BufMut,
+    ) {
+        let slot = SlotIndex(stripe.0);
+        let mut read = Box::new(LoggedRead {
+            piece,
+            looks_at,
+            stripe,
+            slot,
+            offset,
+            len: buf.len(),
+            buf: Some(buf),
+            life: self.redo().lives,
+            stage: Stage::Lock,
+            pages: PageHold::default(),
+            fetch: Fetch::new(slot),
+            repairing: 0,
+            answered: false,
+            has_repaid: false,
+            looked_again: 0,
+            is_aside: false,
+        });
+        let rows = self.core.rows_of_read(&read);
+        let key = self.ops.insert(Op::Busy);
+        let flow = if self.core.locks.acquire(slot, rows, LockMode::Shared, key) {
+            self.advance_logged_read(key, &mut read)
+        } else {
+            Flow::Wait
+        };
+        self.put_back(key, Op::LoggedRead(read), flow);
+    }
+
+    pub(in crate::array) fn advance_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        if matches!(read.stage, Stage::Fetch | Stage::Repair) {
+            return Flow::Wait;
+        }
+        if self.core.is_failed() || read.life != self.redo().lives {
+            return self.end_logged_read(key, read, Err(ClientError::Io));
+        }
+        if read.stage == Stage::Repay {
+            if self.is_repaying(key) {
+                return Flow::Wait;
+            }
+            read.stage = Stage::Lock;
+            let rows = self.core.rows_of_read(read);
+            self.core.locks.acquire(SlotIndex(read.stripe.0), rows, LockMode::Shared, key);
+        }
+        if read.stage == Stage::Lock {
+            if !self.core.locks.is_held(SlotIndex(read.stripe.0), key) {
+                return Flow::Wait;
+            }
+            read.slot = self.slot_of(read.stripe);
+            if !self.holds_data(read.stripe) {
+                // It is known to be zeroes, whatever was damaged before it became that.
+                self.damage.forget_stripe(read.stripe);
+                let buf = read.buf.take().expect("nothing reads into it yet");
+                let whole = 0..buf.len();
+                return self.end_logged_read(key, read, Ok(SlotReply::Sparse(buf, vec![whole])));
+            }
+            read.stage = Stage::Pages;
+            let rows = self.core.rows_of_read(read);
+            let pages = self.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
+            read.pages = PageHold::new(pages, read.life);
+        }
+        match self.hold_pages(key, &mut read.pages) {
+            PagesHeld::Wait => Flow::Wait,
+            PagesHeld::Unreadable => {
+                if let Some((column, row)) = read.looks_at {
+                    self.damage.note(read.stripe, &[Missing { column, row, why: Why::Unreadable }]);
+                }
+                self.end_logged_read(key, read, Err(ClientError::Io))
+            }
+            PagesHeld::All { .. } => self.fetch_for_read(key, read),
+        }
+    }
+
+    fn fetch_for_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        read.stage = Stage::Fetch;
+        read.fetch = Fetch::new(read.slot);
+        if let Some((column, row)) = read.looks_at {
+            read.fetch.background = true;
+            read.fetch.is_look = true;
+            read.fetch.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
+            let buf = read.buf.take().expect("nothing reads into it yet");
+            read.fetch.want(column, row..row + 1, buf);
+            return match self.fetch(key, &mut read.fetch) {
+                Fetched::Wait => Flow::Wait,
+                Fetched::Done => self.answer_logged_read(key, read),
+            };
+        }
+        let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
+        for part in self.core.map.columns(read.offset, read.len).collect::<Vec<_>>() {
+            let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
+            // Whole blocks are read into the client's buffer, others beside it.
+            let buf = match read.buf.as_mut().filter(|_| aligned) {
+                Some(rest) => {
+                    let tail = rest.split_off(part.range.len());
+                    std::mem::replace(rest, tail)
+                }
+                None => self.core.pool.alloc(rows.len() * BLOCK),
+            };
+            read.fetch.want(usize::from(part.column.0), rows, buf);
+        }
+        match self.fetch(key, &mut read.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.answer_logged_read(key, read),
+        }
+    }
+
+    pub(in crate::array) fn logged_read_io(
+        &mut self,
+        key: usize,
+        read: &mut LoggedRead,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        if read.stage == Stage::Repair {
+            read.repairing -= 1;
+            read.repairing += self.mend_io(key, &mut read.fetch, item, &entry, result).begun;
+            return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
+        }
+        match self.fetch_io(key, &mut read.fetch, item, entry, result) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.answer_logged_read(key, read),
+        }
+    }
+
+    /// Takes the end of a job: what was read is verified.
+    pub(in crate::array) fn logged_read_coded(
+        &mut self,
+        key: usize,
+        read: &mut LoggedRead,
+        coded: CodedColumns,
+    ) -> Flow {
+        match self.fetch_coded(key, &mut read.fetch, coded) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.answer_logged_read(key, read),
+        }
+    }
+
+    fn answer_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        if self.core.is_failed() || read.life != self.redo().lives {
+            return self.end_logged_read(key, read, Err(ClientError::Io));
+        }
+        if !read.fetch.missing.is_empty() {
+            return self.read_missing(key, read);
+        }
+        if let Some((column, row)) = read.looks_at {
+            self.damage.forget((read.stripe, column as u16, row as u32));
+            self.look_found = true;
+            read.stage = Stage::Repair;
+            read.repairing = self.send_repairs(key, &mut read.fetch);
+            return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
+        }
+        self.forget_damage(read.stripe, read.offset, read.len);
+        let repairs = std::mem::take(&mut read.fetch.repairs);
+        let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
+        let unwritten: BTreeSet<(usize, usize)> = read.fetch.unwritten.drain(..).collect();
+        let mut zeroes: Vec<Range<usize>> = Vec::new();
+        let parts = read.fetch.take();
+        let mut reply = if aligned { None } else { read.buf.take() };
+        let mut at = 0;
+        for (range, (column, rows, part)) in self.core.map.columns(read.offset, read.len).zip(parts) {
+            if aligned {
+                if !unwritten.is_empty() {
+                    let of_part = rows.clone().filter(|&row| unwritten.contains(&(column, row)));
+                    for start in of_part.map(|row| at + (row - rows.start) * BLOCK) {
+                        match zeroes.last_mut() {
+                            Some(last) if last.end == start => last.end += BLOCK,
+                            _ => zeroes.push(start..start + BLOCK),
+                        }
+                    }
+                    at += part.len();
+                }
+                match reply.take() {
+                    None => reply = Some(part),
+                    Some(whole) => reply = Some(self.core.join(whole, part)),
+                }
+            } else if let Some(buf) = &mut reply {
+                let start = range.range.start - rows.start * BLOCK;
+                let len = range.range.len();
+                buf[at..at + len].copy_from_slice(&part[start..start + len]);
+                at += len;
+            }
+        }
+        let reply = reply.expect("a read has at least one byte");
+        read.answered = true;
+        self.core.client_ops -= 1;
+        let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
+        if let Some(piece) = read.piece {
+            self.core.done(piece, Ok(reply));
+        }
+        read.fetch.repairs = repairs;
+        read.stage = Stage::Repair;
+        read.repairing = self.send_repairs(key, &mut read.fetch);
+        if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
+    }
+
+    /// Some blocks cannot be had. All is read again where that may help. Those that are set aside are looked for once on their
+    /// own members; the rest is an error.
+    fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        let missing = std::mem::take(&mut read.fetch.missing);
+        // A repair counts parity as well.
+        let columns = if self.repair.is_some() { self.core.map.width() } else { self.core.map.k };
+        let all = read.fetch.missing_data(&missing, columns);
+        if read.looks_at.is_some() {
+            self.damage.note(read.stripe, &all);
+            read.is_aside = missing.iter().any(|block| block.why == Why::SetAside);
+            return self.release_logged_read(key, read);
+        }
+        let may_change = |why| matches!(why, Why::Unreadable | Why::SetAside);
+        let is_unread = missing.iter().any(|block| block.why == Why::Unreadable);
+        if is_unread
+            && missing.iter().all(|block| may_change(block.why))
+            && read.looked_again < LOOKS_AGAIN
+            && !read.fetch.host_is_short
+            && !self.core.hurried
+        {
+            read.looked_again += 1;
+            self.core.take_buffer_back(read);
+            return self.fetch_for_read(key, read);
+        }
+        self.note_missing(read.stripe, read.slot, &all);
+        let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.core.stopping.is_none();
+        if !can_repay || missing.iter().any(|block| block.why != Why::SetAside) {
+            return self.end_logged_read(key, read, Err(ClientError::Io));
+        }
+        read.has_repaid = true;
+        self.core.take_buffer_back(read);
+        self.release_pages(&mut read.pages);
+        self.core.unlock(SlotIndex(read.stripe.0), key);
+        read.stage = Stage::Repay;
+        for block in missing {
+            self.start_repay((read.stripe, block.column as u16, block.row as u32), Some(key));
+        }
+        Flow::Wait
+    }
+
+    /// Blocks of a byte range of a stripe that were read are not damaged any more.
+    fn forget_damage(&mut self, stripe: StripeIndex, offset: usize, len: usize) {
+        if self.damage.is_empty() {
+            return;
+        }
+        for part in self.core.map.columns(offset, len) {
+            let rows = (part.range.start / BLOCK) as u32..part.range.end.div_ceil(BLOCK) as u32;
+            self.damage.forget_rows(stripe, part.column.0, rows);
+        }
+    }
+
+    fn end_logged_read(
+        &mut self,
+        key: usize,
+        read: &mut LoggedRead,
+        result: Result<SlotReply, ClientError>,
+    ) -> Flow {
+        if !read.answered {
+            read.answered = true;
+            if let Some(piece) = read.piece {
+                self.core.client_ops -= 1;
+                self.core.done(piece, result);
+            }
+        }
+        self.release_logged_read(key, read)
+    }
+
+    fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        if let Some((column, row)) = read.looks_at.take() {
+            self.looks -= 1;
+            let block = (read.stripe, column as u16, row as u32);
+            self.damage.looked_at(block);
+            let waiters = self.repaying.remove(&block).unwrap_or_default();
+            if read.is_aside && self.core.stopping.is_none() {
+                self.start_repay(block, waiters);
+            } else {
+                self.core.ready.extend(waiters);
+            }
+        }
+        self.release_pages(&mut read.pages);
+        if read.stage != Stage::Repay {
+            self.core.unlock(SlotIndex(read.stripe.0), key);
+        }
+        Flow::Finished
+    }
+}
+
+impl Core {
+    fn rows_of_read(&self, read: &LoggedRead) -> Range<usize> {
+        match read.looks_at {
+            Some((_, row)) => row * BLOCK..(row + 1) * BLOCK,
+            None => self.rows_of(read.offset, read.len),
+        }
+    }
+
+    /// Rows, in bytes within the chunk and whole blocks, that a byte range of a stripe touches.
+    pub(super) fn rows_of(&self, offset: usize, len: usize) -> Range<usize> {
+        let (mut low, mut high) = (usize::MAX, 0);
+        for part in self.map.columns(offset, len) {
+            low = low.min(part.range.start / BLOCK * BLOCK);
+            high = high.max(part.range.end.next_multiple_of(BLOCK));
+        }
+        low..high
+    }
+
+    /// The client's buffer, if it was split among the columns, is whole again.
+    fn take_buffer_back(&self, read: &mut LoggedRead) {
+        let parts = read.fetch.take();
+        if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
+            read.buf =
+                parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
+        }
+    }
+
+    /// Joins two buffers that were one; a part that had to be read again elsewhere is copied.
+    fn join(&self, mut whole: BufMut, part: BufMut) -> BufMut {
+        match whole.try_unsplit(part) {
+            Ok(()) => whole,
+            Err(part) => {
+                let mut joined = self.pool.alloc(whole.len() + part.len());
+                joined[..whole.len()].copy_from_slice(&whole);
+                joined[whole.len()..].copy_from_slice(&part);
+                joined
+            }
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! Writes of logged arrays. A part of a stripe goes through the redo log and later in place; a whole stripe goes to
+//! a free slot and becomes live by a record; a discarded stripe is a record alone.
+//!
+//! The rows are locked until their new content is in the open batch, in the overlay and in the page cache: from then
+//! on it is what everybody reads. Old data and old parity are verified before they enter a new parity (`fetch.rs`).
+//! A write that fails before it joined a batch has changed nothing. A write changes what it was asked to change (rule T2):
+//! where a row cannot be read for its parity, `unreadable.rs` says how it goes on.
+
+use crate::array::base::lock::LockMode;
+use crate::array::client::fetch::{Fetch, Fetched};
+use crate::array::client::plan::{self, Band, ParityPath};
+use crate::array::damage::BlockName;
+use crate::array::log::redo::Share;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::hold::{PageHold, PagesHeld};
+use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
+use crate::block_io::{Buf, DeviceId, IoFault, IoValue};
+use crate::codec::CodedColumns;
+use crate::format::LogRecord;
+use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
+use std::ops::Range;
+
+mod parity;
+mod patience;
+mod records;
+mod room;
+mod stripe;
+mod unreadable;
+
+use unreadable::Way;
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+pub(in crate::array) struct LoggedWrite {
+    /// None once the client has its answer.
+    piece: Option<PieceId>,
+    stripe: StripeIndex,
+    slot: SlotIndex,
+    work: Work,
+    /// The data as they were asked for, where `work` has whole blocks made of them and of what the blocks held. That is
+    /// true only while the rows are locked.
+    asked: Option<(usize, Buf)>,
+    /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
+    rest: Option<(usize, Buf)>,
+    fua: bool,
+    life: u64,
+    stage: Stage,
+    /// The block that it writes again if its member still has it.
+    repays: Option<BlockName>,
+    /// The rows locked, in bytes within the chunk; none while unlocked.
+    locked: Option<Range<usize>>,
+    /// The free slot that a whole stripe goes to, locked as such.
+    target: Option<SlotIndex>,
+    pages: PageHold,
+    promised: Share,
+    fetch: Fetch,
+    plans: Vec<(Band, ParityPath)>,
+    /// How new parity comes about.
+    way: Way,
+    /// When the rows could not be read for the first time.
+    unreadable_since: Option<Timestamp>,
+    records: Vec<(LogRecord, Vec<(u16, Buf)>)>,
+    /// Writes of a whole stripe under way, and what each is.
+    pending: usize,
+    writes: Vec<StripeWrite>,
+    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
+    short: Option<ClientError>,
+    /// When the client asked for it.
+    since: Timestamp,
+    /// It has waited for too long for what a shortage holds up.
+    expired: Option<ClientError>,
+}
+
+enum Work {
+    /// New bytes at an offset of the stripe.
+    Data { offset: usize, data: Buf },
+    /// Whole stripes from this one on that are to hold no data.
+    Discard { left: u64 },
+    /// A block that is set aside, to be written again if its member still has its content.
+    Repay { column: usize, row: usize },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Waits until there is room for it.
+    Room,
+    Lock,
+    /// Waits until what could not be read is read again.
+    Patience(Timestamp),
+    /// Loading pages.
+    Pages,
+    /// Reading a block that is set aside.
+    Repay,
+    /// Reading blocks that are only partly overwritten.
+    Edges,
+    /// Reading what new parity needs.
+    Old,
+    /// Waits for a free slot, and for the gate.
+    Slot,
+    SlotLock,
+    /// A whole stripe is being coded and hashed elsewhere.
+    Code,
+    /// Writing a whole stripe.
+    Stripe,
+    /// Its records wait to get into a batch.
+    Join,
+    /// In a batch; waits until that is written or durable.
+    Logged,
+}
+
+struct StripeWrite {
+    member: MemberIndex,
+    device: DeviceId,
+    column: usize,
+    retried: bool,
+}
+
+/// Locks of slots, as opposed to stripes, have this bit.
+pub(in crate::array) const SLOT_LOCK: u64 = 1 << 63;
+
+impl Array {
+    pub(in crate::array) fn start_logged_write(
+        &mut self,
+        piece: PieceId,
+        stripe: StripeIndex,
+        offset: usize,
+        data: Buf,
+        fua: bool,
+    ) {
+        assert!(
+            !data.is_empty() && offset + data.len() <= self.core.map.stripe_bytes(),
+            "a write beyond its stripe"
+        );
+        self.start_logged(Some(piece), stripe, Work::Data { offset, data }, fua);
+    }
+
+    pub(in crate::array) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
+        assert!(count > 0 && first.0 + count <= self.core.geometry.stripes(), "a discard out of bounds");
+        self.start_logged(Some(piece), first, Work::Discard { left: count }, false);
+    }
+
+    /// Without a piece no client waits for it.
+    fn start_logged(&mut self, piece: Option<PieceId>, stripe: StripeIndex, work: Work, fua: bool) {
+        self.core.client_ops += usize::from(piece.is_some());
+        self.core.write_ops += 1;
+        let slot = SlotIndex(stripe.0);
+        let repays = match work {
+            Work::Repay { column, row } => Some((stripe, column as u16, row as u32)),
+            Work::Data { .. } | Work::Discard { .. } => None,
+        };
+        let mut write = Box::new(LoggedWrite {
+            piece,
+            stripe,
+            slot,
+            work,
+            asked: None,
+            rest: None,
+            fua,
+            life: self.redo().lives,
+            stage: Stage::Room,
+            repays,
+            locked: None,
+            target: None,
+            pages: PageHold::default(),
+            promised: Share::default(),
+            fetch: Fetch::new(slot),
+            plans: Vec::new(),
+            way: Way::Usual,
+            unreadable_since: None,
+            records: Vec::new(),
+            pending: 0,
+            writes: Vec::new(),
+            short: None,
+            since: self.core.now,
+            expired: None,
+        });
+        self.cut_write(&mut write);
+        let key = self.ops.insert(Op::Busy);
+        let flow = self.advance_logged_write(key, &mut write);
+        self.put_back(key, Op::LoggedWrite(write), flow);
+    }
+
+    /// Goes on as far as it goes: after a grant, a page, room, a free slot, a written batch, or a failure.
+    pub(in crate::array) fn advance_logged_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        loop {
+            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
+                return Flow::Wait;
+            }
+            if self.core.is_failed() || write.life != self.redo().lives {
+                return self.end_logged_write(key, write, Err(ClientError::Io));
+            }
+            if let Some(error) = write.expired {
+                return self.end_logged_write(key, write, Err(error));
+            }
+            let before = write.stage;
+            let flow = match write.stage {
+                Stage::Room => self.admit_write(key, write),
+                Stage::Lock if !self.core.locks.is_held(SlotIndex(write.stripe.0), key) => Flow::Wait,
+                Stage::Lock => self.locked_write(key, write),
+                Stage::Patience(until) => self.core.try_again(write, until),
+                Stage::Pages => self.load_write(key, write),
+                Stage::Slot => self.choose_slot(key, write),
+                Stage::SlotLock => match write.target {
+                    Some(target) if self.core.locks.is_held(SlotIndex(target.0 | SLOT_LOCK), key) => {
+                        self.code_stripe(key, write)
+                    }
+                    _ => Flow::Wait,
+                },
+                Stage::Join => self.join_write(key, write),
+                Stage::Logged if self.redo().is_waiting(key) => Flow::Wait,
+                Stage::Logged => return self.acknowledge_logged(key, write),
+                Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay => Flow::Wait,
+            };
+            if flow == Flow::Finished || write.stage == before {
+                return flow;
+            }
+        }
+    }
+
+    /// Whether the write goes to a free slot as a whole stripe.
+    fn goes_fresh(&self, write: &LoggedWrite) -> bool {
+        let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
+        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo().fits_ring(record)
+    }
+
+    fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        self.core.last_write = self.core.now;
+        let share = self.share_of_write(write);
+        let used = self.redo().journal.used_blocks();
+        if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
+            if let Some(error) = self.core.lasting_shortage() {
+                return self.end_logged_write(key, write, Err(error));
+            }
+            let redo = self.redo_mut();
+            redo.checkpoint.want();
+            redo.waiting_for_room.push_back(key);
+            return Flow::Wait;
+        }
+        self.redo_mut().promised += share;
+        write.promised = share;
+        let rows = self.rows_to_lock(write);
+        write.stage = Stage::Lock;
+        write.locked = Some(rows.clone());
+        self.core.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key);
+        Flow::Wait
+    }
+
+    /// Rows that the write has to itself: all where the stripe holds no data yet, since its first write decides about
+    /// every block.
+    fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
+        match &write.work {
+            Work::Data { offset, data } if self.holds_data(write.stripe) && !self.core.is_whole(write) => {
+                self.core.rows_of(*offset, data.len())
+            }
+            Work::Repay { row, .. } => row * BLOCK..(row + 1) * BLOCK,
+            _ => 0..self.core.map.chunk,
+        }
+    }
+
+    /// The lock is granted.
+    fn locked_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let rows = self.rows_to_lock(write);
+        let held = write.locked.clone().unwrap_or_default();
+        if rows.start < held.start || rows.end > held.end {
+            // While it waited the stripe was discarded.
+            self.core.unlock(SlotIndex(write.stripe.0), key);
+            write.locked = Some(rows.clone());
+            if !self.core.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
+                return Flow::Wait;
+            }
+        }
+        write.slot = self.slot_of(write.stripe);
+        let first = !self.holds_data(write.stripe);
+        if let Work::Discard { .. } = write.work {
+            if first {
+                return self.next_discard(key, write);
+            }
+            write.records = vec![(LogRecord::Discard { stripe: write.stripe, slot: write.slot }, Vec::new())];
+            write.stage = Stage::Join;
+            return Flow::Wait;
+        }
+        if matches!(write.work, Work::Repay { .. }) && first {
+            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+        }
+        if first && self.redo().checksums.is_none() && !self.core.is_whole(write) {
+            self.core.fill_stripe(write);
+        }
+        if self.core.is_whole(write) && (self.core.full_stripe_fresh() || first) {
+            write.stage = Stage::Slot;
+            return Flow::Wait;
+        }
+        let rows = if first { 0..self.core.map.chunk } else { rows };
+        let pages = self.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
+        write.pages = PageHold::new(pages, write.life);
+        write.stage = Stage::Pages;
+        Flow::Wait
+    }
+
+    /// The pages are asked for; once here, old bytes are read.
+    fn load_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        match self.hold_pages(key, &mut write.pages) {
+            PagesHeld::Wait => return Flow::Wait,
+            PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
+            PagesHeld::All { .. } => {}
+        }
+        if let Work::Repay { column, row } = write.work {
+            return self.read_set_aside(key, write, column, row);
+        }
+        let Work::Data { offset, data } = &write.work else { unreachable!("a discard needs no pages") };
+        let (start, end) = (*offset, *offset + data.len());
+        if start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK) {
+            return self.plan_logged(key, write);
+        }
+        write.stage = Stage::Edges;
+        write.fetch = Fetch::new(write.slot);
+        if self.holds_data(write.stripe) {
+            let mut edges = Vec::new();
+            if !start.is_multiple_of(BLOCK) {
+                edges.push(start / BLOCK);
+            }
+            if !end.is_multiple_of(BLOCK) && !edges.contains(&(end / BLOCK)) {
+                edges.push(end / BLOCK);
+            }
+            let rows = self.core.map.chunk / BLOCK;
+            for block in edges {
+                let buf = self.core.pool.alloc(BLOCK);
+                write.fetch.want(block / rows, block % rows..block % rows + 1, buf);
+            }
+        }
+        match self.fetch(key, &mut write.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.merge_edges(key, write),
+        }
+    }
+
+    /// The payload becomes whole blocks.
+    fn merge_edges(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !write.fetch.missing.is_empty() {
+            return self.edges_missing(key, write);
+        }
+        let Work::Data { offset, data } = &mut write.work else { unreachable!("only data has edges") };
+        let start = *offset / BLOCK * BLOCK;
+        let end = (*offset + data.len()).next_multiple_of(BLOCK);
+        let rows = self.core.map.chunk / BLOCK;
+        let mut merged = self.core.pool.alloc_zeroed(end - start);
+        for (column, block, bytes) in write.fetch.take() {
+            let at = (column * rows + block.start) * BLOCK - start;
+            merged[at..at + BLOCK].copy_from_slice(&bytes);
+        }
+        merged[*offset - start..*offset - start + data.len()].copy_from_slice(data);
+        let asked = (std::mem::replace(offset, start), std::mem::replace(data, merged.freeze()));
+        write.asked = Some(asked);
+        self.plan_logged(key, write)
+    }
+
+    /// Decides per band how parity comes about, and fetches what that takes.
+    fn plan_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Data { offset, data } = &write.work else { unreachable!("a discard has no parity") };
+        let parities: Vec<usize> = (self.core.map.k..self.core.map.width()).collect();
+        let slot = write.slot;
+        let readable = |column: usize| self.core.readable(self.core.member_at(slot, column), slot).is_some();
+        let first = !self.holds_data(write.stripe);
+        write.plans.clear();
+        write.fetch = Fetch::new(slot);
+        write.fetch.in_service_only = true;
+        for band in plan::bands(&self.core.map, *offset, data.len()) {
+            let usual = plan::path(&self.core.map, &band, readable, &parities);
+            let path = match (usual, write.way) {
+                (ParityPath::Direct, _) => ParityPath::Direct,
+                _ if first => ParityPath::ReconstructWrite,
+                (ParityPath::ReadModifyWrite, Way::Usual) | (_, Way::Delta) => ParityPath::ReadModifyWrite,
+                _ => ParityPath::ReconstructWrite,
+            };
+            let columns: Vec<usize> = match path {
+                _ if first => Vec::new(),
+                ParityPath::ReadModifyWrite => band.columns.clone().chain(parities.iter().copied()).collect(),
+                ParityPath::ReconstructWrite => {
+                    (0..self.core.map.k).filter(|c| !band.columns.contains(c)).collect()
+                }
+                _ => Vec::new(),
+            };
+            let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
+            for column in columns {
+                write.fetch.want(column, rows.clone(), self.core.pool.alloc(rows.len() * BLOCK));
+            }
+            write.plans.push((band, path));
+        }
+        write.fetch.believes_parity = is_off(Mutation::OldParityNotVerified);
+        self.blend_parity(write);
+        write.stage = Stage::Old;
+        match self.fetch(key, &mut write.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_old(key, write),
+        }
+    }
+
+    /// Where a write is one band and much, its parity is computed in the pass that verifies what it is computed from.
+    fn blend_parity(&self, write: &mut LoggedWrite) {
+        let (Work::Data { offset, data }, [(band, path)], Way::Usual) =
+            (&write.work, &write.plans[..], write.way)
+        else {
+            return;
+        };
+        let first = !self.holds_data(write.stripe);
+        let Some(columns) = parity::blended_columns(&self.core.codec, band, path, first) else { return };
+        let is_much =
+            columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_company();
+        if self.redo().checksums.is_some() && is_much {
+            let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
+            let blend = parity::blend_of_band(&self.core.codec, band, path, new_bytes);
+            write.fetch.blend(blend);
+        }
+    }
+
+    fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        // What counts as zeroes is known to coding, whatever it once held.
+        if write.fetch.missing.iter().any(|block| self.core.keeps_from_coding(block)) {
+            return self.old_missing(key, write);
+        }
+        self.records_made(write)
+    }
+
+    fn records_made(&mut self, write: &mut LoggedWrite) -> Flow {
+        self.make_records(write);
+        write.stage = Stage::Join;
+        Flow::Wait
+    }
+
+    /// Goes on to the next stripe of a discard, or waits for the last batch.
+    fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Discard { left } = &mut write.work else { unreachable!("only discards have more stripes") };
+        *left -= 1;
+        let more = *left > 0;
+        self.let_go(key, write);
+        if !more {
+            // Everything it did is in the open batch or in earlier ones.
+            write.stage = Stage::Logged;
+            let redo = self.redo_mut();
+            redo.wait_for_all(key, write.fua);
+            return Flow::Wait;
+        }
+        write.stripe = StripeIndex(write.stripe.0 + 1);
+        write.stage = Stage::Room;
+        Flow::Wait
+    }
+
+    pub(in crate::array) fn logged_write_io(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        if write.stage == Stage::Repay {
+            return self.set_aside_read(key, write, result);
+        }
+        if write.stage != Stage::Stripe {
+            let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
+            return self.go_on_fetched(key, write, fetched);
+        }
+        self.stripe_io(key, write, item, entry, result)
+    }
+
+    /// Takes the end of a job: a whole stripe is coded, or what was read is verified.
+    pub(in crate::array) fn logged_write_coded(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        coded: CodedColumns,
+    ) -> Flow {
+        if write.stage == Stage::Code {
+            return self.stripe_coded(key, write, coded);
+        }
+        let fetched = self.fetch_coded(key, &mut write.fetch, coded);
+        self.go_on_fetched(key, write, fetched)
+    }
+
+    /// Goes on when what was fetched is there.
+    fn go_on_fetched(&mut self, key: usize, write: &mut LoggedWrite, fetched: Fetched) -> Flow {
+        if fetched == Fetched::Wait {
+            return Flow::Wait;
+        }
+        if self.core.is_failed() || write.life != self.redo().lives {
+            return self.end_logged_write(key, write, Err(ClientError::Io));
+        }
+        let flow = match write.stage {
+            Stage::Edges => self.merge_edges(key, write),
+            _ => self.fetched_old(key, write),
+        };
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    fn acknowledge_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        self.end_logged_write(key, write, Ok(SlotReply::Done))
+    }
+
+    /// Gives up locks and pages.
+    fn let_go(&mut self, key: usize, write: &mut LoggedWrite) {
+        self.release_pages(&mut write.pages);
+        if write.locked.take().is_some() {
+            self.core.unlock(SlotIndex(write.stripe.0), key);
+        }
+        if let Some(target) = write.target.take() {
+            self.core.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
+        }
+        let promised = std::mem::take(&mut write.promised);
+        if write.life == self.redo().lives {
+            self.redo_mut().promised -= promised;
+        }
+    }
+
+    fn end_logged_write(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        result: Result<SlotReply, ClientError>,
+    ) -> Flow {
+        // A free slot that did not become the stripe's is free again.
+        if let (Some(target), true, Err(_)) = (write.target, write.life == self.redo().lives, &result)
+            && target != write.slot
+        {
+            self.redo_mut().stripes.give_back(target);
+        }
+        self.let_go(key, write);
+        if let Some(piece) = write.piece.take() {
+            self.core.client_ops -= 1;
+            self.core.done(piece, result);
+        }
+        self.end_repay(write);
+        self.core.write_ops -= 1;
+        self.core.last_write = self.core.now;
+        self.wake_waiting_for_room();
+        Flow::Finished
+    }
+}
+
+impl Core {
+    fn is_whole(&self, write: &LoggedWrite) -> bool {
+        matches!(&write.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
+    }
+
+    /// Without checksums unwritten blocks are not known: the first write of a stripe writes all of it.
+    fn fill_stripe(&mut self, write: &mut LoggedWrite) {
+        let Work::Data { offset, data } = &mut write.work else { return };
+        let mut whole = self.pool.alloc_zeroed(self.map.stripe_bytes());
+        whole[*offset..*offset + data.len()].copy_from_slice(data);
+        (*offset, *data) = (0, whole.freeze());
+    }
+
+    /// What a write at `offset` has for a column of one of its bands.
+    fn new_bytes(&self, band: &Band, offset: usize, data: &Buf, column: usize) -> Buf {
+        let start = column * self.map.chunk + band.rows.start - offset;
+        data.slice(start..start + band.rows.len())
+    }
+}

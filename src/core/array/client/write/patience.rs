@@ -1,0 +1,19 @@
+//! How long the client of a write waits for what a shortage holds up (rule T4 of the crash-safety design). A write that has
+//! not joined a batch ends without having changed anything; one that has joined happens all the same, later.
+
+use crate::array::ClientError;
+use crate::array::client::write::{LoggedWrite, Stage};
+use crate::units::Timestamp;
+
+impl LoggedWrite {
+    /// Whether the client gets this error instead of waiting any longer; the operation is to be advanced then.
+    pub(crate) fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
+        let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
+        let is_late = now.nanos_since(self.since) >= patience_ns;
+        let loses = waits && is_late && self.piece.is_some() && self.expired.is_none();
+        if loses {
+            self.expired = Some(error);
+        }
+        loses
+    }
+}

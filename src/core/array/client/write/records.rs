@@ -1,0 +1,262 @@
+//! The records of a logged write: what goes into a batch, and what a batch that is taken changes in memory.
+
+use super::{BLOCK, Band, LoggedWrite, Stage, Way, Work, parity};
+use crate::array::client::fetch::Blended;
+use crate::array::client::plan::ParityPath;
+use crate::array::log::journal::{record_bytes, stripe_of};
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::hold::PagesHeld;
+use crate::array::{Array, ClientError, Flow};
+use crate::block_io::{Buf, BufMut};
+use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
+use crate::units::{BlockHash, ColumnIndex, SlotIndex, StripeIndex};
+use std::ops::Range;
+
+impl Array {
+    /// New parity, hashes and records of every band.
+    pub(in crate::array) fn make_records(&mut self, write: &mut LoggedWrite) {
+        let Work::Data { offset, data } = &write.work else { return };
+        let first = !self.holds_data(write.stripe);
+        let missing = std::mem::take(&mut write.fetch.missing);
+        let aside: Vec<(usize, usize)> = missing
+            .iter()
+            .filter(|block| !block.why.counts_as_zeroes())
+            .map(|block| (block.column, block.row))
+            .collect();
+        let mut blended = write.fetch.take_blended();
+        let mut old = write.fetch.take().into_iter();
+        for (at, (band, path)) in write.plans.iter().enumerate() {
+            let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
+            let count = match path {
+                _ if first => 0,
+                ParityPath::ReadModifyWrite => band.columns.len() + self.core.map.m,
+                ParityPath::ReconstructWrite => self.core.map.k - band.columns.len(),
+                _ => 0,
+            };
+            let mut olds: Vec<(usize, BufMut)> =
+                old.by_ref().take(count).map(|(column, _, buf)| (column, buf)).collect();
+            for &(column, row) in aside.iter().filter(|(_, row)| rows.contains(row)) {
+                if let Some((_, buf)) = olds.iter_mut().find(|(c, _)| *c == column) {
+                    buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK].fill(0);
+                }
+            }
+            let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
+            let (parity, hashes) = match blended.take() {
+                Some(Blended { known_hashes, outputs, output_hashes }) => {
+                    (outputs, Some([known_hashes, output_hashes].concat()))
+                }
+                None => {
+                    let buf = |_| self.core.pool.alloc(band.rows.len());
+                    let mut parity: Vec<BufMut> = (0..self.core.map.m).map(buf).collect();
+                    let mut targets: Vec<(usize, &mut [u8])> =
+                        parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
+                    parity::of_band(&self.core.codec, band, path, &mut olds, new_bytes, &mut targets);
+                    (parity, None)
+                }
+            };
+            let mut images: Vec<(u16, Buf)> =
+                band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
+            let parities = parity.into_iter().enumerate();
+            images.extend(parities.map(|(p, buf)| ((self.core.map.k + p) as u16, buf.freeze())));
+            let first = first && at == 0;
+            self.add_records(
+                write.stripe,
+                write.slot,
+                &rows,
+                first,
+                (images, hashes),
+                &aside,
+                &mut write.records,
+            );
+        }
+    }
+
+    /// The records of a band: one, or one for each row where blocks, (column, row), are set aside. The hashes of its images
+    /// are those given, in the order of the images, which is that of their columns; none are given where blocks are set
+    /// aside.
+    #[expect(clippy::too_many_arguments, reason = "the fields of the records it makes")]
+    fn add_records(
+        &self,
+        stripe: StripeIndex,
+        slot: SlotIndex,
+        rows: &Range<usize>,
+        first: bool,
+        (images, hashed): (Vec<(u16, Buf)>, Option<Vec<BlockHash>>),
+        aside: &[(usize, usize)],
+        records: &mut Vec<(LogRecord, Vec<(u16, Buf)>)>,
+    ) {
+        let pieces: Vec<Range<usize>> = if aside.iter().any(|(_, row)| rows.contains(row)) {
+            rows.clone().map(|row| row..row + 1).collect()
+        } else {
+            vec![rows.clone()]
+        };
+        assert!(
+            hashed.is_none() || pieces.len() == 1,
+            "what is blended has no row with blocks that are set aside"
+        );
+        for (nth, piece) in pieces.into_iter().enumerate() {
+            let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
+            let images: Vec<(u16, Buf)> =
+                images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
+            let aside_here = aside.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
+            let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
+            columns.extend(aside_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
+            columns.sort_unstable();
+            let hashes =
+                hashed.clone().unwrap_or_else(|| {
+                    let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+                    for column in &columns {
+                        match images.iter().find(|(c, _)| c == column) {
+                            Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
+                            None if is_off(Mutation::LostWithoutEvidence) => {
+                                hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len()));
+                            }
+                            None => hashes.extend(piece.clone().map(|row| {
+                                self.redo().pages.hash(slot, row, ColumnIndex(*column)).set_aside()
+                            })),
+                        }
+                    }
+                    hashes
+                });
+            let record = InPlaceRecord {
+                stripe,
+                slot,
+                first: first && nth == 0,
+                row: piece.start as u32,
+                rows: piece.len() as u32,
+                columns,
+                hashes,
+            };
+            records.push((LogRecord::InPlace(record), images));
+        }
+    }
+
+    /// Gets the records into the open batch and makes them what everybody reads.
+    pub(in crate::array) fn join_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        match self.hold_pages(key, &mut write.pages) {
+            PagesHeld::Wait => return Flow::Wait,
+            PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
+            PagesHeld::All { .. } => {}
+        }
+        let payload: usize = write
+            .records
+            .iter()
+            .filter(|(record, _)| matches!(record, LogRecord::InPlace(_)))
+            .map(|(_, images)| images.first().map_or(0, |(_, buf)| buf.len()))
+            .sum();
+        let fits = write.records.iter().all(|(record, _)| {
+            debug_assert!(record_bytes(record) > 0);
+            self.redo().open_has_room(record, payload)
+        });
+        if !fits {
+            self.redo_mut().waiting_for_batch.push(key);
+            return Flow::Wait;
+        }
+        let records = std::mem::take(&mut write.records);
+        for (record, images) in records {
+            self.apply_record(&record, &images);
+            let payload = match &record {
+                LogRecord::InPlace(record) => images
+                    .into_iter()
+                    .map(|(column, buf)| (self.core.member_at(record.slot, usize::from(column)), buf))
+                    .collect(),
+                LogRecord::Fresh(_) | LogRecord::Discard { .. } => Vec::new(),
+            };
+            let width = self.core.map.width();
+            self.redo_mut().join(record, payload, width);
+        }
+        let promised = std::mem::take(&mut write.promised);
+        self.redo_mut().promised -= promised;
+        if let Work::Discard { left } = &write.work
+            && *left > 1
+        {
+            return self.next_discard(key, write);
+        }
+        if let Some((offset, data)) = write.rest.take() {
+            self.let_go(key, write);
+            (write.work, write.asked) = (Work::Data { offset, data }, None);
+            (write.way, write.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
+            write.writes.clear();
+            self.cut_write(write);
+            return Flow::Wait;
+        }
+        self.redo_mut().open.waiters.push((key, write.fua));
+        write.stage = Stage::Logged;
+        self.let_go(key, write);
+        Flow::Wait
+    }
+
+    /// What a record says becomes true in memory.
+    fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
+        let epoch = self.supers.epoch().number;
+        let rows = self.core.map.chunk / BLOCK;
+        self.forget_lost(record);
+        if !self.acknowledgements_allowed() {
+            // The epoch in which it will be written is not there yet.
+            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
+        }
+        let redo = self.redo_mut();
+        match record {
+            LogRecord::InPlace(record) => {
+                for (column, image) in images {
+                    redo.overlay.insert(record.slot, usize::from(*column), record.row as usize, image);
+                }
+                if redo.checksums.is_some() {
+                    if record.first {
+                        redo.pages.clear_slot(record.slot);
+                    }
+                    let first = record.row as usize;
+                    let columns = record.columns.iter().map(|column| ColumnIndex(*column));
+                    let rows = first..first + record.rows as usize;
+                    redo.pages.set_hashes(record.slot, rows, columns, &record.hashes);
+                }
+                redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
+            }
+            LogRecord::Fresh(record) => {
+                if redo.checksums.is_some() {
+                    let columns = (0..record.hashes.len() / rows).map(|column| ColumnIndex(column as u16));
+                    redo.pages.set_hashes(record.slot, 0..rows, columns, &record.hashes);
+                }
+                redo.overlay.give_up(record.old_slot);
+                if record.slot == record.old_slot {
+                    redo.set_map_entry(
+                        record.stripe,
+                        MapEntry { slot: record.slot, holds_data: true, epoch },
+                    );
+                } else {
+                    let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
+                    debug_assert_eq!(old, record.old_slot);
+                    redo.open.given_up.push(old);
+                }
+            }
+            LogRecord::Discard { stripe, slot } => {
+                redo.overlay.give_up(*slot);
+                redo.discarded.insert(stripe.0);
+                redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
+            }
+        }
+    }
+
+    /// Blocks that are written again are not lost any more.
+    fn forget_lost(&mut self, record: &LogRecord) {
+        if self.damage.is_empty() {
+            return;
+        }
+        match record {
+            LogRecord::InPlace(record) => {
+                for (at, &column) in record.columns.iter().enumerate() {
+                    let is_known = |&row: &u32| {
+                        let hash = record.hash(at, row as usize);
+                        hash.is_stored() || hash == BlockHash::UNWRITTEN
+                    };
+                    for row in (0..record.rows).filter(is_known) {
+                        self.damage.forget((record.stripe, column, record.row + row));
+                    }
+                }
+            }
+            LogRecord::Fresh(FreshRecord { stripe, .. }) | LogRecord::Discard { stripe, .. } => {
+                self.damage.forget_stripe(*stripe);
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Writes of whole stripes: to a free slot, coded and hashed as a job, written once, live by a record.
+
+use crate::array::Core;
+use crate::array::base::lock::LockMode;
+use crate::array::client::write::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
+use crate::array::pages::hold::PageHold;
+use crate::array::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner};
+use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
+use crate::format::{FreshRecord, LogRecord};
+use crate::units::{ROW_BYTES, SlotIndex};
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+impl Array {
+    /// A whole stripe: finds the slot it goes to.
+    pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !self.writes_allowed() {
+            self.core.gated.push(key);
+            return Flow::Wait;
+        }
+        let entry = self.redo().pages.map_entry(write.stripe);
+        let redo = self.redo_mut();
+        // The slot of a stripe that never held anything is as good as a free one.
+        let target =
+            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let Some(target) = target else {
+            redo.waiting_for_slot.push(key);
+            if redo.journal.slots_waiting() == 0 {
+                redo.checkpoint.want();
+            }
+            return Flow::Wait;
+        };
+        write.target = Some(target);
+        write.pages = PageHold::new(self.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
+        write.stage = Stage::SlotLock;
+        let lock = SlotIndex(target.0 | SLOT_LOCK);
+        self.core.locks.acquire(lock, 0..self.core.map.chunk, LockMode::Exclusive, key);
+        Flow::Wait
+    }
+
+    /// Has the stripe coded and hashed, once.
+    pub(super) fn code_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Data { data, .. } = &write.work else { unreachable!("a whole stripe has data") };
+        let data = data.clone();
+        // The pages load meanwhile.
+        self.hold_pages(key, &mut write.pages);
+        let (k, chunk) = (self.core.map.k, self.core.map.chunk);
+        let bytes = self.core.map.width() * chunk;
+        let redo = self.redo_mut();
+        redo.fresh_bytes += bytes;
+        redo.stripes_in_progress += 1;
+        write.stage = Stage::Code;
+        let column = |column: usize| Column::Shared(data.slice(column * chunk..(column + 1) * chunk));
+        let work = CodecJob {
+            transform: Some(self.core.encoding.clone()),
+            hasher: Some(self.redo().log_hasher()),
+            inputs: (0..k).map(column).collect(),
+            outputs: Outputs::Into((0..self.core.map.m).map(|_| self.core.pool.alloc(chunk)).collect()),
+        };
+        self.core.give_away(key, work, self.core.client_urgency());
+        Flow::Wait
+    }
+
+    /// Writes the stripe, once.
+    pub(in crate::array) fn stripe_coded(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        coded: CodedColumns,
+    ) -> Flow {
+        assert_eq!(write.stage, Stage::Code, "a stripe is coded once");
+        let Some(target) = write.target else { unreachable!("a whole stripe has a slot") };
+        write.stage = Stage::Stripe;
+        if !self.core.is_failed() && write.life == self.redo().lives {
+            let columns = coded.inputs.into_iter().map(Column::into_shared);
+            let images = (0..).zip(columns.chain(coded.outputs.into_iter().map(BufMut::freeze))).collect();
+            let (stripe, old_slot, hashes) = (write.stripe, write.slot, coded.hashes);
+            let record = FreshRecord { stripe, slot: target, old_slot, hashes };
+            write.records = vec![(LogRecord::Fresh(record), images)];
+            for column in 0..self.core.map.width() {
+                let member = self.core.member_at(target, column);
+                for device in self.core.targets(member, target).collect::<Vec<_>>() {
+                    write.writes.push(StripeWrite { member, device, column, retried: false });
+                }
+            }
+            for item in 0..write.writes.len() {
+                self.core.send_stripe_write(key, write, item);
+            }
+            if write.pending > 0 {
+                return Flow::Wait;
+            }
+        }
+        let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    pub(super) fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if write.life == self.redo().lives {
+            self.redo_mut().stripes_in_progress -= 1;
+        }
+        if self.core.is_failed() || write.life != self.redo().lives {
+            return self.end_logged_write(key, write, Err(ClientError::Io));
+        }
+        if let Some(error) = write.short {
+            if self.core.hurried {
+                return self.end_logged_write(key, write, Err(ClientError::Stopping));
+            }
+            let text = format!("a whole stripe could not be written ({error}); nothing of it was changed");
+            self.core.notice(NoticeKind::WriteFailed, NoticeLevel::Error, None, text);
+            return self.end_logged_write(key, write, Err(error));
+        }
+        write.stage = Stage::Join;
+        Flow::Wait
+    }
+
+    /// A member has written its column, or has not.
+    pub(super) fn stripe_io(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        write.pending -= 1;
+        if let Err(fault) = result {
+            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
+            if fault.kind.passes() && self.core.find_device(entry.device).is_some() {
+                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
+                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
+            } else if retry && self.core.find_device(entry.device).is_some() {
+                write.writes[item].retried = true;
+                self.core.send_stripe_write(key, write, item);
+            } else {
+                self.write_fault(entry.member, entry.device, "write", fault);
+            }
+        }
+        if write.pending > 0 {
+            return Flow::Wait;
+        }
+        let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+}
+
+impl Core {
+    pub(super) fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
+        let StripeWrite { member, device, column, .. } = write.writes[item];
+        let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
+        let buf = images[column].1.clone();
+        let offset = self.map.device_offset(self.data_offset, target, 0);
+        write.pending += 1;
+        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
+    }
+}

@@ -1,0 +1,109 @@
+//! When blocks that could not be had are looked at again: all in turn, now and then; soon those
+//! that an earlier run has told of, and those that a member which has left or come back may have
+//! made readable or not.
+//!
+//! A member that was built joins after everything that is listed was looked at with it: when an
+//! event or `calpe wait` says that it is back, the list is true. Must not know how a block is read.
+
+use crate::array::Array;
+use crate::array::client::fetch::Why;
+use crate::units::{MemberIndex, Timestamp};
+
+/// Damaged blocks that are looked at again together by themselves, and the time between such
+/// rounds.
+const LOOK_ROUND: usize = 64;
+const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
+/// The same for blocks that are due: the status is to be true soon after a start, and after a
+/// member has left or come back. 64 reads in this time are far below what members do for clients.
+const DUE_INTERVAL_NS: u64 = 20_000_000;
+/// The same after a round that found blocks readable: what kept them from being read is over, for
+/// others too.
+const FOUND_INTERVAL_NS: u64 = 20_000_000;
+/// A member that was built waits so long at most until all that is listed was looked at: in this
+/// time that is 64 MiB. With more damage than that what is listed is true a little later.
+const JOIN_LOOKS_NS: u64 = 5_000_000_000;
+
+impl Array {
+    /// Tick: blocks that could not be had are looked at again, a few at a time.
+    pub(in crate::array) fn look_at_damage(&mut self) {
+        self.look_at_lacking();
+        if !self.may_look() || self.look_due() > self.core.now {
+            return;
+        }
+        self.last_look = self.core.now;
+        self.look_found = false;
+        if !self.damage.has_due() && self.repaying.is_empty() {
+            self.damage.forget_exchanges();
+        }
+        let mut blocks = self.damage.some_due(LOOK_ROUND);
+        if blocks.is_empty() {
+            blocks = self.damage.next(self.looked_at, LOOK_ROUND);
+            self.looked_at = blocks.last().map(|(block, _)| *block);
+        }
+        for (block, why) in blocks {
+            match why {
+                Why::SetAside | Why::Gone => {
+                    // Else it is due for ever, and nothing that is not gets its turn.
+                    self.damage.looked_at(block);
+                    self.start_repay(block, None);
+                }
+                Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
+            }
+        }
+    }
+
+    fn may_look(&self) -> bool {
+        self.looks == 0
+            && !self.damage.is_empty()
+            && !self.core.hurried
+            && !self.core.is_failed()
+            && self.redo().is_serving()
+    }
+
+    fn look_due(&self) -> Timestamp {
+        let interval = match (self.damage.has_due(), self.look_found) {
+            (true, _) => DUE_INTERVAL_NS,
+            (false, true) => FOUND_INTERVAL_NS,
+            (false, false) => LOOK_INTERVAL_NS,
+        };
+        Timestamp(self.last_look.0 + interval)
+    }
+
+    /// When a tick is due for blocks that are to be looked at soon, or that are likely to be
+    /// readable again.
+    pub(in crate::array) fn looks_due(&self) -> Option<Timestamp> {
+        let is_soon = self.damage.has_due() || self.look_found;
+        let soon = (is_soon && self.may_look()).then(|| self.look_due());
+        [soon, self.lacking_soon()].into_iter().flatten().min()
+    }
+
+    /// Whether everything that is listed was looked at since the member was built: then the list
+    /// says what cannot be read with it. It stays so until the member has joined, or is built anew.
+    pub(in crate::array) fn has_looked_with(&mut self, member: MemberIndex) -> bool {
+        let since = match self.looks_with.get(&member) {
+            Some(None) => return true,
+            Some(Some(since)) => *since,
+            None => {
+                self.damage.look_at_all();
+                self.looks_with.insert(member, Some(self.core.now));
+                self.core.now
+            }
+        };
+        let is_over = !self.damage.has_due() && self.repaying.is_empty();
+        let is_over = is_over || self.core.hurried || self.core.now.nanos_since(since) >= JOIN_LOOKS_NS;
+        if is_over {
+            self.looks_with.insert(member, None);
+        }
+        is_over
+    }
+
+    /// A member has joined, or is not built so far.
+    pub(in crate::array) fn forget_looks_with(&mut self, member: MemberIndex) {
+        let was_looked_with = self.looks_with.remove(&member).is_some();
+        let at = self.core.member(member);
+        // Its new device has taken the place of the one that may have what is set aside.
+        if was_looked_with && at.progress.is_none() && at.replacement.is_none() {
+            self.damage.exchange(member);
+        }
+    }
+}

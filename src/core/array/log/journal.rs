@@ -1,0 +1,378 @@
+//! The running redo log: sequence numbers, places in the members' rings, and how far batches have come. Pure
+//! bookkeeping of rules W1, W2 and W4 of the crash-safety design; the I/O is the array's.
+//!
+//! A batch is *written* when every live member has its piece, *durable* when a flush after that succeeded, *noted*
+//! when a durable batch says so, *in place* when the checkpoint that covers it is flushed. Its space is used again
+//! when a durable batch carries a tail beyond it.
+//!
+//! Invariant: each of these only grows, and in sequence order.
+
+use crate::array::mutation::{Mutation, is_off};
+use crate::block_io::Buf;
+use crate::format::{
+    Batch, BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, Manifest, MemberSet, NO_PLACE,
+};
+use crate::units::{MemberIndex, SlotIndex, StripeIndex};
+use std::collections::VecDeque;
+use uuid::Uuid;
+
+/// See the head of this file.
+pub(in crate::array) struct Journal {
+    key: LogKey,
+    array: Uuid,
+    ring_blocks: u32,
+    rings: Vec<Ring>,
+    next: u64,
+    previous: BatchHash,
+    issued: VecDeque<Issued>,
+    written: u64,
+    /// Batches below were on every live member when clients were told last.
+    told: u64,
+    durable: u64,
+    noted: u64,
+    /// Batches below are in place.
+    tail: u64,
+    durable_tail: u64,
+    /// What the newest batch says of `durable` and `tail`.
+    carried: (u64, u64),
+    /// Batches from here on are empty.
+    filled: u64,
+    slots_waiting: usize,
+}
+
+/// One member's ring: where the next segment goes, and how many blocks are taken.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ring {
+    head: u32,
+    used: u32,
+}
+
+/// A batch on its way or in the log.
+struct Issued {
+    sequence: u64,
+    /// Pieces that are not written yet.
+    pending: usize,
+    note: u64,
+    tail: u64,
+    /// Blocks taken of each member's ring, skipped ones included.
+    taken: Vec<u32>,
+    stripes: Vec<StripeIndex>,
+    /// Slots that its fresh records gave up.
+    given_up: Vec<SlotIndex>,
+}
+
+/// What gathers until it is issued.
+#[derive(Default)]
+pub(in crate::array) struct OpenBatch {
+    pub records: Vec<LogRecord>,
+    /// Per member, in record order: blocks of payload.
+    pub payload: Vec<Vec<Buf>>,
+    pub given_up: Vec<SlotIndex>,
+    /// Operations that wait for it, and whether it must be durable for them.
+    pub waiters: Vec<(usize, bool)>,
+}
+
+/// One member's piece: the batch's manifest goes before its payload.
+pub(super) struct Piece {
+    pub member: MemberIndex,
+    /// Byte offset in the log region.
+    pub offset: u64,
+    pub payload: Vec<Buf>,
+}
+
+impl Piece {
+    /// Bytes of its payload.
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.payload.iter().map(|buf| buf.len()).sum()
+    }
+}
+
+/// Header bytes of one batch at most: keeps a scan's buffer small.
+pub(super) const HEADER_BYTES_MAX: usize = 1 << 20;
+
+impl OpenBatch {
+    pub(super) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Whether it has records, none of them with a payload, and nothing that waits for stable storage.
+    pub(super) fn is_records_alone(&self) -> bool {
+        self.payload.iter().all(Vec::is_empty) && !self.waiters.iter().any(|(_, durable)| *durable)
+    }
+
+    fn payload_blocks(&self, member: usize) -> u32 {
+        let bufs = self.payload.get(member).map_or(&[][..], |bufs| bufs);
+        (bufs.iter().map(|buf| buf.len()).sum::<usize>() / LOG_BLOCK_BYTES) as u32
+    }
+
+    /// The most blocks of payload that any member gets.
+    pub(super) fn payload_blocks_max(&self) -> u32 {
+        (0..self.payload.len()).map(|member| self.payload_blocks(member)).max().unwrap_or(0)
+    }
+
+    /// Bytes of hashes that its records carry: nearly all of the header.
+    pub(super) fn manifest_bytes(&self) -> usize {
+        self.records.iter().map(record_bytes).sum()
+    }
+}
+
+/// Upper bound of a record's bytes in a header.
+pub(in crate::array) fn record_bytes(record: &LogRecord) -> usize {
+    64 + match record {
+        LogRecord::InPlace(record) => 2 * record.columns.len() + 16 * record.hashes.len(),
+        LogRecord::Fresh(record) => 16 * record.hashes.len(),
+        LogRecord::Discard { .. } => 0,
+    }
+}
+
+impl Journal {
+    /// An empty log of `width` members whose next batch is `next`.
+    pub(in crate::array) fn new(
+        key: LogKey,
+        array: Uuid,
+        ring_blocks: u32,
+        heads: Vec<u32>,
+        next: u64,
+        previous: BatchHash,
+    ) -> Journal {
+        let rings = heads.into_iter().map(|head| Ring { head, used: 0 }).collect();
+        Journal {
+            key,
+            array,
+            ring_blocks,
+            rings,
+            next,
+            previous,
+            issued: VecDeque::new(),
+            written: next,
+            told: next,
+            durable: next,
+            noted: next,
+            tail: next,
+            durable_tail: next,
+            carried: (next, next),
+            filled: next,
+            slots_waiting: 0,
+        }
+    }
+
+    /// Sequence of the next batch.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Batches below are on every live member.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// What clients were told is written is in batches below.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.told.min(self.filled)
+    }
+
+    /// Clients are told of all that is on every live member.
+    pub(super) fn tell_written(&mut self) {
+        self.told = self.written;
+    }
+
+    /// Batches below are durable.
+    pub(super) fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// Batches below are in place and flushed on all live members.
+    pub(in crate::array) fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// Batches below are durable, and a durable batch says so.
+    pub(super) fn noted(&self) -> u64 {
+        self.noted
+    }
+
+    /// Whether an empty batch would tell something new.
+    pub(super) fn has_news(&self) -> bool {
+        self.carried != (self.durable, self.tail)
+    }
+
+    /// The newest batch, once durable, notes the batches below this.
+    pub(super) fn carried_note(&self) -> u64 {
+        self.carried.0
+    }
+
+    /// Whether space is taken that a durable tail would free.
+    pub(super) fn tail_is_news(&self) -> bool {
+        self.durable_tail < self.tail && self.filled > self.durable_tail
+    }
+
+    /// Batches that are on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        (self.next - self.written) as usize
+    }
+
+    /// Blocks taken of the fullest ring; that of a member out of service only empties.
+    pub(in crate::array) fn used_blocks(&self) -> u32 {
+        self.rings.iter().map(|ring| ring.used).max().unwrap_or(0)
+    }
+
+    /// The part of the fullest ring that is taken, in 1/256.
+    pub(super) fn fullness(&self) -> u32 {
+        (u64::from(self.used_blocks()) * 256 / u64::from(self.ring_blocks)) as u32
+    }
+
+    /// Blocks of every member's ring.
+    pub(super) fn ring_blocks(&self) -> u32 {
+        self.ring_blocks
+    }
+
+    /// Logical stripes that batches not yet in place have touched.
+    pub(super) fn stripes_not_in_place(&self) -> impl Iterator<Item = StripeIndex> + '_ {
+        self.issued.iter().filter(|batch| batch.sequence >= self.tail).flat_map(|b| b.stripes.iter().copied())
+    }
+
+    /// Makes the next batch. None: some live member's ring has no room for its piece and `reserve` blocks yet.
+    pub(super) fn issue(
+        &mut self,
+        epoch: EpochStamp,
+        live: &MemberSet,
+        open: &OpenBatch,
+        reserve: u32,
+    ) -> Option<(Manifest, Vec<Piece>)> {
+        let width = self.rings.len();
+        let mut batch = Batch {
+            lane: 0,
+            sequence: self.next,
+            epoch,
+            durable_upto: self.durable,
+            tail: self.tail,
+            previous: self.previous,
+            places: vec![NO_PLACE; width],
+            records: open.records.clone(),
+        };
+        let header_blocks = batch.header_blocks();
+        let mut taken = vec![0; width];
+        for member in live.iter().map(|member| usize::from(member.0)) {
+            let blocks = header_blocks + open.payload_blocks(member);
+            let ring = self.rings[member];
+            // A piece is never cut by the end of the ring: what is left there is skipped.
+            let wraps = ring.head + blocks > self.ring_blocks;
+            let skip = if wraps { self.ring_blocks - ring.head } else { 0 };
+            if ring.used + skip + blocks + reserve > self.ring_blocks {
+                return None;
+            }
+            batch.places[member] = if wraps { 0 } else { ring.head };
+            taken[member] = skip + blocks;
+        }
+        let pieces: Vec<Piece> = live
+            .iter()
+            .map(|member| {
+                let at = usize::from(member.0);
+                let place = batch.places[at];
+                self.rings[at].head = place + header_blocks + open.payload_blocks(at);
+                self.rings[at].used += taken[at];
+                Piece {
+                    member,
+                    offset: u64::from(place) * LOG_BLOCK_BYTES as u64,
+                    payload: open.payload.get(at).cloned().unwrap_or_default(),
+                }
+            })
+            .collect();
+        let manifest = batch.manifest(&self.key, self.array);
+        self.previous = manifest.hash();
+        let mut stripes: Vec<StripeIndex> = open.records.iter().map(stripe_of).collect();
+        stripes.dedup();
+        self.issued.push_back(Issued {
+            sequence: self.next,
+            pending: pieces.len(),
+            note: self.durable,
+            tail: self.tail,
+            taken,
+            stripes,
+            given_up: open.given_up.clone(),
+        });
+        self.carried = (self.durable, self.tail);
+        self.slots_waiting += open.given_up.len();
+        self.next += 1;
+        if !open.is_empty() {
+            self.filled = self.next;
+        }
+        Some((manifest, pieces))
+    }
+
+    /// A piece is written, or its member is out of service. Returns whether `written` has grown.
+    pub(super) fn piece_done(&mut self, sequence: u64) -> bool {
+        let first = self.issued.front().map_or(self.next, |batch| batch.sequence);
+        let place = |sequence: u64| (sequence - first) as usize;
+        // A batch is kept until its space is used again, and that is after it is written.
+        self.issued[place(sequence)].pending -= 1;
+        let before = self.written;
+        while self.written < self.next && self.issued[place(self.written)].pending == 0 {
+            self.written += 1;
+        }
+        self.written > before
+    }
+
+    /// A flush of every live member that began when batches below `upto` were written has succeeded. Returns slots
+    /// that may be used again (W2: their records are noted).
+    pub(super) fn flushed(&mut self, upto: u64) -> Vec<SlotIndex> {
+        self.durable = self.durable.max(upto);
+        // Notes and tails only grow: the newest durable batch says it all.
+        if let Some(batch) = self.issued.iter().rev().find(|batch| batch.sequence < self.durable) {
+            self.noted = self.noted.max(batch.note);
+            self.durable_tail = self.durable_tail.max(batch.tail);
+        }
+        let mut free = Vec::new();
+        if self.slots_waiting > 0 {
+            let upto = if is_off(Mutation::ReuseBeforeDurable) { self.next } else { self.noted };
+            for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < upto) {
+                free.append(&mut batch.given_up);
+            }
+        }
+        self.slots_waiting -= free.len();
+        let free_below =
+            if is_off(Mutation::OverwriteBeforeTailDurable) { self.tail } else { self.durable_tail };
+        while self.issued.front().is_some_and(|batch| batch.sequence < free_below) {
+            let Some(batch) = self.issued.pop_front() else { break };
+            for (ring, blocks) in self.rings.iter_mut().zip(batch.taken) {
+                ring.used -= blocks;
+            }
+        }
+        free
+    }
+
+    /// How many slots wait for a note to be used again.
+    pub(in crate::array) fn slots_waiting(&self) -> usize {
+        self.slots_waiting
+    }
+
+    /// Batches below `tail` are in place and flushed.
+    pub(super) fn in_place(&mut self, tail: u64) {
+        self.tail = self.tail.max(tail);
+    }
+
+    /// The tail that members can show: that of the newest batch, or of a superblock whose log starts at `told`.
+    pub(in crate::array) fn shown_tail(&self, told: u64) -> u64 {
+        self.tail.min(self.carried.1.max(told))
+    }
+
+    /// Takes the tail back to what members can show. Everything from there on is still in the log.
+    pub(in crate::array) fn withdraw_tail(&mut self, shown: u64) {
+        assert!(shown >= self.durable_tail.min(self.tail), "the log is kept from the durable tail on");
+        self.tail = self.tail.min(shown);
+    }
+
+    /// Whether nothing in the log is needed any more.
+    pub(in crate::array) fn is_drained(&self) -> bool {
+        self.tail >= self.filled
+    }
+}
+
+/// The stripe that a record is about.
+pub(in crate::array) fn stripe_of(record: &LogRecord) -> StripeIndex {
+    match record {
+        LogRecord::InPlace(record) => record.stripe,
+        LogRecord::Fresh(record) => record.stripe,
+        LogRecord::Discard { stripe, .. } => *stripe,
+    }
+}

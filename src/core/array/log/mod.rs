@@ -1,0 +1,7 @@
+//! The redo log while the array serves: batches, what they hold until it is in place, checkpoints.
+
+mod checkpoint;
+pub(in crate::array) mod journal;
+mod overlay;
+pub(in crate::array) mod redo;
+mod settle;

@@ -1,0 +1,76 @@
+//! What is said of devices that are not used, of members that are older copies of themselves, and
+//! of the one that is newer. Words alone: must decide nothing.
+
+use crate::array::members::assembly::{AssemblyError, NOWHERE_ELSE};
+use crate::format::MemberSet;
+use crate::units::MemberIndex;
+use uuid::Uuid;
+
+/// Why a device of an array is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotUsed {
+    /// For people.
+    pub why: String,
+    /// It holds what may be nowhere else: it must not be built over unless somebody gives that up.
+    pub is_kept: bool,
+}
+
+impl NotUsed {
+    /// Of a device that holds nothing that counts.
+    pub(super) fn merely(why: impl ToString) -> NotUsed {
+        NotUsed { why: why.to_string(), is_kept: false }
+    }
+
+    /// Of a device that holds what may be nowhere else.
+    pub(super) fn kept(why: impl ToString) -> NotUsed {
+        NotUsed { why: why.to_string(), is_kept: true }
+    }
+}
+
+/// Says of an array that it would be served as it was before, without what was written since.
+pub const STARTS_OLDER: &str = "Forced, the array starts from the older state";
+
+/// The text of [`AssemblyError::Unconfirmed`].
+pub(super) fn unconfirmed(
+    name: &str,
+    member: MemberIndex,
+    device: Uuid,
+    claim: &str,
+    older: &MemberSet,
+) -> String {
+    if older.is_empty() {
+        return format!(
+            "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either \
+             it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force \
+             the start without it"
+        );
+    }
+    let (them, are) = older_copies(older);
+    format!(
+        "array '{name}' cannot start: {them} {are}. Member {member} (device {device}) is newer: it {claim}. Put the current device or file \
+         of {them} back: then nothing is lost. {STARTS_OLDER}, without member {member}, and what was written since is not there"
+    )
+}
+
+/// Why a member is not used that a forced start leaves out because of this error.
+pub(super) fn left_out_by_force(error: &AssemblyError) -> NotUsed {
+    match error {
+        AssemblyError::Unconfirmed { older, claim, .. } if !older.is_empty() => {
+            let (them, are) = older_copies(older);
+            NotUsed::kept(format!(
+                "left out by force, although it is newer: {them} {are} (it {claim}). What was written since they were copied is not \
+                 served, and {NOWHERE_ELSE}: keep this device. With the current ones of {them} in their places instead, a start finds \
+                 all of it"
+            ))
+        }
+        _ => NotUsed::merely(format!("left out by force: {error}")),
+    }
+}
+
+/// "members 0, 1", and what they are.
+fn older_copies(older: &MemberSet) -> (String, &'static str) {
+    match older.len() {
+        1 => (format!("member {older}"), "is an older copy of itself"),
+        _ => (format!("members {older}"), "are older copies of themselves"),
+    }
+}

@@ -1,0 +1,135 @@
+//! Members with endless errors (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of
+//! them is looked at again, and they leave service if they can be spared.
+//!
+//! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks
+//! which are set aside. Must not know how errors are counted.
+
+use crate::array::members::bad_blocks::Excess;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::{Array, Core, NoticeKind, NoticeLevel, Owner};
+use crate::block_io::{DeviceId, IoOp};
+use crate::format::MemberState;
+use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
+
+impl Array {
+    /// Tick: members with endless errors leave, if they can be spared (T5).
+    pub(in crate::array) fn judge_errors(&mut self) {
+        // While the log is replayed nothing is looked at again.
+        if self.core.is_failed() || self.core.stopping.is_some() || !self.redo.is_serving() {
+            return;
+        }
+        for (index, excess) in self.bad.excessive(self.core.now, self.looks > 0) {
+            let Some(device) = self.core.member(index).device else { continue };
+            let errors = match excess {
+                Excess::Certain(errors) => errors,
+                Excess::Probe(blocks) => {
+                    blocks.into_iter().for_each(|block| self.probe(index, device.id, block));
+                    continue;
+                }
+                Excess::Unmended(blocks) => {
+                    blocks.into_iter().for_each(|block| self.look_at_content(index, block));
+                    continue;
+                }
+            };
+            let has_aside = self.has_set_aside(index);
+            if !has_aside && self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
+                let reason =
+                    format!("its errors do not end: {errors} places cannot be read or are wrong again");
+                self.fault_device(index, device.id, MemberState::Faulted, reason);
+            } else if self.bad.keep(index) {
+                let why = match has_aside {
+                    true => {
+                        "it alone has blocks that are set aside, and with another device they may be beyond repair: mend what makes \
+                         its reads fail"
+                    }
+                    false => "without it others could not be read: replace it with 'calpe replace'",
+                };
+                let text = format!(
+                    "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
+                     service all the same, for {why}"
+                );
+                self.core.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
+            }
+        }
+    }
+
+    /// Looks again at a place of a member in service that was bad.
+    fn probe(&mut self, index: MemberIndex, device: DeviceId, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
+        if !self.bad.is_of_content(index, block) {
+            let op = IoOp::Read { offset, buf: self.core.pool.alloc(ROW_BYTES as usize) };
+            return self.core.submit_io(Owner::Probe, index, device, op);
+        }
+        self.look_at_content(index, block);
+        self.bad.probed(index);
+    }
+
+    /// Reads the block that is at a place of a member, and repairs it if it is bad. What comes of
+    /// it shows as a verdict.
+    fn look_at_content(&mut self, index: MemberIndex, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
+        if let Some(within) = offset.0.checked_sub(self.core.data_offset.0).filter(|_| self.redo.is_serving())
+        {
+            let chunk = self.core.map.chunk as u64;
+            let slot = SlotIndex(within / chunk);
+            let (column, row) = (self.core.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
+            match self.redo.stripes.stripe_at(slot) {
+                Some(stripe) if self.holds_data(stripe) => self.look_again((stripe, column, row), None),
+                _ => self.note_slot_not_needed(slot),
+            }
+        }
+    }
+
+    /// A block that is needed by nobody was asked for: it was never written, or what it held is given up.
+    pub(in crate::array) fn note_not_needed(&mut self, slot: SlotIndex, column: usize, row: usize) {
+        let offset = self.core.map.device_offset(self.core.data_offset, slot, row * ROW_BYTES as usize);
+        self.bad.verified(self.core.member_at(slot, column), offset);
+    }
+
+    /// The same of a whole slot, which holds no data.
+    pub(in crate::array) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
+        let start = self.core.map.device_offset(self.core.data_offset, slot, 0).0;
+        for column in 0..self.core.map.width() {
+            self.bad.not_needed(self.core.member_at(slot, column), start..start + self.core.map.chunk as u64);
+        }
+    }
+
+    /// Whether blocks that are listed as set aside are on the member: nobody else can give them
+    /// (T1).
+    fn has_set_aside(&self, index: MemberIndex) -> bool {
+        self.set_aside_places().any(|(_, member)| member == index)
+    }
+
+    /// Whether everything that is known can be read without a member in service: each row and page
+    /// that is listed as bad on others too (T5).
+    pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
+        let online = self.core.online();
+        // Rows that a device went without are bad on it, and are listed by slots.
+        let unlisted = self.bad.unlisted(index) + self.lacking_beside(Some(index)).len();
+        // Erasures of a row that is bad on none of the others, as far as that is known.
+        let gone = self.core.map.width() - online.len() + 1 + unlisted;
+        // What is set aside may be on it, too, where the list of that has no room for more.
+        if gone > self.core.map.m || self.damage.is_full() {
+            return false;
+        }
+        let redo = &self.redo;
+        let holds_data = |block: u64| {
+            let slot = self.core.slot_of_block(block);
+            redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
+        };
+        let rows = self.bad.blocks(index);
+        let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.core.map.m || !holds_data(block));
+        rows && self.bad.pages(index).into_iter().all(|(page, bad)| {
+            let copies = redo.pages.layout().copies(page).map(|(member, _)| member);
+            let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
+            gone + bad + unlisted <= self.core.map.m
+        })
+    }
+}
+
+impl Core {
+    /// The slot that a listed block of a member is of.
+    pub(super) fn slot_of_block(&self, block: u64) -> SlotIndex {
+        SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / self.map.chunk as u64)
+    }
+}

@@ -1,0 +1,338 @@
+//! What the array makes of errors of its members: which count, which cost a member its place, and what follows from that.
+//!
+//! Must not know of bands, batches or copies of pages.
+
+use crate::array::base::inflight::{Again, Inflight};
+use crate::array::base::members::{Member, Which};
+use crate::array::members::bad_blocks::Ill;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::{Array, Owner};
+use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
+use crate::format::MemberState;
+use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
+
+impl Array {
+    /// A read failed. A device that is gone leaves service; for others see [`Array::judge_errors`].
+    pub(in crate::array) fn read_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        if self.core.find_device(device).is_none() || self.core.is_passing(fault) {
+            // What ends on a device that has left service tells nothing new.
+            return;
+        }
+        if self.core.is_primary(device) {
+            self.core.member_mut(index).counters.read_errors += 1;
+        }
+        if fault.kind == IoFaultKind::Gone {
+            self.fault_by(index, device, format!("a read failed: {fault}"), fault);
+        }
+    }
+
+    /// Bytes that were bad could not be rewritten. Nothing relies on that, so whether the member goes is judged as for
+    /// reads (T5).
+    pub(in crate::array) fn repair_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        if fault.kind == IoFaultKind::Medium {
+            self.core.member_mut(index).counters.write_errors += u64::from(self.core.is_primary(device));
+        } else {
+            self.write_fault(index, device, "rewrite of a bad block", fault);
+        }
+    }
+
+    /// Takes note of what the end of an operation says of places on members in service.
+    pub(in crate::array) fn note_outcome(
+        &mut self,
+        entry: &Inflight,
+        again: &Again,
+        result: &Result<IoValue, IoFault>,
+    ) {
+        let (now, index) = (self.core.now, entry.member);
+        if self.core.member(index).device.is_none_or(|device| device.id != entry.device) {
+            return;
+        }
+        let bytes = |offset: &ByteOffset, len: usize| offset.0..offset.0 + len as u64;
+        match (again, result) {
+            (Again::Read { offset, len }, Ok(_)) => self.bad.read(now, index, bytes(offset, *len)),
+            (Again::Read { offset, len }, Err(IoFault { kind: IoFaultKind::Medium, .. })) => {
+                // What of the ring cannot be read harms no row; what replay needs of it is replay's to judge.
+                if self.is_in_log(*offset) {
+                    return;
+                }
+                // A place that is known to be bad says nothing about others.
+                if !matches!(entry.owner, Owner::Probe) {
+                    self.bad.read_failed(now, index, *offset);
+                }
+                // Of a longer range the blocks are read one by one afterwards.
+                if self.core.is_data(*offset) && *len == ROW_BYTES as usize {
+                    self.bad.failed(now, index, *offset, Ill::Unreadable);
+                }
+            }
+            (Again::Write { offset, buf, .. }, Ok(_)) => self.bad.written(index, bytes(offset, buf.len())),
+            (Again::Write { offset, buf, .. }, Err(IoFault { kind: IoFaultKind::Medium, .. }))
+                if self.core.is_data(*offset) =>
+            {
+                self.bad.not_mended(now, index, bytes(offset, buf.len()));
+            }
+            _ => {}
+        }
+    }
+
+    fn is_in_log(&self, offset: ByteOffset) -> bool {
+        let log = &self.redo.facts.log;
+        (log.offset.0..log.offset.0 + log.len).contains(&offset.0)
+    }
+
+    /// A block that a member gave is right or wrong. False: it is known to be wrong, and was not right since.
+    pub(in crate::array) fn note_verdict(
+        &mut self,
+        index: MemberIndex,
+        slot: SlotIndex,
+        row: usize,
+        is_good: bool,
+    ) -> bool {
+        if (is_good && self.bad.is_clear(index)) || self.core.member(index).state != MemberState::Online {
+            return true;
+        }
+        let offset = self.core.map.device_offset(self.core.data_offset, slot, row * ROW_BYTES as usize);
+        if is_good {
+            self.bad.verified(index, offset);
+            return true;
+        }
+        if self.may_lack_slot(index, slot) {
+            // It was never given the block: that is no error of the device.
+            return false;
+        }
+        let is_new = !self.bad.is_wrong(index, offset);
+        self.bad.failed(self.core.now, index, offset, Ill::Wrong);
+        is_new
+    }
+
+    /// A write or flush failed for good: the device leaves service. Not for a fault that passes: whoever relied on the
+    /// operation is told of that only when its device has left, or it is void (T4).
+    pub(in crate::array) fn write_fault(
+        &mut self,
+        index: MemberIndex,
+        device: DeviceId,
+        what: &str,
+        fault: IoFault,
+    ) {
+        if self.core.find_device(device).is_none() || self.core.is_passing(fault) {
+            // As above.
+            return;
+        }
+        self.core.member_mut(index).counters.write_errors += u64::from(self.core.is_primary(device));
+        self.fault_by(index, device, format!("a {what} failed: {fault}"), fault);
+    }
+
+    /// A flush failed: nobody knows what of the earlier writes is on the medium, so the member is gone, also as
+    /// one that could return to a failed array.
+    pub(in crate::array) fn flush_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        self.write_fault(index, device, "flush", fault);
+        if fault.kind != IoFaultKind::Gone && !fault.kind.passes() {
+            self.core.needs_restart(index);
+        }
+    }
+
+    /// Takes a device out of service. Does nothing when it is out already.
+    pub(in crate::array) fn fault_device(
+        &mut self,
+        index: MemberIndex,
+        id: DeviceId,
+        to: MemberState,
+        reason: String,
+    ) {
+        self.out_of_service(index, id, to, reason, to == MemberState::Missing);
+    }
+
+    /// The same for a fault of the device.
+    fn fault_by(&mut self, index: MemberIndex, id: DeviceId, reason: String, fault: IoFault) {
+        let is_primary = self.core.is_primary(id);
+        self.out_of_service(index, id, MemberState::Faulted, reason, fault.kind == IoFaultKind::Gone);
+        self.core.note_cut_off(index, is_primary, fault);
+    }
+
+    /// The same for one that is gone although no operation failed.
+    pub(in crate::array) fn device_missing(
+        &mut self,
+        index: MemberIndex,
+        id: DeviceId,
+        reason: String,
+        fault: IoFault,
+    ) {
+        let is_primary = self.core.is_primary(id);
+        self.fault_device(index, id, MemberState::Missing, reason);
+        self.core.note_cut_off(index, is_primary, fault);
+    }
+
+    /// `out_of_reach`: nothing is known against the device but that it cannot be reached.
+    fn out_of_service(
+        &mut self,
+        index: MemberIndex,
+        id: DeviceId,
+        to: MemberState,
+        reason: String,
+        out_of_reach: bool,
+    ) {
+        match self.core.find_device(id) {
+            Some((member, Which::Primary)) if member == index => {
+                self.fault_primary(index, to, reason, out_of_reach);
+            }
+            Some((member, Which::Replacement)) if member == index => self.drop_replacement(index, &reason),
+            _ => {}
+        }
+    }
+
+    fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String, out_of_reach: bool) {
+        let was_failed = self.core.is_failed();
+        if self.core.member(index).state == MemberState::Online {
+            let tail = self.tail_of_leaving();
+            self.supers.note_leaving(index, tail);
+        }
+        let member = self.core.member_mut(index);
+        let was = std::mem::replace(&mut member.state, to);
+        member.progress = None;
+        member.away = None;
+        member.cut_off = false;
+        member.reason = Some(reason.clone());
+        self.core.count_members();
+        let member = self.core.member_mut(index);
+        if let Some(device) = member.device.take() {
+            self.core.hand_back(device.id);
+        }
+        self.supers.note_loss();
+        self.bad.forget(index);
+        self.core.paces.forget(index);
+        self.damage.look_at_all();
+        self.redo.pages.left(index);
+        if self.redo.is_serving() {
+            self.redo.member_lost();
+        }
+        let word = to.as_str();
+        if was == MemberState::Rebuilding {
+            // That it goes offline was asked for.
+            let level = if to == MemberState::Offline { NoticeLevel::Warning } else { NoticeLevel::Error };
+            self.core.notice(
+                NoticeKind::MemberOut,
+                level,
+                Some(index),
+                format!("the rebuild of member {index} ended ({word}): {reason}"),
+            );
+        } else if self.core.is_failed() {
+            let text = format!(
+                "member {index} is {word}: {reason}. The array is FAILED: more than {} {} gone; nothing is written until enough \
+                 are back ('calpe online')",
+                Count::of(self.core.map.m, "member"),
+                Count::of(self.core.map.m, "member").are()
+            );
+            self.core.notice(NoticeKind::MemberOut, NoticeLevel::Error, Some(index), text);
+            // From here on nothing is written: what this member holds stays current. One that was lost earlier has
+            // been left out of writes.
+            if was == MemberState::Online {
+                self.core.returnable.insert(index);
+            }
+            if !was_failed {
+                self.enter_failed();
+            }
+        } else if self.log_is_refused() {
+            let text = format!(
+                "member {index} is {word}: {reason}. The array stays FAILED: its redo log cannot be replayed"
+            );
+            self.core.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
+        } else {
+            let left = self.core.online().len() - self.core.map.k;
+            let advice = match self.core.member(index) {
+                Member { state: MemberState::Offline, replacement: Some(_), .. } => {
+                    "the device that is being built takes its place; 'calpe replace --cancel' gives that up, so that 'calpe online' \
+                     can bring it back"
+                }
+                Member { state: MemberState::Offline, .. } => "'calpe online' brings it back",
+                Member { replacement: Some(_), .. } => "the device that is being built takes its place",
+                // Only the daemon knows which devices it goes on trying to reach.
+                _ if out_of_reach => "'calpe status' says whether it comes back by itself, and what to do",
+                _ => "replace the member",
+            };
+            let text = format!(
+                "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more{}; {advice}",
+                self.but_beside(left, Some(index))
+            );
+            self.core.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
+        }
+    }
+
+    /// What a member that leaves is to show when it comes back (T6). Not more than it was told: what a checkpoint put in place
+    /// is told with the next batch or the mark of an idle array. A copy of the member from before the checkpoint shows as
+    /// much, so the log keeps what it has from there on, and the map says of it that it was written without the member.
+    fn tail_of_leaving(&mut self) -> Option<u64> {
+        let tail = self.tail_in_place()?;
+        if !self.redo.is_serving() || self.redo.unsettled.is_some() {
+            return Some(tail);
+        }
+        let told = self.supers.template().redo.start.sequence;
+        let redo = self.redo_mut();
+        let shown = redo.journal.shown_tail(told);
+        if shown < tail && !is_off(Mutation::ToldTailAlone) {
+            redo.journal.withdraw_tail(shown);
+            redo.checkpoint.want();
+        }
+        Some(shown)
+    }
+
+    /// Gives up the construction of a replacement.
+    pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
+        if self.take_back_replacement(index) {
+            let member = self.core.member_mut(index);
+            if member.state == MemberState::Online {
+                member.reason = Some(format!("its replacement was given up: {reason}"));
+            }
+            let text = format!("the replacement of member {index} was given up: {reason}");
+            self.core.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Error, Some(index), text);
+        }
+    }
+
+    /// A device that is being built as a replacement is not to be one any more. Whether there was one.
+    pub(in crate::array) fn take_back_replacement(&mut self, index: MemberIndex) -> bool {
+        let Some(replacement) = self.core.member_mut(index).replacement.take() else { return false };
+        self.redo.pages.given_up(index);
+        self.core.count_members();
+        self.core.hand_back(replacement.device.id);
+        self.supers.note_loss();
+        true
+    }
+
+    /// The moment the array loses its last spare redundancy and one more: operations that wait end in EIO.
+    fn enter_failed(&mut self) {
+        // Those that wait for a gate decide anew when they are advanced.
+        self.passes.drain();
+        let gated = std::mem::take(&mut self.core.gated);
+        self.core.ready.extend(gated);
+        self.log_failed();
+    }
+
+    pub(in crate::array) fn member_status(&self) -> Vec<MemberStatus> {
+        let status = |(at, member): (usize, &Member)| MemberStatus {
+            index: MemberIndex(at as u16),
+            uuid: member.uuid,
+            state: member.state,
+            device: member.device.map(|d| d.id),
+            replacement: member.replacement.as_ref().map(|r| r.device.id),
+            counters: member.counters,
+            reason: member.reason.clone(),
+            conditions: self.conditions(MemberIndex(at as u16)),
+            returns: member.away.is_some(),
+            lacking: self.lacking_of(member),
+        };
+        self.core.members.iter().enumerate().map(status).collect()
+    }
+
+    /// What a person should know of a member beside its state.
+    fn conditions(&self, index: MemberIndex) -> Vec<MemberCondition> {
+        let member = self.core.member(index);
+        let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
+        let is_unmended = kept.is_none() && self.bad.has_unmended(index);
+        let not_mended = is_unmended.then_some(MemberCondition::NotMended);
+        let lacks = (self.slots_lacking(index) > 0).then_some(MemberCondition::LacksBlocks);
+        let slow = self.core.paces.is_slow(index).then_some(MemberCondition::Slow);
+        let served_last = self.core.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
+        let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);
+        let of_device = kept.into_iter().chain(not_mended).chain(lacks).chain(slow);
+        self.core.lacks_of(member).chain(of_device).chain(served_last).chain(cut_off).collect()
+    }
+}

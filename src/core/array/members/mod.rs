@@ -1,0 +1,12 @@
+//! Members that come, leave and are judged: superblocks and epochs, administration, bad blocks, assembly.
+
+pub(in crate::array) mod admin;
+pub mod assembly;
+pub(in crate::array) mod bad_blocks;
+mod current;
+mod departed;
+mod endless_errors;
+mod faults;
+mod outlook;
+pub(in crate::array) mod ring_check;
+pub(in crate::array) mod supers;

@@ -1,0 +1,735 @@
+//! Superblock updates: epochs, the dirty mark, progress; and the gate that writes and acknowledgements pass.
+//!
+//! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
+//! of the new sequence number, one after the other, each with a flush; the slot of the first update after a start is
+//! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
+//! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts.
+//! Rules E1-E3 of the crash-safety design: while a loss is not yet recorded durably on all remaining members, no write
+//! starts and none is acknowledged. Rule T6: each update has a number and names the newest one that was complete when it
+//! began, so that a device that was rolled back shows. What an update says of the content of all members (that they are clean,
+//! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
+//! so, and that the first was complete. So a copy of a device from before it was true shows as well.
+
+use crate::array::base::members::{Device, Replaced, Which};
+use crate::array::members::admin::Recording;
+use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
+use crate::array::members::current::{Behind, Mark, why_kept};
+use crate::array::members::departed::Departed;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::{Array, Core, Effect, Inflight, Owner, Stopping};
+use crate::array::{NoticeKind, NoticeLevel};
+use crate::block_io::{Buf, DeviceId, IoFault, IoOp, IoValue};
+use crate::format::{
+    CLEARED_BYTE, COPY_BYTES, Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role,
+    Superblock, superblock_offsets,
+};
+use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use uuid::Uuid;
+
+pub(in crate::array) struct Supers {
+    /// What was written last, or is being written; per-device fields are filled in for each device.
+    template: Superblock,
+    /// Highest epoch number and sequence in use anywhere.
+    epoch_number: u64,
+    random: u64,
+    /// The epoch of `template` is on every member of its live set that is in service. Until it is, no other
+    /// epoch may follow it (E2, A4): members that hold its parent would fall out of the line.
+    epoch_is_complete: bool,
+    /// A new epoch is due although the live set is the same: after a start, or because a member has a new device.
+    bump_due: bool,
+    /// The newest update that every device in use has.
+    update_complete: u64,
+    /// The first update that was made since the log holds nothing that is not in place: once it is complete the next may say so.
+    quiet_update: Option<u64>,
+    /// Where the log is to start once replay is over, and the first update that was made since.
+    new_log_start: Option<(LogStart, Option<u64>)>,
+    /// What members that are out of service held when they left.
+    departed: Departed,
+    /// Losses of devices so far, and how many of them are on disk.
+    losses: u64,
+    durable_losses: u64,
+    /// The mark "writes may be under way", wanted and on disk.
+    dirty: bool,
+    durable_dirty: bool,
+    /// Something has changed that the next update should record.
+    wanted: bool,
+    job: Option<Job>,
+    last_save: Timestamp,
+    /// Progress marks of the last update, to see whether there is news.
+    saved_progress: u64,
+    /// Where the log starts by the last update that is durable.
+    durable_log_start: Option<LogStart>,
+    /// Requests whose answers wait until an update that tells of them is complete.
+    pub(super) recordings: Vec<Recording>,
+}
+
+struct Job {
+    stage: Stage,
+    /// All devices in use have the update, and those that were replaced get it.
+    marks: bool,
+    pending: usize,
+    /// The losses that this update records, and those there were when it began.
+    losses: u64,
+    losses_seen: u64,
+    devices: Vec<Participant>,
+    template: Superblock,
+    /// What was before, for an update that is given up before anything of it was written.
+    before: (Epoch, bool, bool),
+}
+
+/// A device as it was when the update began; what it is now may be something else already.
+struct Participant {
+    member: MemberIndex,
+    device: DeviceId,
+    bytes: u64,
+    uuid: Uuid,
+    role: Role,
+    /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
+    sequence: u64,
+    /// Its superblock, once it has been encoded: the same at both ends.
+    encoded: Option<Buf>,
+}
+
+impl Participant {
+    /// Whether it was replaced, and the update is to tell it so.
+    fn is_marked(&self) -> bool {
+        self.role == Role::Replaced
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    FlushData,
+    /// The first update of a device: a torn one may have left its first sector there, and this one, torn as well, could
+    /// complete it with sectors that both have alike. An epoch that was given up would be back.
+    Clear,
+    FlushClear,
+    WriteHead,
+    FlushHead,
+    WriteTail,
+    FlushTail,
+}
+
+impl Stage {
+    fn is_flush(self) -> bool {
+        matches!(self, Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail)
+    }
+}
+
+/// Progress of passes is recorded this often: what a restart has to do again. So are new pages of the stripe map, which a restart
+/// misses only if they are counted.
+const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
+
+/// An array without writes for this long is marked clean, so that the next start after a crash has nothing to replay.
+const IDLE_CLEAN_NS: u64 = 2_000_000_000;
+
+impl Supers {
+    /// Starts with everything to be recorded: a new epoch over the members that are here (A4).
+    pub(in crate::array) fn new<K>(assembled: &Assembled<K>, seed: u64) -> Supers {
+        let Assembled { sequence, update, update_complete, epoch_number, epoch_is_complete, .. } = *assembled;
+        let template = Superblock { sequence, update, ..assembled.superblock.clone() };
+        let dirty = !template.clean;
+        let departed = Departed::new(&template.left, &template.epoch, assembled.rolled_back);
+        Supers {
+            template,
+            epoch_number,
+            random: seed,
+            epoch_is_complete,
+            update_complete,
+            quiet_update: None,
+            new_log_start: None,
+            departed,
+            bump_due: true,
+            losses: 1,
+            durable_losses: 0,
+            // Until it is replayed a log that was not empty keeps its mark.
+            dirty,
+            durable_dirty: dirty,
+            wanted: true,
+            job: None,
+            last_save: Timestamp(0),
+            saved_progress: 0,
+            durable_log_start: None,
+            recordings: Vec::new(),
+        }
+    }
+
+    /// A device has left service: recorded before anything is acknowledged again.
+    pub(in crate::array) fn note_loss(&mut self) {
+        self.losses += 1;
+        self.wanted = true;
+    }
+
+    /// The next update says that no write is under way.
+    pub(super) fn mark_clean(&mut self) {
+        self.dirty = false;
+    }
+
+    /// The array may not be said to be clean after all, unless its members say so already.
+    pub(in crate::array) fn unmark_clean(&mut self) {
+        self.dirty |= !self.template.clean;
+    }
+
+    /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
+    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
+        let Epoch { parent, live, .. } = self.template.epoch;
+        let is_between = !self.epoch_is_complete && live.contains(member);
+        self.departed.leave(member, tail, if is_between { parent } else { 0 });
+    }
+
+    /// What members that are out of service held when they left.
+    pub(super) fn departed(&self) -> &Departed {
+        &self.departed
+    }
+
+    /// See [`Departed`].
+    pub(in crate::array) fn departed_mut(&mut self) -> &mut Departed {
+        &mut self.departed
+    }
+
+    /// The number of the last epoch in which a member was current; none where that is not known.
+    pub(in crate::array) fn current_until(&self, member: MemberIndex) -> Option<u64> {
+        self.departed.current_until(member, &self.template.epoch)
+    }
+
+    /// The first update that tells of what is so now, and the losses that are to be recorded by then.
+    pub(super) fn next_record(&self) -> (u64, u64) {
+        (self.template.update + 1, self.losses)
+    }
+
+    /// Whether all devices have this update, or a later one, and so many losses are recorded.
+    pub(super) fn is_recorded(&self, (update, losses): (u64, u64)) -> bool {
+        self.update_complete >= update && self.durable_losses >= losses
+    }
+
+    /// What a device must show to be one that was in service when the last update was complete.
+    pub(super) fn mark(&self) -> Mark {
+        Mark { epoch: self.template.epoch, update: self.update_complete, tail: 0 }
+    }
+
+    /// A member has a new device: recorded in a new epoch, so that the old one never counts again.
+    pub(super) fn note_exchange(&mut self) {
+        self.bump_due = true;
+        self.note_loss();
+    }
+
+    /// A device that was built is in service; the log is empty, and `next` its next batch. What the device
+    /// has in its ring from before is void from here on, whichever update tells of the device: that may be one of the log's
+    /// next life, which knows no more that it was empty.
+    pub(in crate::array) fn note_join(&mut self, next: Option<u64>) {
+        if let Some(sequence) = next {
+            self.template.redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
+        }
+        self.note_exchange();
+    }
+
+    /// What a device claims that nobody can have counted to; that is not believed (T6).
+    pub(super) fn unbelievable(&self, superblock: &Superblock) -> Option<String> {
+        let claims = [
+            ("epoch", superblock.epoch.number, self.epoch_number),
+            ("superblock", superblock.sequence, self.template.sequence),
+        ];
+        let (what, claimed, known) =
+            claims.into_iter().find(|&(_, claimed, known)| claimed > known.saturating_add(CLAIM_STEP_MAX))?;
+        Some(format!("it claims {what} {claimed}, and the array knows of none after {known}"))
+    }
+
+    /// Why a device must not be built over although it is none of the array that is served (A3).
+    pub(super) fn apart(&self, superblock: &Superblock) -> Option<Behind> {
+        let mut line = self.template.clone();
+        // As it is known now: the template has it as of the last update.
+        line.left.iter_mut().zip(self.departed.all()).for_each(|(left, now)| *left = now);
+        // It is out, also while no update says so yet.
+        if line.epoch.live.remove(superblock.member) {
+            line.left[usize::from(superblock.member.0)].update = line.update;
+        }
+        why_kept(superblock, &line)
+    }
+
+    /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
+    /// Whatever is left on it must be behind what is written from now on: its superblocks by their sequence, the pieces in
+    /// its ring by the epoch that it joins with. So that a restart knows as well, that number is passed at once.
+    pub(super) fn note_return(&mut self, superblock: &Superblock) {
+        self.template.sequence = self.template.sequence.max(superblock.sequence);
+        if superblock.epoch.number > self.epoch_number {
+            self.epoch_number = superblock.epoch.number;
+            self.bump_due = true;
+        }
+        self.note_loss();
+    }
+
+    /// The log is empty below `start`: recorded on every member before anything is served (R9).
+    pub(in crate::array) fn set_log_start(&mut self, start: LogStart) {
+        self.new_log_start = Some((start, None));
+        self.durable_log_start = None;
+        self.wanted = true;
+    }
+
+    /// The log is read again: where it is to start is not known any more.
+    pub(in crate::array) fn forget_log_start(&mut self) {
+        self.new_log_start = None;
+    }
+
+    /// A batch is issued: what the log holds is not in place everywhere any more.
+    pub(in crate::array) fn note_batch(&mut self) {
+        self.quiet_update = None;
+    }
+
+    /// Whether all devices have an update that was made since the log holds nothing that is not in place.
+    pub(in crate::array) fn is_known_quiet(&self) -> bool {
+        self.quiet_update.is_some_and(|quiet| quiet <= self.update_complete)
+    }
+
+    /// Asks for the update that lets the array be known to be quiet, unless it is on its way.
+    pub(in crate::array) fn want_quiet(&mut self) {
+        self.wanted |= self.quiet_update.is_none() && self.job.is_none();
+    }
+
+    /// What the members say of the log's start, once they all do.
+    pub(in crate::array) fn durable_log_start(&self) -> Option<LogStart> {
+        self.durable_log_start
+    }
+
+    /// Losses of devices so far.
+    pub(in crate::array) fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// Something worth recording that nobody waits for.
+    pub(in crate::array) fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    pub(in crate::array) fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    pub(in crate::array) fn epoch_number(&self) -> u64 {
+        self.template.epoch.number
+    }
+
+    pub(in crate::array) fn epoch(&self) -> Epoch {
+        self.template.epoch
+    }
+
+    /// The live set of the last epoch.
+    pub(in crate::array) fn live(&self) -> MemberSet {
+        self.template.epoch.live
+    }
+
+    pub(in crate::array) fn template(&self) -> &Superblock {
+        &self.template
+    }
+
+    pub(in crate::array) fn is_busy(&self) -> bool {
+        self.job.is_some()
+    }
+
+    /// SplitMix64: epoch identities only have to differ.
+    fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)).max(1)
+    }
+}
+
+impl Array {
+    /// Whether finished writes and flushes may be acknowledged: every loss is on disk.
+    pub(in crate::array) fn acknowledgements_allowed(&self) -> bool {
+        self.supers.losses == self.supers.durable_losses && !self.core.is_failed()
+    }
+
+    /// Whether blocks and pages may be written in place, and log space be given back.
+    pub(in crate::array) fn in_place_allowed(&self) -> bool {
+        self.acknowledgements_allowed() || (is_off(Mutation::InPlaceBeforeBump) && !self.core.is_failed())
+    }
+
+    /// Whether writes may touch members. Asks for the dirty mark when it is missing.
+    pub(in crate::array) fn writes_allowed(&mut self) -> bool {
+        if !self.supers.dirty {
+            self.supers.dirty = true;
+            self.supers.wanted = true;
+        }
+        let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
+        self.supers.durable_dirty && !marking_clean && self.in_place_allowed()
+    }
+
+    /// Starts an update when one is wanted and none is running.
+    pub(in crate::array) fn pump_supers(&mut self) {
+        if !self.supers.wanted || self.supers.job.is_some() || self.core.is_failed() || self.core.is_stopped()
+        {
+            return;
+        }
+        if self.is_epoch_late() || self.is_unjudged() {
+            return;
+        }
+        self.supers.wanted = false;
+        let online = self.core.online();
+        let before = (self.supers.epoch(), self.supers.epoch_is_complete, self.supers.bump_due);
+        let template = self.next_superblock(online);
+        // What the update says of progress, cleanness and new devices must be true of the media.
+        let mut job = Job {
+            stage: Stage::FlushData,
+            marks: false,
+            pending: 0,
+            // An update that only finishes an earlier epoch records no loss.
+            losses: if template.epoch.live == online && !self.supers.bump_due {
+                self.supers.losses
+            } else {
+                self.supers.durable_losses
+            },
+            losses_seen: self.supers.losses,
+            devices: self.core.participants(template.sequence),
+            template: template.clone(),
+            before,
+        };
+        self.supers.template = template;
+        self.supers.last_save = self.core.now;
+        self.supers.saved_progress = self.progress_mark();
+        self.core.issue_super(&mut job);
+        self.supers.job = Some(job);
+    }
+
+    /// The content of the next update: the present states and progress, in a new epoch when the live set differs.
+    fn next_superblock(&mut self, online: MemberSet) -> Superblock {
+        let mut next = self.supers.template.clone();
+        // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock: one that has
+        // missed an update, or has it at one end only, would else be left with what is older when this one is torn.
+        next.sequence = next.sequence.saturating_add(2) & !1;
+        let complete = self.supers.epoch_is_complete || is_off(Mutation::BumpNotFinishedFirst);
+        if complete && (self.supers.bump_due || next.epoch.live != online) {
+            self.supers.epoch_number += 1;
+            self.supers.epoch_is_complete = false;
+            self.supers.bump_due = false;
+            let before = next.epoch;
+            next.epoch = Epoch {
+                number: self.supers.epoch_number,
+                id: self.supers.next_random(),
+                parent: before.id,
+                live: online,
+            };
+            self.supers.departed.begin_epoch(&before, online, next.update);
+        }
+        // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
+        for (at, _) in
+            self.core.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
+        {
+            self.supers.departed.gets_updates(MemberIndex(at as u16), next.update + 1);
+        }
+        next.left = self.supers.departed.records(next.epoch.live);
+        next.update += 1;
+        next.update_complete =
+            if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
+        next.map_pages = self.redo.map_pages().unwrap_or(next.map_pages);
+        let needless = self.needless_log();
+        let supers = &mut self.supers;
+        let complete = supers.update_complete;
+        match needless {
+            Some(_) => supers.quiet_update = supers.quiet_update.or(Some(next.update)),
+            None => supers.quiet_update = None,
+        }
+        if let (Some(sequence), true) = (needless, supers.is_known_quiet()) {
+            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
+        }
+        match &mut supers.new_log_start {
+            Some((start, Some(since))) if *since <= complete => {
+                next.redo.start = *start;
+                supers.new_log_start = None;
+            }
+            Some((_, since)) => *since = since.or(Some(next.update)),
+            None => {}
+        }
+        next.clean = !supers.dirty && (next.clean || supers.is_known_quiet());
+        next.scrub = self.passes.scrub_record();
+        next.members = self
+            .core
+            .members
+            .iter()
+            .map(|member| MemberRecord {
+                uuid: member.uuid,
+                state: member.state,
+                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded())),
+            })
+            .collect();
+        next.replacements = self
+            .core
+            .members
+            .iter()
+            .enumerate()
+            .filter_map(|(at, member)| {
+                let replacement = member.replacement.as_ref()?;
+                Some(ReplacementRecord {
+                    member: MemberIndex(at as u16),
+                    uuid: replacement.uuid,
+                    rebuilt: SlotIndex(replacement.progress.recorded()),
+                })
+            })
+            .collect();
+        next
+    }
+
+    /// An update has failed on a device.
+    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
+        if let Some(at) = self.core.exchanged.iter().position(|replaced| replaced.device.id == entry.device) {
+            let Replaced { member, uuid, device } = self.core.exchanged.swap_remove(at);
+            self.core.releasing.push(device.id);
+            let text = format!(
+                "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
+                 this array, or wipe it"
+            );
+            self.core.notice(NoticeKind::OldDeviceUnmarked, NoticeLevel::Warning, Some(member), text);
+            self.core.release_idle_devices();
+            return;
+        }
+        // E2: finish this update on the others; the loss makes the next one.
+        match entry.effect {
+            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
+            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
+        }
+    }
+
+    pub(in crate::array) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.super_fault(&entry, fault);
+        }
+        let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
+        job.pending -= 1;
+        while job.pending == 0 {
+            // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
+            if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
+                let supers = &mut self.supers;
+                if supers.epoch() != job.before.0 {
+                    // Members that have come back meanwhile hold the epoch before: no device has this one.
+                    self.redo.behind = MemberSet::default();
+                }
+                let bump_due;
+                (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
+                // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
+                supers.bump_due |= bump_due;
+                supers.wanted = true;
+                return;
+            }
+            if job.stage == Stage::FlushClear {
+                // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
+                for participant in job.devices.iter().filter(|other| other.is_marked() == job.marks) {
+                    if let Some(device) = self.core.super_device_mut(participant.member, participant.device) {
+                        device.cleared = true;
+                    }
+                }
+            }
+            job.stage = match job.stage {
+                Stage::FlushData => Stage::Clear,
+                Stage::Clear => Stage::FlushClear,
+                Stage::FlushClear => Stage::WriteHead,
+                Stage::WriteHead => Stage::FlushHead,
+                Stage::FlushHead => Stage::WriteTail,
+                Stage::WriteTail => Stage::FlushTail,
+                Stage::FlushTail if !job.marks && job.devices.iter().any(Participant::is_marked) => {
+                    job.marks = true;
+                    Stage::Clear
+                }
+                Stage::FlushTail => {
+                    self.super_written(&job);
+                    return;
+                }
+            };
+            if !self.core.is_failed() {
+                self.core.issue_super(&mut job);
+            }
+            if job.pending == 0 && self.core.is_failed() {
+                // The update is void; the array records its state when its members are back.
+                self.supers.wanted = true;
+                return;
+            }
+        }
+        self.supers.job = Some(job);
+    }
+
+    fn super_written(&mut self, job: &Job) {
+        if self.core.is_failed() {
+            self.supers.wanted = true;
+            return;
+        }
+        for participant in &job.devices {
+            if let Some(device) = self.core.super_device_mut(participant.member, participant.device) {
+                device.recorded = true;
+                device.sequence = participant.sequence;
+                device.written[(participant.sequence % 2) as usize] = Some(participant.sequence);
+            }
+        }
+        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
+        let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
+        let online = self.core.members.iter().filter(|member| member.state == MemberState::Online);
+        if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
+            self.supers.wanted = true;
+            return;
+        }
+        self.scrub_recorded(job.template.scrub.position);
+        self.supers.epoch_is_complete = true;
+        self.supers.update_complete = job.template.update;
+        self.supers.durable_losses = job.losses;
+        if self.supers.bump_due || self.supers.live() != self.core.online() {
+            self.supers.wanted = true;
+        }
+        self.supers.durable_dirty = !job.template.clean;
+        self.supers.durable_log_start = Some(job.template.redo.start);
+        if self.acknowledgements_allowed() {
+            let exchanged = std::mem::take(&mut self.core.exchanged);
+            self.core.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
+            self.core.release_idle_devices();
+            let gated = std::mem::take(&mut self.core.gated);
+            self.core.ready.extend(gated);
+        }
+        self.end_recordings(false);
+        self.supers.wanted |= self.supers.new_log_start.is_some();
+        let is_half_clean = !self.supers.dirty && !job.template.clean;
+        if is_half_clean {
+            self.supers.wanted = true;
+        } else if let Some(Stopping::Marking(id)) = self.core.stopping {
+            self.finish_stop(id);
+        }
+    }
+
+    /// Tick: records how far passes have come.
+    pub(in crate::array) fn save_progress(&mut self) {
+        let due = self.core.now.nanos_since(self.supers.last_save) >= SAVE_INTERVAL_NS;
+        if due && self.progress_mark() != self.supers.saved_progress {
+            self.supers.want();
+        }
+    }
+
+    /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
+    fn progress_mark(&self) -> u64 {
+        let builds = self.core.members.iter().map(|member| {
+            let own = member.progress.as_ref().map_or(0, |p| p.done());
+            let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
+            own + other
+        });
+        let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
+        builds.sum::<u64>() + scrub + self.redo.map_pages().unwrap_or(0)
+    }
+
+    /// Tick: an array that has been quiet for a while is marked clean.
+    pub(in crate::array) fn mark_idle_clean(&mut self) {
+        let quiet =
+            self.core.write_ops == 0 && self.core.now.nanos_since(self.core.last_write) >= IDLE_CLEAN_NS;
+        if quiet
+            && self.supers.dirty
+            && self.supers.job.is_none()
+            && self.core.stopping.is_none()
+            && !self.core.is_failed()
+            && self.drained_log().is_some()
+        {
+            self.supers.dirty = false;
+            self.supers.want();
+        }
+    }
+}
+
+impl Core {
+    fn issue_super(&mut self, job: &mut Job) {
+        for participant in job.devices.iter_mut().filter(|participant| participant.is_marked() == job.marks) {
+            let &mut Participant { member, device, bytes, uuid, role, sequence, .. } = participant;
+            let found = self.super_device_mut(member, device);
+            let Some((cleared, is_blank)) = found.map(|device| (device.cleared, device.is_blank)) else {
+                continue;
+            };
+            if cleared && matches!(job.stage, Stage::Clear | Stage::FlushClear) {
+                continue;
+            }
+            if job.pending > 0 && job.stage.is_flush() && is_off(Mutation::NoFlushBeforeDecide) {
+                continue;
+            }
+            let op = match job.stage {
+                Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
+                Stage::Clear => {
+                    let mut buf = self.pool.alloc(COPY_BYTES);
+                    buf.fill(CLEARED_BYTE);
+                    let buf = buf.freeze();
+                    let [head, tail] = superblock_offsets(bytes, sequence);
+                    let mut ends = vec![head];
+                    if is_blank {
+                        // Of a new device the other slot, too: that nothing was written there yet is no damage.
+                        ends.extend(superblock_offsets(bytes, sequence ^ 1));
+                    }
+                    for offset in ends {
+                        let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
+                        self.submit_io(Owner::Super, member, device, op);
+                        job.pending += 1;
+                    }
+                    IoOp::Write { offset: tail, buf, fua: false }
+                }
+                // One end after the other: what a void update has left may be in this slot, and one end of it may be
+                // the newest that the device has.
+                Stage::WriteHead | Stage::WriteTail => {
+                    let encode = || {
+                        let template = job.template.clone();
+                        let superblock = Superblock { device: uuid, member, role, sequence, ..template };
+                        let mut buf = self.pool.alloc(COPY_BYTES);
+                        buf.copy_from_slice(&superblock.encode()[..]);
+                        buf.freeze()
+                    };
+                    let buf = participant.encoded.get_or_insert_with(encode).clone();
+                    let [head, tail] = superblock_offsets(bytes, sequence);
+                    let offset = if job.stage == Stage::WriteHead { head } else { tail };
+                    IoOp::Write { offset, buf, fua: false }
+                }
+            };
+            self.submit_io(Owner::Super, member, device, op);
+            job.pending += 1;
+        }
+    }
+
+    /// `pair`: the lower of the two sequences that the update may have on a device.
+    fn participants(&self, pair: u64) -> Vec<Participant> {
+        let participant = |(index, which, device): (MemberIndex, Which, Device)| {
+            let member = self.member(index);
+            let (uuid, role) = match (which, &member.replacement) {
+                (Which::Replacement, Some(replacement)) => (replacement.uuid, Role::Replacement),
+                _ => (member.uuid, Role::Member),
+            };
+            let sequence = pair + u64::from(device.sequence.is_multiple_of(2));
+            Participant {
+                member: index,
+                device: device.id,
+                bytes: device.bytes,
+                uuid,
+                role,
+                sequence,
+                encoded: None,
+            }
+        };
+        let replaced = self.exchanged.iter().map(|&Replaced { member, uuid, device }| Participant {
+            member,
+            device: device.id,
+            bytes: device.bytes,
+            uuid,
+            role: Role::Replaced,
+            sequence: pair + u64::from(device.sequence.is_multiple_of(2)),
+            encoded: None,
+        });
+        self.devices().into_iter().map(participant).chain(replaced).collect()
+    }
+
+    /// A device that an update goes to: in use, or replaced and not told yet.
+    fn super_device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
+        if let Some(at) = self.exchanged.iter().position(|replaced| replaced.device.id == id) {
+            return Some(&mut self.exchanged[at].device);
+        }
+        self.device_mut(member, id)
+    }
+
+    /// Word to the operator that a returned or new device makes the array whole.
+    pub(in crate::array) fn notice_if_whole(&mut self) {
+        if self.members.iter().all(|member| member.state == MemberState::Online) {
+            self.notice(
+                NoticeKind::ArrayWhole,
+                NoticeLevel::Info,
+                None,
+                "every member is online again".into(),
+            );
+        }
+    }
+}

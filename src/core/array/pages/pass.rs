@@ -1,0 +1,476 @@
+//! The metadata pages of a device under construction, and how it joins.
+//!
+//! A pass walks the pages that have a copy on the member and has each written whole with a checkpoint. When that is
+//! over and every slot is built, the log is emptied, so that no image in it is missing on the new device, and the
+//! device joins with a new epoch.
+//!
+//! A page that the others cannot give is marked as damaged on the device. But of a device that is only caught up, its own copy
+//! may be all that is left: where its member has missed no block that the page tells of, it is read, and the page is taken from
+//! there (`pages/offers.rs`). If that does not tell what the page is, its copy stays as it is.
+//!
+//! Pages that cannot be read are tried again before the device joins, as slots are: once it is in service, another member may
+//! leave, whose copy is the only other one. The pass waits for none of them alone: it goes on at the first error, and comes back
+//! to those that failed in rounds. Pages that tell of no data are not waited for.
+
+use crate::array::base::members::{PagesBuilt, Progress, Which};
+use crate::array::log::redo::Share;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::hold::{PageHold, PagesHeld};
+use crate::array::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::{PAGE_BYTES, PageIndex};
+use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
+use std::collections::{BTreeSet, VecDeque};
+
+/// Time between two tries of pages that cannot be read.
+const RETRY_NS: u64 = 1_000_000_000;
+
+/// They are tried for so long, if slots have used up the time that a device waits.
+const ROUNDS_MIN_NS: u64 = 4_000_000_000;
+
+/// Pages that are tried again at one time: with more, the members that should give them are as good as gone.
+const TRIED_AGAIN_MAX: usize = 4096;
+
+pub(in crate::array) struct PagePass {
+    member: MemberIndex,
+    which: Which,
+    device: DeviceId,
+    next: PageIndex,
+    hold: Option<(PageIndex, PageHold)>,
+    /// The copy that the device itself has of a page, being read; what it holds was offered for the
+    /// page named last, and may tell something, at least later.
+    own: Option<OwnCopy>,
+    offered: Option<(PageIndex, bool)>,
+    /// How often it has come back to pages that could not be read, and those that are left of this
+    /// round, which begins at this time.
+    rounds: u32,
+    again: VecDeque<PageIndex>,
+    not_before: Timestamp,
+    /// Pages that could not be read, of which the copy of the device itself may count: it is asked
+    /// when another try has failed.
+    aside: VecDeque<PageIndex>,
+    /// Pages that the device lacks and that are waited for.
+    lacking: BTreeSet<PageIndex>,
+    /// They are, at least until then.
+    patient_until: Timestamp,
+    is_last_try: bool,
+    /// All pages were asked for; the checkpoint that must have ended.
+    last: Option<u64>,
+    life: u64,
+}
+
+/// See [`PagePass::own`].
+struct OwnCopy {
+    page: PageIndex,
+    places: [Option<BufMut>; 2],
+    pending: usize,
+}
+
+/// Whether a device that is caught up lacks blocks that a page tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missed {
+    None,
+    Some,
+    /// A crash could bring back some: after a checkpoint it cannot.
+    AskLater,
+}
+
+impl PagePass {
+    /// Whether it has nothing in flight.
+    pub(in crate::array) fn waits(&self) -> bool {
+        self.own.is_none()
+    }
+}
+
+impl Array {
+    /// Whether a device whose slots are built may join. If not, what that takes is on its way.
+    pub(in crate::array) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
+        match self.core.pages_built(member, which) {
+            Some(PagesBuilt::No) => {
+                self.core.set_pages_built(member, which, PagesBuilt::Running);
+                self.start_page_pass(member, which);
+                return false;
+            }
+            Some(PagesBuilt::Running) | None => return false,
+            Some(PagesBuilt::Done) => {}
+        }
+        self.redo_mut().held = true;
+        // Pages that it was built without and that were readable since: it counts as one that has
+        // them once it is in service.
+        if self.redo().pages.is_due_on(member, which) {
+            self.redo_mut().checkpoint.want();
+            return false;
+        }
+        let drained = self.redo().promised == Share::default() && self.needless_log().is_some();
+        if !drained {
+            self.redo_mut().checkpoint.want();
+        }
+        // The update that tells of the device says that all members have in place what it has no log of (T6).
+        if drained && !self.supers.is_known_quiet() {
+            self.supers.want_quiet();
+            return false;
+        }
+        drained && self.acknowledgements_allowed()
+    }
+
+    /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one
+    /// that has joined is complete.
+    pub(in crate::array) fn end_hold(&mut self) {
+        if !self.redo().held || !self.acknowledgements_allowed() {
+            return;
+        }
+        let slots = self.core.map.slots;
+        let waits = self
+            .core
+            .builds_mut()
+            .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
+        // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
+        if !waits || self.core.stopping.is_some() {
+            self.redo_mut().held = false;
+            self.wake_waiting_for_room();
+        }
+    }
+
+    fn start_page_pass(&mut self, member: MemberIndex, which: Which) {
+        let Some(device) = self.core.device_of(member, which) else { return };
+        let life = self.redo().lives;
+        let pass = PagePass {
+            member,
+            which,
+            device,
+            next: PageIndex(0),
+            hold: None,
+            own: None,
+            offered: None,
+            rounds: 0,
+            again: VecDeque::new(),
+            not_before: self.core.now,
+            aside: VecDeque::new(),
+            lacking: BTreeSet::new(),
+            patient_until: self.core.now,
+            is_last_try: false,
+            last: None,
+            life,
+        };
+        let key = self.ops.insert(Op::PagePass(Box::new(pass)));
+        self.core.ready.push_back(key);
+    }
+
+    pub(in crate::array) fn advance_page_pass(&mut self, key: usize, pass: &mut PagePass) -> Flow {
+        if pass.own.as_ref().is_some_and(|own| own.pending > 0) {
+            return Flow::Wait;
+        }
+        let ours = self.core.device_of(pass.member, pass.which) == Some(pass.device);
+        if !ours || self.core.is_failed() || pass.life != self.redo().lives || !self.redo().is_serving() {
+            return self.end_page_pass(key, pass, false);
+        }
+        if self.core.now < pass.not_before {
+            return Flow::Wait;
+        }
+        loop {
+            if let Some(own) = pass.own.take() {
+                self.offer_own_copy(pass, &own);
+            }
+            if let Some((page, mut hold)) = pass.hold.take() {
+                let held = self.hold_pages(key, &mut hold);
+                if held == PagesHeld::Wait {
+                    pass.hold = Some((page, hold));
+                    return Flow::Wait;
+                }
+                let is_unreadable = held == PagesHeld::Unreadable;
+                if !is_unreadable {
+                    self.redo_mut().pages.rebuild(page, pass.member, pass.which);
+                }
+                self.release_pages(&mut hold);
+                if is_unreadable {
+                    match self.own_copy_counts(pass, page) {
+                        Missed::AskLater => {
+                            pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
+                            let redo = self.redo_mut();
+                            redo.checkpoint.want();
+                            redo.waiting_for_drain.push(key);
+                            return Flow::Wait;
+                        }
+                        Missed::None if pass.rounds == 0 && !self.tells_of_nothing(page) => {
+                            pass.aside.push_back(page);
+                        }
+                        Missed::None => match pass.offered {
+                            Some((offered, tells)) if offered == page => {
+                                let pages = &mut self.redo_mut().pages;
+                                if tells {
+                                    pages.leave_alone(page, pass.member);
+                                } else {
+                                    pages.void(page, pass.member, pass.which);
+                                }
+                                self.page_lacks(pass, page);
+                            }
+                            _ => return self.read_own_copy(key, pass, page),
+                        },
+                        Missed::Some => {
+                            self.redo_mut().pages.void(page, pass.member, pass.which);
+                            self.page_lacks(pass, page);
+                        }
+                    }
+                }
+            }
+            let redo = self.redo_mut();
+            if let Some(last) = pass.last {
+                if redo.checkpoint.ended >= last && !redo.pages.is_due_on(pass.member, pass.which) {
+                    return self.end_page_pass(key, pass, true);
+                }
+                redo.checkpoint.want();
+                redo.waiting_for_drain.push(key);
+                return Flow::Wait;
+            }
+            if redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 4 {
+                redo.checkpoint.want();
+                redo.waiting_for_drain.push(key);
+                return Flow::Wait;
+            }
+            let page = redo.pages.next_page_on(pass.member, pass.next);
+            if let Some(page) = page.or_else(|| self.core.next_page_again(pass)) {
+                pass.next = pass.next.max(PageIndex(page.0 + 1));
+                pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
+                continue;
+            }
+            if self.begin_round(pass) {
+                self.core.patient.push((pass.not_before, key));
+                return Flow::Wait;
+            }
+            if self.begin_last_try(pass) {
+                continue;
+            }
+            self.note_lacking_pages(pass);
+            // Not a checkpoint that has begun already: it may have frozen the pages before.
+            pass.last = Some(self.redo().checkpoint.begun + 1);
+        }
+    }
+
+    /// Begins to ask for the pages again that could not be read. False: none is waited for.
+    fn begin_round(&mut self, pass: &mut PagePass) -> bool {
+        let pages = &self.redo().pages;
+        pass.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
+        if pass.is_last_try {
+            return false;
+        }
+        if pass.rounds == 0 {
+            pass.patient_until = Timestamp(self.core.now.0 + ROUNDS_MIN_NS);
+        }
+        if !pass.lacking.is_empty() && self.core.waits_for_pages(pass) {
+            pass.again = pass.lacking.iter().copied().collect();
+        }
+        let many = pass.again.len() + pass.aside.len();
+        self.core.set_retried_pages(pass, many as u64);
+        if many == 0 {
+            return false;
+        }
+        if pass.rounds == 0 {
+            let text = format!(
+                "{} cannot be read for now{}: tried again for up to half a minute before the device of member {} is in service",
+                Count::of(many, "metadata page"),
+                self.redo().unreadable.last_of_all(),
+                pass.member
+            );
+            self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
+        }
+        pass.rounds += 1;
+        pass.offered = None;
+        pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
+        true
+    }
+
+    /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
+    /// waited for it may be readable by now.
+    fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
+        if pass.rounds == 0 || pass.is_last_try || self.core.hurried || is_off(Mutation::JoinsLacking) {
+            return false;
+        }
+        pass.is_last_try = true;
+        pass.offered = None;
+        pass.again = self.redo().pages.void_on(pass.member, pass.which).collect();
+        !pass.again.is_empty()
+    }
+
+    /// The page cannot be read, and the device has no good copy of it, as far as is known.
+    fn page_lacks(&self, pass: &mut PagePass, page: PageIndex) {
+        if pass.lacking.len() < TRIED_AGAIN_MAX && !self.tells_of_nothing(page) {
+            pass.lacking.insert(page);
+        }
+    }
+
+    /// The device joins without pages that cannot be read.
+    fn note_lacking_pages(&mut self, pass: &PagePass) {
+        let void: Vec<PageIndex> = self.redo().pages.void_on(pass.member, pass.which).collect();
+        let mut with_data = 0;
+        for &page in &void {
+            let has_data = !self.tells_of_nothing(page);
+            with_data += usize::from(has_data);
+            self.redo_mut().unreadable.lacks(page, has_data);
+        }
+        let why = self.redo().unreadable.last_of_all();
+        let (count, member) = (Count::of(void.len(), "metadata page"), pass.member);
+        let (level, what) = match with_data {
+            0 if void.is_empty() => return,
+            0 => (NoticeLevel::Warning, "no data is behind them".to_owned()),
+            _ => {
+                let some = if with_data < void.len() {
+                    format!("{with_data} of them have")
+                } else {
+                    "they have".into()
+                };
+                let what = format!(
+                    "what {some} the checksums of is answered with errors until they can be read; nothing is given up"
+                );
+                (NoticeLevel::Error, what)
+            }
+        };
+        let text =
+            format!("{count} cannot be read for now{why}, and member {member} is built without: {what}");
+        self.core.notice(NoticeKind::PageUnreadable, level, None, text);
+    }
+
+    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does
+    /// if it is not caught up.
+    fn own_copy_counts(&mut self, pass: &PagePass, page: PageIndex) -> Missed {
+        self.core.caught_up_since(pass).map_or(Missed::Some, |since| self.missed_of(page, since))
+    }
+
+    /// Whether a member that is as it was at the end of epoch `since` has missed blocks that a page tells of.
+    fn missed_of(&self, page: PageIndex, since: u64) -> Missed {
+        if is_off(Mutation::ReturningCopyVoided) {
+            return Missed::Some;
+        }
+        let redo = self.redo();
+        let mut missed = Missed::None;
+        for slot in redo.pages.layout().slots_of(page).map(SlotIndex) {
+            match redo.stripes.stripe_at(slot) {
+                Some(stripe) if self.holds_data(stripe) => {
+                    if self.is_missed(stripe, since) {
+                        return Missed::Some;
+                    }
+                }
+                Some(stripe) if redo.is_in_log(stripe) => missed = Missed::AskLater,
+                None if redo.stripes.is_retired(slot) => missed = Missed::AskLater,
+                // What the page says of a slot without data is written anew with the first data.
+                Some(_) | None => {}
+            }
+        }
+        missed
+    }
+
+    fn read_own_copy(&mut self, key: usize, pass: &mut PagePass, page: PageIndex) -> Flow {
+        let mut copies = self.redo().pages.layout().copies(page);
+        let (_, offset) = copies.find(|(member, _)| *member == pass.member).expect("a member with a copy");
+        let first = self.redo().pages_offset.plus(offset);
+        pass.own = Some(OwnCopy { page, places: [None, None], pending: 2 });
+        for (item, offset) in [first, first.plus(PAGE_BYTES as u64)].into_iter().enumerate() {
+            let read = IoOp::Read { offset, buf: self.core.pool.alloc(PAGE_BYTES) };
+            self.core.submit_io(Owner::Op { key, item }, pass.member, pass.device, read);
+        }
+        Flow::Wait
+    }
+
+    pub(in crate::array) fn page_pass_io(
+        &mut self,
+        key: usize,
+        pass: &mut PagePass,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        let own = pass.own.as_mut().expect("its copy is being read");
+        own.pending -= 1;
+        match result {
+            Ok(IoValue::Data(bytes)) => own.places[item] = Some(bytes),
+            Ok(_) => unreachable!("a read yields data"),
+            Err(fault) if fault.kind == IoFaultKind::Gone => {
+                self.read_fault(entry.member, entry.device, fault)
+            }
+            Err(_) => {}
+        }
+        self.advance_page_pass(key, pass)
+    }
+
+    /// The copy was read: the page is asked for once more, and taken from it if it is needed still.
+    fn offer_own_copy(&mut self, pass: &mut PagePass, own: &OwnCopy) {
+        let page = own.page;
+        let since = self.core.caught_up_since(pass);
+        let since = since.filter(|since| self.missed_of(page, *since) == Missed::None);
+        let tells = since.is_some_and(|since| {
+            let places = [0, 1].map(|at: usize| own.places[at].as_deref());
+            self.redo_mut().pages.offer(page, pass.member, since, places)
+        });
+        pass.offered = Some((page, tells));
+        pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
+    }
+
+    pub(in crate::array) fn end_page_pass(
+        &mut self,
+        key: usize,
+        pass: &mut PagePass,
+        complete: bool,
+    ) -> Flow {
+        self.core.patient.retain(|(_, other)| *other != key);
+        if let Some((_, mut hold)) = pass.hold.take() {
+            self.release_pages(&mut hold);
+        }
+        if self.core.device_of(pass.member, pass.which) == Some(pass.device) {
+            let built = if complete { PagesBuilt::Done } else { PagesBuilt::No };
+            self.core.set_pages_built(pass.member, pass.which, built);
+            self.core.set_retried_pages(pass, 0);
+        }
+        Flow::Finished
+    }
+}
+
+impl Core {
+    /// How far the device that is being built for a member is, if one is.
+    fn build_of(&mut self, member: MemberIndex, which: Which) -> Option<&mut Progress> {
+        self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).map(|(_, _, _, progress)| progress)
+    }
+
+    fn pages_built(&mut self, member: MemberIndex, which: Which) -> Option<PagesBuilt> {
+        self.build_of(member, which).map(|progress| progress.pages)
+    }
+
+    fn set_pages_built(&mut self, member: MemberIndex, which: Which, to: PagesBuilt) {
+        if let Some(progress) = self.build_of(member, which) {
+            progress.pages = to;
+        }
+    }
+
+    /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
+    /// before it was tried.
+    fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
+        if !pass.again.is_empty() && !pass.is_last_try && !self.waits_for_pages(pass) {
+            pass.again.clear();
+        }
+        if pass.rounds == 0 {
+            return None;
+        }
+        pass.aside.pop_front().or_else(|| pass.again.pop_front())
+    }
+
+    /// Whether pages that the device lacks are waited for still.
+    fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
+        let now = self.now;
+        let build = self.build_of(pass.member, pass.which);
+        let is_patient = build.is_some_and(|progress| progress.is_patient(now));
+        (is_patient || now < pass.patient_until) && !self.hurried && !is_off(Mutation::JoinsLacking)
+    }
+
+    fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {
+        if let Some(progress) = self.build_of(pass.member, pass.which) {
+            progress.retried_pages = many;
+        }
+    }
+
+    /// The epoch until whose end the member was in service, if the device is its own and only
+    /// caught up.
+    fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
+        match pass.which {
+            Which::Primary => self.build_of(pass.member, pass.which)?.since,
+            Which::Replacement => None,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Pages of which only a device that is caught up holds the newest version.
+//!
+//! Its member was away, and its copies count for nothing until it has joined. But where it has missed nothing of what a page
+//! tells of (`page_pass.rs` knows), its copy says the same as the newest version; and if that cannot be read elsewhere, it is
+//! all there is. So it is taken, as a new version that is written to every copy, before anything goes over it: to the
+//! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
+//!
+//! A copy with a fault of its own may show an older version. It is taken once every other copy was
+//! read and none tells more; its blank entries then count as lost, as those of such a copy on a
+//! member in service do. Until then it stays as it is on the device: it may be all that is left.
+
+use crate::array::base::members::Which;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::copies::{CopyFound, Next, Place, Torn, version_of};
+use crate::array::pages::store::{Cached, Copies, LoadOutcome, Loaded, PageStore, Trust};
+use crate::format::{LogKey, Page, PageError, PageIndex};
+use crate::units::MemberIndex;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// A version that is taken this way is ahead of what copies may show that cannot be read now: by more than a page can have been
+/// written while its member was away, and so little that it can be done 2^11 times (`versions.rs`).
+pub(super) const AHEAD: u64 = 1 << 32;
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct Offer {
+    own: CopyFound,
+    newest: Option<Page>,
+    /// A version that the device must have had is newer than what it shows.
+    is_behind: bool,
+}
+
+impl Offer {
+    pub(super) fn is_of(&self, member: MemberIndex) -> bool {
+        self.own.member == member
+    }
+
+    /// Whether the copy shows, with no fault of its own, what the page was when the member left.
+    fn is_whole(&self) -> bool {
+        let version = self.newest.as_ref().map(version_of);
+        version.is_some() && !self.is_behind && self.own.fault(version, Torn::Impossible).is_none()
+    }
+
+    /// What the page is by this and by what a load has found without it; none if it cannot be known
+    /// yet.
+    pub(super) fn weigh(self, found: Option<&Page>, copies: &Copies) -> Option<Known> {
+        let is_whole = self.is_whole() || is_off(Mutation::OfferNotWeighed);
+        if !is_whole {
+            let with_own = |copy: &CopyFound| *if self.is_of(copy.member) { &self.own } else { copy };
+            if Copies(copies.0.iter().map(with_own).collect()).has_unread() {
+                return None;
+            }
+        }
+        // While the member was away nothing was written that counts: a newer version says the same.
+        let content = newer(found.cloned(), self.newest)?;
+        Some(Known { own: self.own, content, is_doubted: !is_whole })
+    }
+}
+
+/// What a page is, by an offer.
+pub(super) struct Known {
+    own: CopyFound,
+    content: Page,
+    /// It may be an older version.
+    is_doubted: bool,
+}
+
+impl PageStore {
+    /// A device that is caught up holds this in the two places of its copy of a page; none for a
+    /// place that cannot be read. The next load of the page takes it, if the page cannot be read
+    /// otherwise and this tells enough. False: there is nothing in the copy that could ever tell
+    /// anything.
+    ///
+    /// The member was in service until the end of epoch `since`, and has missed nothing of what the
+    /// page tells of.
+    pub(crate) fn offer(
+        &mut self,
+        page: PageIndex,
+        member: MemberIndex,
+        since: u64,
+        places: [Option<&[u8]>; 2],
+    ) -> bool {
+        let read = |bytes: &[u8]| decode_place(&self.key, self.array, page, bytes);
+        let [first, second] = places.map(|bytes| bytes.map_or((Place::Unreadable, None), read));
+        let own = CopyFound { member, places: Some([first.0, second.0]) };
+        let newest = newer(first.1, second.1);
+        let is_behind = self.versions.is_behind(page, newest.as_ref().map(version_of), since);
+        let tells = own.is_unreadable() || newest.is_some() && !is_behind;
+        self.offers.insert(page, Offer { own, newest, is_behind });
+        tells
+    }
+
+    /// Puts what is known of a page by an offer into the cache, as a load of it has ended without
+    /// that.
+    pub(super) fn take_offer(
+        &mut self,
+        page: PageIndex,
+        known: Known,
+        waiters: Vec<usize>,
+        copies: &Copies,
+    ) -> Loaded {
+        let Known { own, mut content, is_doubted } = known;
+        let faults = copies.faults(Some(version_of(&content)), Torn::Impossible);
+        content.sequence += AHEAD;
+        content.paired = true;
+        if is_doubted {
+            content.doubt();
+        }
+        let next = copies.0.iter().map(|copy| match copy.member {
+            of if of == own.member => own.next_write(),
+            of if self.away.contains(of) => Next::Anywhere,
+            _ => copy.next_write(),
+        });
+        let cached = Cached {
+            next: next.collect(),
+            page: Arc::new(content),
+            pins: waiters.len() as u32,
+            used: true,
+            dirty: false,
+            trust: Trust::Known,
+        };
+        self.cached.insert(page, cached);
+        self.left_alone.remove(&page);
+        self.rebuild_void(page);
+        self.touch(page);
+        if !self.is_map_page(page) {
+            self.clock.push_back(page);
+            self.evict();
+        }
+        let ((good, marked), outcome) = (Default::default(), LoadOutcome::Ready);
+        Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread: None }
+    }
+
+    /// A page that cannot be read stays as it is on a device that is being built, which has missed
+    /// nothing of it: once it is in service its copy counts like any other. If the page can be read
+    /// before that, the device gets it.
+    ///
+    /// # Panics
+    /// When the page has no copy on this member.
+    pub(crate) fn leave_alone(&mut self, page: PageIndex, member: MemberIndex) {
+        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
+        if self.cached.contains_key(&page) {
+            return self.rebuild(page, member, Which::Primary);
+        }
+        self.void.insert((page, member, false));
+        self.left_alone.insert(page);
+    }
+
+    /// Whether copies on a device that is being built are to be written whole with the next write-back.
+    pub(crate) fn is_due_on(&self, member: MemberIndex, which: Which) -> bool {
+        self.due.values().any(|due| match which {
+            Which::Primary => due.whole.contains(member),
+            Which::Replacement => due.replacement.contains(member),
+        })
+    }
+}
+
+/// What a place of a copy shows.
+pub(super) fn decode_place(
+    key: &LogKey,
+    array: Uuid,
+    page: PageIndex,
+    bytes: &[u8],
+) -> (Place, Option<Page>) {
+    match Page::decode(key, array, page, bytes) {
+        Err(PageError::Blank) => (Place::Blank, None),
+        Err(PageError::Damaged) => (Place::Damaged, None),
+        Ok(version) => {
+            let found = version_of(&version);
+            (if version.paired { Place::Paired(found) } else { Place::Valid(found) }, Some(version))
+        }
+    }
+}
+
+/// The newer version; the first of two that are the same.
+pub(super) fn newer(one: Option<Page>, other: Option<Page>) -> Option<Page> {
+    match (&one, &other) {
+        (Some(first), Some(second)) if version_of(first) < version_of(second) => other,
+        (None, _) => other,
+        _ => one,
+    }
+}

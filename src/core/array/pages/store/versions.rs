@@ -1,0 +1,105 @@
+//! The versions of all pages that were seen, 8 bytes each, whether the pages are cached or not: with them one copy is enough
+//! to know a page by, and a copy that is older is known to be (rule T3).
+
+use crate::array::pages::copies::{Remembered, Version};
+use crate::format::PageIndex;
+
+/// A word is 0 for a page that was not seen; otherwise this bit, the lower bits of the epoch and those of the sequence. No
+/// page has 2^43 versions, and two epochs in which one version was written twice are never 2^20 apart.
+const SEEN: u64 = 1 << 63;
+const EPOCH_BITS: u32 = 20;
+const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
+const SEQUENCE_MASK: u64 = (1 << (63 - EPOCH_BITS)) - 1;
+
+/// See the head of this file.
+pub(super) struct Versions(Box<[u64]>);
+
+impl Versions {
+    /// Nothing was seen yet of so many pages. Memory is used as pages are seen.
+    pub(super) fn new(pages: u64) -> Versions {
+        let pages = usize::try_from(pages).expect("pages of a valid geometry fit memory");
+        Versions(vec![0; pages].into_boxed_slice())
+    }
+
+    /// This is the newest version of the page; none: it was never written.
+    pub(super) fn set(&mut self, page: PageIndex, version: Option<Version>) {
+        self.0[page.0 as usize] = word(version);
+    }
+
+    /// Nothing is known of the page any more.
+    pub(super) fn forget(&mut self, page: PageIndex) {
+        self.0[page.0 as usize] = 0;
+    }
+
+    /// The sequence of the newest version that is remembered, 0 for none.
+    pub(super) fn sequence(&self, page: PageIndex) -> u64 {
+        self.0[page.0 as usize] >> EPOCH_BITS & SEQUENCE_MASK
+    }
+
+    /// Compares a version that a copy shows, none for no version, with what is remembered.
+    pub(super) fn compare(&self, page: PageIndex, shown: Option<Version>) -> Remembered {
+        let (known, shown) = (self.0[page.0 as usize], word(shown));
+        let sequence = |word: u64| word >> EPOCH_BITS & SEQUENCE_MASK;
+        match sequence(shown).cmp(&sequence(known)) {
+            _ if known == 0 => Remembered::Nothing,
+            std::cmp::Ordering::Less => Remembered::Newer,
+            std::cmp::Ordering::Equal if known == shown => Remembered::Same,
+            // Nothing in this process has written it.
+            std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Remembered::Nothing,
+        }
+    }
+
+    /// Whether a version that a copy shows, none for no version, is older than one that is
+    /// remembered and was written in epoch `until` or before.
+    pub(super) fn is_behind(&self, page: PageIndex, shown: Option<Version>, until: u64) -> bool {
+        let known = self.0[page.0 as usize];
+        let later = (known & EPOCH_MASK).wrapping_sub(until) & EPOCH_MASK;
+        let is_later = later != 0 && later <= EPOCH_MASK / 2;
+        self.compare(page, shown) == Remembered::Newer && !is_later
+    }
+}
+
+fn word(version: Option<Version>) -> u64 {
+    let (sequence, epoch) = version.unwrap_or((0, 0));
+    SEEN | (sequence & SEQUENCE_MASK) << EPOCH_BITS | (epoch & EPOCH_MASK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_recognised_and_an_older_one_too() {
+        let mut versions = Versions::new(3);
+        let page = PageIndex(1);
+        assert_eq!(versions.compare(page, Some((1, 1))), Remembered::Nothing);
+        versions.set(page, None);
+        assert_eq!(versions.compare(page, None), Remembered::Same);
+        versions.set(page, Some((7, 3)));
+        assert_eq!(versions.compare(page, Some((7, 3))), Remembered::Same);
+        assert_eq!(versions.compare(page, Some((8, 3))), Remembered::Nothing, "nobody here has written it");
+        assert_eq!(versions.compare(page, Some((6, 9))), Remembered::Newer);
+        assert_eq!(versions.compare(page, None), Remembered::Newer);
+        assert_eq!(versions.compare(page, Some((7, 4))), Remembered::Nothing);
+        assert_eq!(versions.compare(PageIndex(2), Some((7, 3))), Remembered::Nothing);
+        versions.forget(page);
+        assert_eq!(versions.compare(page, None), Remembered::Nothing);
+    }
+
+    #[test]
+    fn what_a_copy_must_have_had_is_told_from_what_came_later() {
+        let mut versions = Versions::new(1);
+        let page = PageIndex(0);
+        assert!(!versions.is_behind(page, Some((3, 1)), 9), "nothing is known");
+        for epoch in [1, 5, EPOCH_MASK, EPOCH_MASK + 4] {
+            versions.set(page, Some((7, epoch)));
+            for (until, is_behind) in
+                [(epoch - 1, false), (epoch, true), (epoch + 1, true), (epoch + 900, true)]
+            {
+                assert_eq!(versions.is_behind(page, Some((6, 1)), until), is_behind, "{epoch} {until}");
+                assert_eq!(versions.is_behind(page, None, until), is_behind, "{epoch} {until}");
+                assert!(!versions.is_behind(page, Some((7, epoch)), until));
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Which slot is rebuilt next, and on which devices. What happens on a slot is in `logged_passes.rs`.
+
+use crate::array::Array;
+use crate::array::Core;
+use crate::array::base::members::{Progress, Which};
+use crate::block_io::DeviceId;
+use crate::units::{MemberIndex, SlotIndex, StripeIndex};
+
+/// A device that is to get a slot.
+pub(in crate::array) struct Target {
+    pub member: MemberIndex,
+    pub device: DeviceId,
+    pub column: usize,
+}
+
+impl Array {
+    pub(super) fn start_rebuild_slot(&mut self) {
+        let Some(slot) = self.core.next_build_slot() else {
+            self.passes.running -= 1;
+            return;
+        };
+        let (map, now) = (self.core.map, self.core.now);
+        let mut targets = Vec::new();
+        for (member, _, device, progress) in self.core.builds_mut() {
+            if progress.due(map.slots, now) == Some(slot.0) {
+                progress.begin(slot.0);
+                targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
+            }
+        }
+        self.start_logged_rebuild(slot, targets);
+    }
+
+    /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
+    pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
+        let (slots, now) = (self.core.map.slots, self.core.now);
+        let goes_without = self.core.builds_mut().any(|(m, _, d, progress)| {
+            (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
+        });
+        if goes_without {
+            self.note_lacking(slot, target);
+        }
+    }
+
+    /// Moves the progress of the targets over a slot, or back to it.
+    pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
+        for target in targets {
+            for (member, _, device, progress) in self.core.builds_mut() {
+                if member == target.member && device == target.device {
+                    progress.running.remove(&slot.0);
+                    if !complete {
+                        progress.rewind_to(slot.0);
+                    }
+                }
+            }
+        }
+        self.passes.running -= 1;
+    }
+
+    /// Whether data of the stripe was written later than in epoch `since`, or may have been.
+    pub(in crate::array) fn is_missed(&self, stripe: StripeIndex, since: u64) -> bool {
+        self.redo().checkpoint.is_to_remark(stripe) || self.redo().pages.map_entry(stripe).epoch > since
+    }
+}
+
+impl Core {
+    /// The progress of every device that is being built.
+    pub(in crate::array) fn builds_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
+        self.members.iter_mut().enumerate().flat_map(|(at, member)| {
+            let index = MemberIndex(at as u16);
+            let primary = member.device.zip(member.progress.as_mut());
+            let primary = primary.map(|(device, progress)| (index, Which::Primary, device.id, progress));
+            let second = member.replacement.as_mut();
+            let second = second.map(|r| (index, Which::Replacement, r.device.id, &mut r.progress));
+            [primary, second].into_iter().flatten()
+        })
+    }
+
+    /// The next slot that a device under construction needs: the lowest of all, so that devices which join later
+    /// catch up and then share the reads of the others.
+    pub(super) fn next_build_slot(&self) -> Option<SlotIndex> {
+        let progresses = self.members.iter().flat_map(|member| {
+            [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
+        });
+        progresses.filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)
+    }
+
+    /// The epoch up to which a device under construction is current anyway.
+    pub(super) fn needs_since(&self, target: &Target) -> Option<u64> {
+        let member = self.member(target.member);
+        let primary =
+            member.device.zip(member.progress.as_ref()).map(|(device, progress)| (device.id, progress));
+        let second = member.replacement.as_ref().map(|new| (new.device.id, &new.progress));
+        let mut builds = [primary, second].into_iter().flatten();
+        builds.find(|(device, _)| *device == target.device).and_then(|(_, progress)| progress.since)
+    }
+}

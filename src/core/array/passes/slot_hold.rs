@@ -1,0 +1,181 @@
+//! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
+//! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
+//!
+//! A slot that a stripe has left, or whose stripe was discarded, is empty only once a crash cannot bring that back: a
+//! device under construction that skipped it sooner would count as built and lack it.
+//!
+//! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
+//! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
+
+use crate::array::Array;
+use crate::array::base::lock::LockMode;
+use crate::array::client::write::SLOT_LOCK;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::hold::{PageHold, PagesHeld};
+use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct SlotHold {
+    pub slot: SlotIndex,
+    /// The stripe that is locked.
+    stripe: Option<StripeIndex>,
+    stage: Stage,
+    pages: PageHold,
+    /// For devices under construction.
+    builds: Option<Builds>,
+    life: u64,
+}
+
+/// What devices under construction need.
+#[derive(Clone, Copy, Debug)]
+struct Builds {
+    /// What was written later than in this epoch; all, if none.
+    since: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    Slot,
+    Stripe,
+    Drain,
+    Held,
+}
+
+/// How far holding has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Not yet: the operation is advanced when that may have changed.
+    Wait,
+    /// The slot is free, its stripe holds no data, or the devices under construction have what it holds. Its pages are not
+    /// loaded.
+    Empty,
+    /// It holds this stripe, and its pages are loaded.
+    Stripe(StripeIndex),
+    /// Its pages cannot be read now; unless it is held to build devices, they were tried for as long as a request may wait.
+    Unreadable,
+}
+
+impl SlotHold {
+    pub(super) fn new(slot: SlotIndex, life: u64) -> SlotHold {
+        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), builds: None, life }
+    }
+
+    /// For devices that need what was written later than in epoch `since`, or all: an empty slot is then one that a crash
+    /// leaves empty.
+    pub(super) fn to_build(slot: SlotIndex, since: Option<u64>, life: u64) -> SlotHold {
+        SlotHold { builds: Some(Builds { since }), ..SlotHold::new(slot, life) }
+    }
+
+    pub(super) fn waits(&self) -> bool {
+        self.stage != Stage::Held
+    }
+}
+
+impl Array {
+    pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
+        let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
+        let rows = 0..self.core.map.chunk;
+        loop {
+            match hold.stage {
+                Stage::New => match self.redo().stripes.stripe_at(hold.slot) {
+                    Some(stripe) => {
+                        hold.stripe = Some(stripe);
+                        hold.stage = Stage::Stripe;
+                        self.core.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
+                    }
+                    None => {
+                        hold.stage = Stage::Slot;
+                        self.core.locks.acquire(slot_lock, rows.clone(), LockMode::Exclusive, key);
+                    }
+                },
+                Stage::Slot => {
+                    if !self.core.locks.is_held(slot_lock, key) {
+                        return Held::Wait;
+                    }
+                    if self.redo().stripes.is_retired(hold.slot) && hold.builds.is_some() {
+                        return self.wait_for_checkpoint(key, hold);
+                    }
+                    if self.redo().stripes.stripe_at(hold.slot).is_none() {
+                        return Held::Empty;
+                    }
+                    // A stripe was written into it while its lock was waited for.
+                    self.core.unlock(slot_lock, key);
+                    hold.stage = Stage::New;
+                }
+                Stage::Stripe => {
+                    let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
+                    if !self.core.locks.is_held(SlotIndex(stripe.0), key) {
+                        return Held::Wait;
+                    }
+                    if self.redo().stripes.stripe_at(hold.slot) != Some(stripe) {
+                        // It moved away while its lock was waited for.
+                        self.core.unlock(SlotIndex(stripe.0), key);
+                        hold.stripe = None;
+                        hold.stage = Stage::New;
+                        continue;
+                    }
+                    if !self.holds_data(stripe) {
+                        if self.redo().is_in_log(stripe) && hold.builds.is_some() {
+                            return self.wait_for_checkpoint(key, hold);
+                        }
+                        return Held::Empty;
+                    }
+                    let pages = self.hash_pages(hold.slot, 0..self.core.map.chunk / ROW_BYTES as usize);
+                    hold.pages = match hold.builds {
+                        // Its build comes back to it.
+                        Some(_) => PageHold::at_once(pages, hold.life),
+                        None => PageHold::new(pages, hold.life),
+                    };
+                    hold.stage = Stage::Drain;
+                }
+                Stage::Drain => {
+                    if self.redo().overlay.has_slot(hold.slot) {
+                        return self.wait_for_checkpoint(key, hold);
+                    }
+                    let since = hold.builds.and_then(|builds| builds.since);
+                    if let (Some(stripe), Some(since)) = (hold.stripe, since)
+                        && !self.is_missed(stripe, since)
+                    {
+                        return Held::Empty;
+                    }
+                    match self.hold_pages(key, &mut hold.pages) {
+                        PagesHeld::Wait => return Held::Wait,
+                        PagesHeld::Unreadable => return Held::Unreadable,
+                        PagesHeld::All { .. } => hold.stage = Stage::Held,
+                    }
+                }
+                Stage::Held => {
+                    let Some(stripe) = hold.stripe else { unreachable!("held with its stripe") };
+                    return Held::Stripe(stripe);
+                }
+            }
+        }
+    }
+
+    /// Waits with the lock, so that clients cannot put it off for ever; but not while the
+    /// checkpoint itself waits for room on a member, which may take as long as somebody needs to
+    /// make some: clients read and write the stripe meanwhile.
+    fn wait_for_checkpoint(&mut self, key: usize, hold: &mut SlotHold) -> Held {
+        if self.core.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
+            self.let_slot_go(key, hold);
+        }
+        let redo = self.redo_mut();
+        redo.checkpoint.want();
+        redo.waiting_for_drain.push(key);
+        Held::Wait
+    }
+
+    /// Gives up what is held or waited for.
+    pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
+        self.release_pages(&mut hold.pages);
+        if let Some(stripe) = hold.stripe.take() {
+            self.core.unlock(SlotIndex(stripe.0), key);
+        }
+        if hold.stage == Stage::Slot {
+            self.core.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
+        }
+        hold.stage = Stage::New;
+    }
+}

@@ -1,0 +1,643 @@
+//! One slot of a rebuild or of a scrub of a logged array: held still, fetched, and written or repaired.
+//!
+//! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
+//! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
+
+use crate::array::Core;
+use crate::array::client::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Why};
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::passes::rebuild::Target;
+use crate::array::passes::slot_hold::{Held, SlotHold};
+use crate::array::passes::verify::{Column, Repair};
+use crate::array::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use crate::block_io::{Buf, BufMut, IoFault, IoOp, IoValue};
+use crate::codec::{BlockHasher, CodedColumns};
+use crate::format::MemberState;
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
+use std::ops::Range;
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+pub(in crate::array) struct LoggedPass {
+    hold: SlotHold,
+    work: Work,
+    stage: Stage,
+    fetch: Fetch,
+    writing: usize,
+    /// The slot is read again at this time.
+    not_before: Timestamp,
+    /// When a block of the slot could not be read for the first time.
+    unreadable_since: Option<Timestamp>,
+    /// Blocks that were bad, those of them that are repaired, and columns with blocks that cannot
+    /// be had for now.
+    bad: u64,
+    repaired: u64,
+    unread: Vec<usize>,
+}
+
+/// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them until all others are
+/// built, and they are tried again (`Progress::lacking`).
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// Time between two tries.
+const RETRY_NS: u64 = 500_000_000;
+
+/// A rebuild waits this long altogether without building a slot whole: after that slots are read once.
+const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
+
+enum Work {
+    Rebuild(Vec<Target>),
+    /// Of a device that went into service without blocks of the slot.
+    Build(Target),
+    Scrub,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Hold,
+    Fetch,
+    /// Has found blocks to repair while a loss was not recorded (E3).
+    Gate,
+    Write,
+}
+
+impl LoggedPass {
+    /// Whether what it writes must be on its devices.
+    pub(in crate::array) fn is_rebuild(&self) -> bool {
+        matches!(self.work, Work::Rebuild(_))
+    }
+
+    /// The slot, where it is being built, and blocks of it could not be read: it is read again
+    /// before it counts as lacking them.
+    pub(in crate::array) fn unreadable_build(&self) -> Option<SlotIndex> {
+        self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot)
+    }
+
+    /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
+    pub(in crate::array) fn waits(&self) -> bool {
+        self.stage == Stage::Hold && self.hold.waits()
+    }
+}
+
+impl Array {
+    pub(super) fn start_logged_rebuild(&mut self, slot: SlotIndex, targets: Vec<Target>) {
+        self.start_logged_pass(slot, Work::Rebuild(targets));
+    }
+
+    pub(super) fn start_logged_scrub(&mut self, slot: SlotIndex) {
+        self.start_logged_pass(slot, Work::Scrub);
+    }
+
+    /// Looks at the blocks of a device in service that it went into service without, and builds them.
+    pub(in crate::array) fn start_build_of(&mut self, slot: SlotIndex, target: Target) {
+        self.start_logged_pass(slot, Work::Build(target));
+    }
+
+    fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
+        let hold = self.new_hold(slot, &work);
+        let mut fetch = Fetch::new(slot);
+        fetch.background = true;
+        fetch.is_look = matches!(work, Work::Build(_));
+        let pass = LoggedPass {
+            hold,
+            work,
+            stage: Stage::Hold,
+            fetch,
+            writing: 0,
+            not_before: self.core.now,
+            unreadable_since: None,
+            bad: 0,
+            repaired: 0,
+            unread: Vec::new(),
+        };
+        let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
+        self.core.ready.push_back(key);
+    }
+
+    fn new_hold(&self, slot: SlotIndex, work: &Work) -> SlotHold {
+        let life = self.redo().lives;
+        match work {
+            Work::Scrub => SlotHold::new(slot, life),
+            Work::Build(_) => SlotHold::to_build(slot, None, life),
+            Work::Rebuild(targets) => {
+                let since: Option<Vec<u64>> =
+                    targets.iter().map(|target| self.core.needs_since(target)).collect();
+                SlotHold::to_build(slot, since.and_then(|since| since.into_iter().min()), life)
+            }
+        }
+    }
+
+    pub(in crate::array) fn advance_logged_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if pass.stage == Stage::Gate {
+            return self.fetched_pass(key, pass);
+        }
+        if pass.stage != Stage::Hold {
+            return Flow::Wait;
+        }
+        if self.core.is_failed() || !self.redo().is_serving() {
+            return self.end_logged_pass(key, pass, false);
+        }
+        if self.core.now < pass.not_before {
+            return Flow::Wait;
+        }
+        let held = self.hold_slot(key, &mut pass.hold);
+        if matches!(pass.work, Work::Scrub) && !matches!(held, Held::Wait) {
+            self.note_unchecked(pass.hold.slot);
+        }
+        let stripe = match held {
+            Held::Wait => return Flow::Wait,
+            Held::Empty => {
+                self.forget_empty(pass);
+                return self.end_logged_pass(key, pass, true);
+            }
+            Held::Unreadable => return self.skip_pass(key, pass),
+            Held::Stripe(stripe) => stripe,
+        };
+        let rows = 0..self.core.map.chunk / BLOCK;
+        let columns: Vec<usize> = match &pass.work {
+            Work::Scrub => (0..self.core.map.width()).collect(),
+            Work::Build(target) => vec![target.column],
+            Work::Rebuild(targets) => {
+                // A device that only missed some time needs what was written since.
+                let needs = |target: &&Target| {
+                    self.core.needs_since(target).is_none_or(|since| self.is_missed(stripe, since))
+                };
+                let mut columns: Vec<usize> =
+                    targets.iter().filter(needs).map(|target| target.column).collect();
+                columns.sort_unstable();
+                columns.dedup();
+                columns
+            }
+        };
+        if columns.is_empty() {
+            return self.end_logged_pass(key, pass, true);
+        }
+        let mut wanted = 0;
+        for column in columns {
+            // A scrub of a degraded array verifies what is there.
+            let slot = pass.hold.slot;
+            if !pass.is_rebuild() && self.core.readable(self.core.member_at(slot, column), slot).is_none() {
+                continue;
+            }
+            pass.fetch.want(column, rows.clone(), self.core.pool.alloc(self.core.map.chunk));
+            wanted += 1;
+        }
+        // Equal hashes prove equal bytes only where nobody can make them collide; a CRC is looked at again, below.
+        let proves = self.redo().checksums == Some(BlockHasher::Blake3);
+        if matches!(pass.work, Work::Scrub)
+            && proves
+            && self.core.map.m > 0
+            && wanted == self.core.map.width()
+        {
+            pass.fetch.blend(Blend {
+                transform: self.core.encoding.clone(),
+                inputs: (0..self.core.map.k).map(Ingredient::Wanted).collect(),
+                keeps: false,
+            });
+        }
+        if wanted == 0 {
+            return self.end_logged_pass(key, pass, true);
+        }
+        pass.stage = Stage::Fetch;
+        match self.fetch(key, &mut pass.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_pass(key, pass),
+        }
+    }
+
+    /// The checksums of the slot cannot be read now (rule T3). A device under construction goes without its blocks for now, and
+    /// in the end for good: once the checksums can be read, what it holds does not match them, and is decoded from others and
+    /// repaired.
+    fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let slot = pass.hold.slot;
+        match &pass.work {
+            Work::Scrub => {
+                if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+                    scrub.errors += 1;
+                }
+            }
+            Work::Build(_) => {}
+            Work::Rebuild(targets) => {
+                // Others follow it, and all of them again and again.
+                if self.core.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
+                    let text = format!(
+                        "slot {slot} was not built, as its checksums cannot be read for now: it is tried again, as are \
+                         others like it"
+                    );
+                    self.core.notice(NoticeKind::SlotSkipped, NoticeLevel::Warning, None, text);
+                }
+                targets.iter().for_each(|target| self.slot_lacks(slot, target));
+            }
+        }
+        self.end_logged_pass(key, pass, true)
+    }
+
+    pub(in crate::array) fn logged_pass_io(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        if pass.stage == Stage::Fetch {
+            return match self.fetch_io(key, &mut pass.fetch, item, entry, result) {
+                Fetched::Wait => Flow::Wait,
+                Fetched::Done => self.fetched_pass(key, pass),
+            };
+        }
+        pass.writing -= 1;
+        let is_target = |target: &Target| target.device == entry.device;
+        match (&pass.work, result) {
+            (Work::Rebuild(targets), result) if targets.iter().any(is_target) => {
+                if let Err(fault) = result {
+                    self.write_fault(entry.member, entry.device, "write of the rebuild", fault);
+                }
+            }
+            (_, result) => {
+                let mended = self.mend_io(key, &mut pass.fetch, item, &entry, result);
+                pass.writing += mended.begun;
+                pass.repaired += mended.repaired;
+                if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.pass_mut(ActivityKind::Scrub)) {
+                    scrub.repaired += mended.repaired;
+                }
+            }
+        }
+        if pass.writing > 0 {
+            return Flow::Wait;
+        }
+        if !self.core.is_failed() {
+            self.forget_built(pass);
+        }
+        self.end_logged_pass(key, pass, !self.core.is_failed())
+    }
+
+    /// Takes the end of a job: what was read is verified.
+    pub(in crate::array) fn logged_pass_coded(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        coded: CodedColumns,
+    ) -> Flow {
+        match self.fetch_coded(key, &mut pass.fetch, coded) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_pass(key, pass),
+        }
+    }
+
+    fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if self.core.is_failed() || !self.redo().is_serving() {
+            return self.end_logged_pass(key, pass, false);
+        }
+        if !pass.fetch.repairs.is_empty() && !self.acknowledgements_allowed() {
+            pass.stage = Stage::Gate;
+            self.core.gated.push(key);
+            return Flow::Wait;
+        }
+        pass.stage = Stage::Write;
+        match pass.work {
+            Work::Rebuild(_) => self.write_pass(key, pass),
+            Work::Build(_) => self.build_pass(key, pass),
+            Work::Scrub => self.judge_pass(key, pass),
+        }
+    }
+
+    /// Writes the fetched columns to the devices under construction.
+    fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let slot = pass.hold.slot;
+        if pass.fetch.missing.iter().any(|block| block.why == Why::Unreadable)
+            && self.waits_for_slot(key, pass)
+        {
+            return Flow::Wait;
+        }
+        let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
+        if !pass.fetch.missing.is_empty() && self.redo().checksums.is_none() {
+            // Nothing would tell these blocks from good ones later.
+            let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
+            for target in std::mem::take(targets) {
+                self.fault_device(target.member, target.device, MemberState::Faulted, reason.clone());
+            }
+            return self.end_logged_pass(key, pass, true);
+        }
+        let targets = std::mem::take(targets);
+        let missing = std::mem::take(&mut pass.fetch.missing);
+        match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
+            // Clients read the others of these rows, not what is missing here.
+            Some(stripe) => {
+                let sources = std::mem::take(&mut pass.fetch.missing_sources);
+                self.note_missing(stripe, slot, &[&missing[..], &sources].concat());
+            }
+            None => self.passes.patience_spent = 0,
+        }
+        for target in &targets {
+            let lacks = |block: &Missing| block.column == target.column && block.why == Why::Unreadable;
+            if missing.iter().any(lacks) {
+                self.slot_lacks(slot, target);
+            } else if pass.fetch.wants(target.column) {
+                self.forget_lacking(slot, target.member, target.device);
+            }
+            // A device that needs nothing of what was written since it left goes on without what it
+            // lacked then.
+        }
+        let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
+        let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
+        let columns: Vec<(usize, Buf)> =
+            pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
+        for (target, own) in targets.iter().zip(own) {
+            let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
+                continue;
+            };
+            if self.core.find_device(target.device).is_none() {
+                continue;
+            }
+            // What cannot be had is left as it is: the device may hold the only copy of it (T1). So is what it has given itself.
+            let has = |row: usize| {
+                is_off(Mutation::RebuildWritesWhatItLacks)
+                    || !own.contains(&row)
+                        && !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
+            };
+            for rows in runs(0..buf.len() / BLOCK, has) {
+                let offset = self.core.map.device_offset(self.core.data_offset, slot, rows.start * BLOCK);
+                let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
+                let op = IoOp::Write { offset, buf, fua: false };
+                self.core.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+                pass.writing += 1;
+            }
+        }
+        pass.work = Work::Rebuild(targets);
+        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// The scrub takes note of members that it cannot check in a slot.
+    fn note_unchecked(&mut self, slot: SlotIndex) {
+        let members = (0..self.core.map.width()).map(|column| self.core.member_at(slot, column));
+        let out: Vec<MemberIndex> =
+            members.filter(|&member| self.core.readable(member, slot).is_none()).collect();
+        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+            for member in out {
+                scrub.unchecked.insert(member);
+            }
+        }
+    }
+
+    /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
+    fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
+        let since = *pass.unreadable_since.get_or_insert(self.core.now);
+        let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS
+            || self.passes.patience_spent >= PATIENCE_TOTAL_NS
+            || self.core.hurried;
+        if is_over {
+            return false;
+        }
+        self.passes.patience_spent += RETRY_NS;
+        let slot = pass.hold.slot;
+        self.let_slot_go(key, &mut pass.hold);
+        pass.hold = self.new_hold(slot, &pass.work);
+        pass.fetch = Fetch::new(slot);
+        pass.fetch.background = true;
+        pass.stage = Stage::Hold;
+        pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
+        self.core.patient.push((pass.not_before, key));
+        true
+    }
+
+    /// Repairs what the device lacks.
+    fn build_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if let Work::Build(Target { column, .. }) = pass.work {
+            // What others are found to have wrong on the way is a scrub's to repair.
+            pass.fetch.repairs.retain(|repair| repair.column == column);
+        }
+        self.core.note_found(pass);
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
+        if pass.writing > 0 {
+            return Flow::Wait;
+        }
+        self.forget_built(pass);
+        self.end_logged_pass(key, pass, true)
+    }
+
+    /// What a pass has read, and repaired where it was bad, is on the devices in service.
+    fn forget_built(&mut self, pass: &LoggedPass) {
+        if pass.repaired < pass.bad || pass.is_rebuild() {
+            return;
+        }
+        let slot = pass.hold.slot;
+        for column in 0..self.core.map.width() {
+            let member = self.core.member_at(slot, column);
+            let was_read = match &pass.work {
+                Work::Build(target) => target.column == column,
+                _ => true,
+            };
+            // What was decoded because a shortage kept its member from being read may not be there.
+            if was_read
+                && !pass.unread.contains(&column)
+                && !pass.fetch.short_columns.contains(&column)
+                && self.may_lack_slot(member, slot)
+                && let Some(device) = self.core.readable(member, slot)
+            {
+                self.forget_lacking(slot, member, device);
+            }
+        }
+    }
+
+    /// Nothing of a slot is needed that holds no data.
+    fn forget_empty(&mut self, pass: &LoggedPass) {
+        let slot = pass.hold.slot;
+        match &pass.work {
+            // What a device lacks of a slot that a crash may bring back is found by a look.
+            Work::Scrub => self.note_slot_not_needed(slot),
+            Work::Build(target) => self.forget_lacking(slot, target.member, target.device),
+            Work::Rebuild(targets) => {
+                for target in targets
+                    .iter()
+                    .filter(|target| self.core.needs_since(target).is_none())
+                    .collect::<Vec<_>>()
+                {
+                    self.forget_lacking(slot, target.member, target.device);
+                }
+            }
+        }
+    }
+
+    /// Counts what was wrong and repairs it; then data must agree with parity.
+    fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let slot = pass.hold.slot;
+        if self.reads_again(slot, &pass.fetch) {
+            return self.end_logged_pass(key, pass, true);
+        }
+        // Members may have left before they gave what they have.
+        self.note_unchecked(slot);
+        // A member that has left service meanwhile needs none.
+        pass.fetch.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
+        self.core.note_found(pass);
+        let repairs = pass.bad;
+        let lost = std::mem::take(&mut pass.fetch.missing);
+        let unread = self.given_up_unread(slot, &pass.fetch);
+        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+            scrub.errors += repairs + (lost.len() + unread.len()) as u64;
+        }
+        let all = [pass.fetch.missing_data(&lost, self.core.map.k), unread].concat();
+        if !all.is_empty()
+            && let Some(stripe) = self.redo().stripes.stripe_at(slot)
+        {
+            self.note_missing(stripe, slot, &all);
+        }
+        let encoded = pass.fetch.take_blended();
+        let columns = pass.fetch.take();
+        self.forget_verified(slot, &columns, &all);
+        let present: Vec<(usize, &[u8])> =
+            columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
+        let agree = !lost.is_empty()
+            || present.len() <= self.core.map.k
+            || encoded.map_or_else(
+                || self.core.codec.consistent(&present),
+                |encoded| self.is_parity(slot, &encoded.output_hashes),
+            );
+        if !agree && self.redo().checksums.is_none() {
+            return self.judge_by_parity(key, pass, columns);
+        }
+        if !agree {
+            if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+                scrub.errors += 1;
+            }
+            let text = format!(
+                "scrub: every block of slot {slot} matches its checksum, but parity does not match data; nothing was \
+                 changed. Write the stripe again, and report this: it should not be possible"
+            );
+            self.core.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
+        }
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
+        if pass.writing > 0 {
+            return Flow::Wait;
+        }
+        self.forget_built(pass);
+        self.end_logged_pass(key, pass, true)
+    }
+
+    /// Whether the scrub reads the slot again later, as a shortage of this host kept members from
+    /// being read: only then is anything of it judged. Where that was tried for long enough, the
+    /// scrub says that it has not checked these members.
+    fn reads_again(&mut self, slot: SlotIndex, fetch: &Fetch) -> bool {
+        if fetch.short_columns.is_empty() {
+            return false;
+        }
+        let members = fetch.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
+        let (turns, now) = (self.scrub_turns(), self.core.now);
+        let scrub = self.passes.pass_mut(ActivityKind::Scrub);
+        scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
+    }
+
+    /// Blocks of data that the fetch did not ask for, as their members are out, and that their entries call set aside or lost:
+    /// they are missing although their rows are whole otherwise.
+    fn given_up_unread(&self, slot: SlotIndex, fetch: &Fetch) -> Vec<Missing> {
+        let is_out = |column: &usize| self.core.readable(self.core.member_at(slot, *column), slot).is_none();
+        let known = fetch.missing_data(&[], self.core.map.k);
+        let mut all = Vec::new();
+        for column in (0..self.core.map.k).filter(is_out) {
+            for row in 0..self.core.map.chunk / BLOCK {
+                let why = match self.redo().block_hash(slot, row, column) {
+                    Some(hash) if hash.is_set_aside() => Why::SetAside,
+                    Some(BlockHash::LOST) => Why::Lost,
+                    _ => continue,
+                };
+                if known.iter().all(|block| (block.column, block.row) != (column, row)) {
+                    all.push(Missing { column, row, why });
+                }
+            }
+        }
+        all
+    }
+
+    /// What was read, or decoded, is not damaged any more, whatever was known of it. A block of a
+    /// member that is out, in a row that is whole otherwise, becomes due for a look.
+    fn forget_verified(
+        &mut self,
+        slot: SlotIndex,
+        columns: &[(usize, Range<usize>, BufMut)],
+        lost: &[Missing],
+    ) {
+        let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !self.damage.is_empty()) else {
+            return;
+        };
+        let is_lost =
+            |column: usize, row: usize| lost.iter().any(|block| (block.column, block.row) == (column, row));
+        let is_whole = |row: usize| lost.iter().all(|block| block.row != row);
+        let of_stripe: Vec<_> = self.damage.of_stripe(stripe).map(|(block, _)| block).collect();
+        for block in of_stripe {
+            let (column, row) = (usize::from(block.1), block.2 as usize);
+            let was_read = columns.iter().any(|(read, rows, _)| *read == column && rows.contains(&row));
+            if was_read && !is_lost(column, row) {
+                self.damage.forget(block);
+            } else if !was_read && is_whole(row) {
+                self.damage.look_at(block);
+            }
+        }
+    }
+
+    /// Whether hashes of the parities of data that was found good, column after column, are those of the parities that
+    /// should be there. None of these is lost, so each is there, or was decoded, with the hash it should have.
+    fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
+        let rows = 0..self.core.map.chunk / BLOCK;
+        let parities = (self.core.map.k..self.core.map.width()).map(|column| ColumnIndex(column as u16));
+        let expected = parities.flat_map(|column| self.redo().pages.hashes(slot, rows.clone(), column));
+        expected.eq(hashes.iter().copied())
+    }
+
+    /// Without checksums: the one column without which a row is consistent is the liar.
+    fn judge_by_parity(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        columns: Vec<(usize, Range<usize>, BufMut)>,
+    ) -> Flow {
+        let slot = pass.hold.slot;
+        let columns = columns.into_iter().filter_map(|(column, _, buf)| {
+            let member = self.core.member_at(slot, column);
+            Some(Column { column, member, device: self.core.readable(member, slot)?, buf })
+        });
+        let columns: Vec<Column> = columns.collect();
+        for Repair { member, device, start, buf } in self.scrub_columns(slot, &columns) {
+            if self.core.find_device(device).is_none() {
+                continue;
+            }
+            self.core.send_repair(key, &mut pass.fetch, member, device, start / BLOCK, buf);
+            pass.writing += 1;
+        }
+        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// `complete`: the slot is done; otherwise it will be started again.
+    pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
+        let slot = pass.hold.slot;
+        self.let_slot_go(key, &mut pass.hold);
+        self.core.patient.retain(|(_, other)| *other != key);
+        match &pass.work {
+            Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
+            Work::Build(_) => self.looked_at_lacking(),
+            Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
+        }
+        Flow::Finished
+    }
+}
+
+impl Core {
+    /// Takes note of what a pass that repairs has found.
+    fn note_found(&mut self, pass: &mut LoggedPass) {
+        pass.bad = pass.fetch.repairs.len() as u64;
+        let unread = pass.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
+        pass.unread = unread.map(|block| block.column).collect();
+    }
+}
+
+/// The longest runs of rows for which `is_in` holds.
+pub(in crate::array) fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for row in rows.filter(|&row| is_in(row)) {
+        match runs.last_mut() {
+            Some(run) if run.end == row => run.end += 1,
+            _ => runs.push(row..row + 1),
+        }
+    }
+    runs
+}
