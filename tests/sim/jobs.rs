@@ -6,7 +6,7 @@ use calpe_core::codec::{CodecJob, Form};
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};
 use calpe_core::units::MemberIndex;
-use calpe_core::volume::{AdminRequest, ArrayState, ClientError};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, Work};
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
@@ -96,7 +96,7 @@ impl Checked {
     }
 
     fn work(&self) -> Vec<&CodecJob> {
-        self.sim.jobs().iter().map(|job| &job.work).collect()
+        self.sim.jobs().iter().map(|job| &job.work).map(|Work::Code(work)| work).collect()
     }
 
     #[track_caller]

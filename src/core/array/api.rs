@@ -95,27 +95,30 @@ pub enum SlotReply {
     Health(Vec<(u64, Health)>),
 }
 
-/// What an array wants done. Same meaning as the volume's actions of these names.
+/// The end of a slot request, for the volume that submitted it.
+pub type EndedPiece = (PieceId, Result<SlotReply, ClientError>);
+
+/// What an array wants done. Its volume passes these on to the driver as they are.
 #[derive(Debug)]
 pub enum ArrayAction {
-    /// Execute an operation.
+    /// Execute an operation and give its completion to the array. Must be accepted for any device that was not
+    /// released.
     Io {
         /// Where.
         device: DeviceId,
-        /// For the completion.
+        /// Goes into the completion.
         token: IoToken,
         /// What.
         op: IoOp,
     },
-    /// Do the work, here or elsewhere, and give its end to the array.
-    Code(Job),
-    /// A slot request ended.
-    Done(PieceId, Result<SlotReply, ClientError>),
-    /// An administrator's request ended.
+    /// Do the work, at once or on another thread, and give its end to the array.
+    Work(Job),
+    /// An administrator's request ended (a replacement was admitted, not: is complete).
     AdminDone(RequestId, Result<AdminOutcome, AdminError>),
-    /// Close this device once its operations have ended; nobody waits for them.
+    /// The array has no more use for this device: close it once what is in flight on it has ended. It may be handed
+    /// to an array again only then.
     Release(DeviceId),
-    /// Tell the operator.
+    /// Something an operator wants to know: log it, keep it for `events`.
     Notice(ArrayNotice),
     /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them must fail.
     WritesLost,

@@ -1,18 +1,39 @@
 //! Work on bytes that an array gives away: coding, decoding and hashing in bulk. Whoever drives the array may do it
 //! at once, later, or on another thread or device. An operation outlives its job. Must not know of members or locks.
+//!
+//! A new kind of work is a variant of [`Work`] and of [`WorkDone`], and is run in this file.
 
-use crate::array::{ArrayAction, Core};
+use crate::array::{Array, ArrayAction, Core, Op};
 use crate::codec::{CodecJob, CodedColumns};
+use crate::units::Timestamp;
 
-/// Work to be done. Answered by a [`JobDone`] with the same key, sooner or later.
+/// The operation of an array that waits for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpKey(pub usize);
+
+/// Work to be done. Answered by a [`JobDone`] with the same owner, sooner or later.
 #[derive(Debug)]
-pub struct Job {
-    /// The operation that waits.
-    pub key: usize,
+pub struct Job<Owner = OpKey> {
+    /// Who gets what comes of it. An array knows its own operations; whoever drives several adds which one it is.
+    pub owner: Owner,
     /// What to do.
-    pub work: CodecJob,
+    pub work: Work,
     /// Who waits for it.
     pub urgency: Urgency,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Work {
+    /// Columns are coded, decoded or hashed.
+    Code(CodecJob),
+}
+
+/// What came of [`Work`], by the same names.
+#[derive(Debug)]
+pub enum WorkDone {
+    /// The columns and their hashes.
+    Code(CodedColumns),
 }
 
 /// Who waits for a [`Job`].
@@ -28,30 +49,94 @@ pub enum Urgency {
 
 /// What became of a [`Job`].
 #[derive(Debug)]
-pub struct JobDone {
-    /// The operation that waits.
-    pub key: usize,
-    /// The columns and their hashes.
-    pub columns: CodedColumns,
+pub struct JobDone<Owner = OpKey> {
+    /// Who gets it.
+    pub owner: Owner,
+    /// What it is.
+    pub done: WorkDone,
 }
 
-impl Job {
+impl<Owner> Job<Owner> {
     /// Does the work.
     #[must_use]
-    pub fn run(self) -> JobDone {
-        JobDone { key: self.key, columns: self.work.run() }
+    pub fn run(self) -> JobDone<Owner> {
+        JobDone { owner: self.owner, done: self.work.run() }
+    }
+
+    /// The same job for another owner.
+    pub fn owned_by<Other>(self, owner: impl FnOnce(Owner) -> Other) -> Job<Other> {
+        Job { owner: owner(self.owner), work: self.work, urgency: self.urgency }
+    }
+}
+
+impl Work {
+    /// Does it.
+    #[must_use]
+    pub fn run(self) -> WorkDone {
+        match self {
+            Work::Code(job) => WorkDone::Code(job.run()),
+        }
+    }
+
+    /// Does several on this thread, side by side where that costs less; what they come to is in their order.
+    pub fn run_together(works: Vec<Work>) -> impl Iterator<Item = WorkDone> {
+        let jobs = works.into_iter().map(|Work::Code(job)| job).collect();
+        CodecJob::run_together(jobs).into_iter().map(WorkDone::Code)
+    }
+
+    /// Bytes of all inputs together.
+    #[must_use]
+    pub fn input_bytes(&self) -> usize {
+        match self {
+            Work::Code(job) => job.input_bytes(),
+        }
+    }
+}
+
+impl WorkDone {
+    /// Bytes of all inputs together.
+    #[must_use]
+    pub fn input_bytes(&self) -> usize {
+        match self {
+            WorkDone::Code(columns) => columns.input_bytes(),
+        }
     }
 }
 
 impl Core {
     /// Of a job that a client waits for.
-    pub(super) fn client_urgency(&self) -> Urgency {
+    pub(in crate::array) fn client_urgency(&self) -> Urgency {
         if self.client_ops == 1 { Urgency::Alone } else { Urgency::Client }
     }
 
-    /// Gives work away for an operation, which waits for its end.
-    pub(super) fn give_away(&mut self, key: usize, work: CodecJob, urgency: Urgency) {
+    /// Gives columns away to be coded, for an operation, which waits for its end.
+    pub(in crate::array) fn give_away(&mut self, key: usize, job: CodecJob, urgency: Urgency) {
         self.jobs_out += 1;
-        self.actions.push(ArrayAction::Code(Job { key, work, urgency }));
+        let job = Job { owner: OpKey(key), work: Work::Code(job), urgency };
+        self.actions.push(ArrayAction::Work(job));
+    }
+}
+
+impl Array {
+    /// Takes the end of a job.
+    ///
+    /// # Panics
+    /// When this array gave out no such job.
+    pub fn worked(&mut self, now: Timestamp, done: JobDone) {
+        self.core.now = now;
+        let JobDone { owner: OpKey(key), done: WorkDone::Code(columns) } = done;
+        self.core.jobs_out -= 1;
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let flow = match &mut op {
+            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
+            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
+            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
+            }
+        };
+        self.put_back(key, op, flow);
+        self.run();
     }
 }

@@ -63,13 +63,14 @@ use crate::codec::Codec;
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
-    NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedPiece, Health,
+    NewDevice, NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest,
+    ZERO_RUN_SLOTS,
 };
 pub use create::NewArray;
 pub use footprint::Footprint;
 use geometry::Map;
-pub use job::{Job, JobDone, Urgency};
+pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
 use slab::Slab;
 pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
@@ -337,6 +338,7 @@ impl Array {
             stop_begun: None,
             patient: Vec::new(),
             actions: Vec::new(),
+            ended_pieces: VecDeque::new(),
         };
         let mut array = Array {
             core,
@@ -382,7 +384,12 @@ impl Array {
         out.append(&mut self.core.actions);
     }
 
-    /// Starts a request; its end is an [`ArrayAction::Done`].
+    /// The next end of a slot request, in the order in which they ended.
+    pub fn next_ended(&mut self) -> Option<EndedPiece> {
+        self.core.ended_pieces.pop_front()
+    }
+
+    /// Starts a request; its end comes from [`Array::next_ended`].
     pub fn submit(&mut self, now: Timestamp, piece: PieceId, request: SlotRequest) {
         self.core.now = now;
         self.core.last_client = now;
@@ -478,28 +485,6 @@ impl Array {
             Owner::Probe => self.bad.probed(entry.member),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
-    }
-
-    /// Takes the end of a job.
-    ///
-    /// # Panics
-    /// When this array gave out no such job.
-    pub fn coded(&mut self, now: Timestamp, done: JobDone) {
-        self.core.now = now;
-        let JobDone { key, columns } = done;
-        self.core.jobs_out -= 1;
-        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
-        let flow = match &mut op {
-            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
-            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
-            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
-            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
-                unreachable!("pages and logs are no bulk work")
-            }
-        };
-        self.put_back(key, op, flow);
-        self.run();
     }
 
     /// Takes word that a device is gone although no operation failed.

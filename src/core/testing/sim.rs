@@ -14,8 +14,9 @@ use crate::format::{
 };
 use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Job,
-    MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    ClientRequest, Job, MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeEvent, VolumeOutput,
+    VolumeStatus, WorkDone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
@@ -230,7 +231,7 @@ pub struct SimArray {
     pub(super) executed: u64,
     /// Writes submitted, and writes and flushes executed.
     pub(super) changes: u64,
-    actions: Vec<VolumeAction>,
+    output: VolumeOutput,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
     pub(super) admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
     next_request: u64,
@@ -300,7 +301,7 @@ impl SimArray {
             holds_jobs: false,
             executed,
             changes: 0,
-            actions: Vec::new(),
+            output: VolumeOutput::default(),
             client_done: HashMap::new(),
             admin_done: HashMap::new(),
             next_request: 0,
@@ -667,16 +668,17 @@ impl SimArray {
     }
 
     fn do_job(&mut self, at: usize) {
-        let mut coded = self.jobs.swap_remove(at).run();
+        let mut job = self.jobs.swap_remove(at).run();
         if self.executed.is_multiple_of(3) {
             // As after the failure of a device, which keeps the buffers that it could still write.
-            for output in &mut coded.columns.outputs {
+            let WorkDone::Code(columns) = &mut job.done;
+            for output in &mut columns.outputs {
                 let mut other = self.world.pool.alloc(output.len());
                 other.copy_from_slice(output);
                 *output = other;
             }
         }
-        self.event(VolumeEvent::Coded(coded));
+        self.event(VolumeEvent::Worked(job));
     }
 
     fn is_slow(&self, at: usize) -> bool {
@@ -764,31 +766,31 @@ impl SimArray {
     }
 
     pub(super) fn event(&mut self, event: VolumeEvent) {
-        let mut actions = std::mem::take(&mut self.actions);
-        self.volume.step(self.now, event, &mut actions);
-        for action in actions.drain(..) {
+        let mut output = std::mem::take(&mut self.output);
+        self.volume.step(self.now, event, &mut output);
+        for (id, result) in output.replies.drain(..) {
+            assert!(self.client_done.insert(id.0, result).is_none(), "answered twice");
+        }
+        for action in output.actions.drain(..) {
             match action {
-                VolumeAction::Io { device, token, op } => {
+                ArrayAction::Io { device, token, op } => {
                     assert!(!self.released.contains(&device.0), "I/O on a released device");
                     self.changes += u64::from(matches!(op, IoOp::Write { .. } | IoOp::Zero { .. }));
                     self.queue.push((device, token, op, self.executed));
                 }
-                VolumeAction::Code(job) => self.jobs.push(job),
-                VolumeAction::ClientDone(id, result) => {
-                    assert!(self.client_done.insert(id.0, result).is_none(), "answered twice");
-                }
-                VolumeAction::AdminDone(id, result) => {
+                ArrayAction::Work(job) => self.jobs.push(job),
+                ArrayAction::AdminDone(id, result) => {
                     assert!(self.admin_done.insert(id.0, result).is_none(), "answered twice");
                 }
-                VolumeAction::Release(device) => {
+                ArrayAction::Release(device) => {
                     // What is in flight on it may end later, or never.
                     assert!(self.released.insert(device.0), "released twice");
                 }
-                VolumeAction::Notice(notice) => self.notices.push(notice),
-                VolumeAction::WritesLost => self.writes_lost += 1,
+                ArrayAction::Notice(notice) => self.notices.push(notice),
+                ArrayAction::WritesLost => self.writes_lost += 1,
             }
         }
-        self.actions = actions;
+        self.output = output;
     }
 }
 

@@ -1,11 +1,11 @@
 //! Events and actions of a volume. See the folder's head page.
 
+use crate::array::JobDone;
 pub use crate::array::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, Health, NewDevice, NoticeKind,
-    NoticeLevel, RequestId,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
+    NoticeKind, NoticeLevel, RequestId,
 };
-use crate::array::{Job, JobDone};
-use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault, IoOp, IoToken};
+use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault};
 use crate::units::VolumeOffset;
 
 /// A request of a client, already validated: inside the volume, aligned to its sector, length above zero.
@@ -111,14 +111,14 @@ pub struct VolumeExtent {
 /// What drives a volume.
 #[derive(Debug)]
 pub enum VolumeEvent {
-    /// A client's request; answered by [`VolumeAction::ClientDone`] with the same id.
+    /// A client's request; answered in [`VolumeOutput::replies`] with the same id.
     Client(RequestId, ClientRequest),
-    /// An administrator's request; answered by [`VolumeAction::AdminDone`].
+    /// An administrator's request; answered by [`ArrayAction::AdminDone`].
     Admin(RequestId, AdminRequest),
     /// A member operation ended.
     Io(Completion),
     /// A job ended.
-    Coded(JobDone),
+    Worked(JobDone),
     /// A device is known to be gone without an operation having failed: its file was deleted, or its operations do not end
     /// (ETIMEDOUT).
     DeviceGone(DeviceId, IoFault),
@@ -126,29 +126,14 @@ pub enum VolumeEvent {
     Tick,
 }
 
-/// What a volume wants done.
-#[derive(Debug)]
-pub enum VolumeAction {
-    /// Execute an operation and answer with [`VolumeEvent::Io`]. Must be accepted for any device that was not released.
-    Io {
-        /// Where.
-        device: DeviceId,
-        /// Goes into the completion.
-        token: IoToken,
-        /// What.
-        op: IoOp,
-    },
-    /// Do the work, at once or on another thread, and answer with [`VolumeEvent::Coded`].
-    Code(Job),
-    /// A client request ended.
-    ClientDone(RequestId, Result<ClientReply, ClientError>),
-    /// An administrator's request ended (a replacement was admitted, not: is complete).
-    AdminDone(RequestId, Result<AdminOutcome, AdminError>),
-    /// The array has no more use for this device: close it once what is in flight on it has ended. It may be handed to an array
-    /// again only then.
-    Release(DeviceId),
-    /// Something an operator wants to know: log it, keep it for `events`.
-    Notice(ArrayNotice),
-    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them must fail.
-    WritesLost,
+/// The end of a client's request.
+pub type EndedRequest = (RequestId, Result<ClientReply, ClientError>);
+
+/// What comes of an event. A driver takes the replies first: the end of a stop is the last thing of an array.
+#[derive(Debug, Default)]
+pub struct VolumeOutput {
+    /// Client requests that ended, in that order.
+    pub replies: Vec<EndedRequest>,
+    /// What the array below wants done, as it said it.
+    pub actions: Vec<ArrayAction>,
 }

@@ -5,15 +5,17 @@
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;
+mod driven;
 mod plain;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCondition, MemberCounters,
-    MemberStatus, Rest, STOPPED_CLEANLY, ScrubResult, Urgency, VolumeStatus,
+    MemberStatus, OpKey, Rest, STOPPED_CLEANLY, ScrubResult, Urgency, VolumeStatus, Work, WorkDone,
 };
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Health,
-    NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeEvent,
+    VolumeExtent, VolumeOutput,
 };
 pub use plain::PlainVolume;
 
@@ -21,8 +23,8 @@ use crate::units::Timestamp;
 
 /// A volume as its driver sees it.
 pub trait Volume: Send {
-    /// Takes one event and appends what is to be done.
-    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>);
+    /// Takes one event and appends what comes of it.
+    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput);
 
     /// How many bytes from its offset on a request without payload should cover at most, so that one step with it takes some
     /// tens of microseconds: the driver cuts it there, and asks again for the rest. Not more than its length, and above zero; a

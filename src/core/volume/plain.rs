@@ -6,13 +6,12 @@
 
 use super::api::{
     AdminError, AdminOutcome, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
-    VolumeAction, VolumeEvent, VolumeExtent,
+    VolumeEvent, VolumeExtent, VolumeOutput,
 };
+use super::driven::DrivenArray;
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
-use crate::array::{
-    Array, ArrayAction, ArrayConfig, OpenDevice, PieceId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
-};
+use crate::array::{Array, ArrayConfig, OpenDevice, PieceId, SlotReply, SlotRequest, ZERO_RUN_SLOTS};
 use crate::block_io::{Buf, BufMut, Pool};
 use crate::codec::Codec;
 use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
@@ -22,15 +21,12 @@ use uuid::Uuid;
 
 /// See the head of this file.
 pub struct PlainVolume {
-    array: Array,
+    driven: DrivenArray,
     pool: Pool,
     stripe_bytes: u64,
     requests: Slab<Request>,
-    scratch: Vec<ArrayAction>,
     /// Zeroes for the parts of zeroing requests that are not whole stripes, at most one stripe long.
     zeroes: Option<Buf>,
-    stop: Option<RequestId>,
-    stopping: bool,
     /// What the request that begins is called, and where it is.
     named: (&'static str, Option<(VolumeOffset, u64)>),
 }
@@ -93,39 +89,36 @@ impl PlainVolume {
         let array = Array::new(assembled, codec, pool.clone(), config);
         let stripe_bytes = array.map().stripe_bytes() as u64;
         PlainVolume {
-            array,
+            driven: DrivenArray::new(array),
             pool,
             stripe_bytes,
             requests: Slab::new(),
-            scratch: Vec::new(),
             zeroes: None,
-            stop: None,
-            stopping: false,
             named: ("request", None),
         }
     }
 
     /// What an earlier run could not read: see [`Array::expect_damage`].
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
-        self.array.expect_damage(ranges, is_beyond_repair);
+        self.driven.array_mut().expect_damage(ranges, is_beyond_repair);
     }
 
     /// What a device went into service without in an earlier run: see [`Array::expect_lacking`].
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
-        self.array.expect_lacking(device, runs);
+        self.driven.array_mut().expect_lacking(device, runs);
     }
 
     /// A scrub under way stays paused: see [`Array::keep_scrub_paused`].
     pub fn keep_scrub_paused(&mut self) {
-        self.array.keep_scrub_paused();
+        self.driven.array_mut().keep_scrub_paused();
     }
 
     /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
     pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);
-        let chunk = u64::from(self.array.geometry().chunk);
+        let chunk = u64::from(self.driven.array().geometry().chunk);
         let column = ColumnIndex((within / chunk) as u16);
-        self.array.cached_hash(StripeIndex(stripe), column, (within % chunk / ROW_BYTES) as usize)
+        self.driven.array().cached_hash(StripeIndex(stripe), column, (within % chunk / ROW_BYTES) as usize)
     }
 
     /// Where a logical stripe is.
@@ -149,9 +142,9 @@ impl PlainVolume {
         })
     }
 
-    fn client(&mut self, now: Timestamp, id: RequestId, request: ClientRequest, out: &mut Vec<VolumeAction>) {
-        if self.stopping {
-            out.push(VolumeAction::ClientDone(id, Err(ClientError::Stopping)));
+    fn client(&mut self, now: Timestamp, id: RequestId, request: ClientRequest, out: &mut VolumeOutput) {
+        if self.driven.is_stopping() {
+            out.replies.push((id, Err(ClientError::Stopping)));
             return;
         }
         self.named = name_of(&request);
@@ -172,7 +165,7 @@ impl PlainVolume {
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
                 if !(may_unmap && self.zeroes_fast(offset, len)) =>
             {
-                out.push(VolumeAction::ClientDone(id, Err(ClientError::NotSupported)));
+                out.replies.push((id, Err(ClientError::NotSupported)));
             }
             ClientRequest::WriteZeroes { offset, len, fua, .. } => {
                 self.zero(now, id, offset.0..offset.0 + len, fua);
@@ -200,7 +193,7 @@ impl PlainVolume {
     fn submit(&mut self, now: Timestamp, request: usize, place: usize, slot_request: SlotRequest) {
         self.requests[request].pending += 1;
         let piece = PieceId((request as u64) << PLACE_BITS | place as u64);
-        self.array.submit(now, piece, slot_request);
+        self.driven.array_mut().submit(now, piece, slot_request);
     }
 
     fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
@@ -290,36 +283,12 @@ impl PlainVolume {
         (self.slot_of(StripeIndex(first)), end - first)
     }
 
-    /// Takes what the array wants done and passes it on, until it wants nothing more.
-    fn drain(&mut self, now: Timestamp, out: &mut Vec<VolumeAction>) {
-        loop {
-            let mut actions = std::mem::take(&mut self.scratch);
-            self.array.take_actions(&mut actions);
-            let idle = actions.is_empty();
-            for action in actions.drain(..) {
-                match action {
-                    ArrayAction::Io { device, token, op } => out.push(VolumeAction::Io { device, token, op }),
-                    ArrayAction::Code(job) => out.push(VolumeAction::Code(job)),
-                    ArrayAction::Done(piece, result) => self.piece_done(now, piece, result, out),
-                    ArrayAction::AdminDone(id, result) => out.push(VolumeAction::AdminDone(id, result)),
-                    ArrayAction::Release(device) => out.push(VolumeAction::Release(device)),
-                    ArrayAction::Notice(notice) => out.push(VolumeAction::Notice(notice)),
-                    ArrayAction::WritesLost => out.push(VolumeAction::WritesLost),
-                }
-            }
-            self.scratch = actions;
-            if idle {
-                return;
-            }
-        }
-    }
-
     fn piece_done(
         &mut self,
         now: Timestamp,
         piece: PieceId,
         result: Result<SlotReply, ClientError>,
-        out: &mut Vec<VolumeAction>,
+        out: &mut VolumeOutput,
     ) {
         let key = (piece.0 >> PLACE_BITS) as usize;
         let place = (piece.0 & ((1 << PLACE_BITS) - 1)) as usize;
@@ -353,7 +322,7 @@ impl PlainVolume {
         }
         let request = self.requests.remove(key);
         if let Some(error @ (ClientError::Io | ClientError::NoSpace)) = request.error {
-            self.array.note_client_error(request.what, request.place, error);
+            self.driven.array_mut().note_client_error(request.what, request.place, error);
         }
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),
@@ -375,45 +344,23 @@ impl PlainVolume {
             }
             (None, _) => Ok(ClientReply::Done),
         };
-        out.push(VolumeAction::ClientDone(request.id, reply));
+        out.replies.push((request.id, reply));
     }
 }
 
 impl Volume for PlainVolume {
-    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>) {
-        match event {
-            VolumeEvent::Client(id, request) => self.client(now, id, request, out),
-            VolumeEvent::Io(completion) => self.array.io_done(now, completion),
-            VolumeEvent::Coded(coded) => self.array.coded(now, coded),
-            VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
-            VolumeEvent::Tick => self.array.tick(now),
-            VolumeEvent::Admin(id, AdminRequest::Stop) if self.stopping => {
-                out.push(VolumeAction::AdminDone(
-                    id,
-                    Err(AdminError("the array is stopping already".into())),
-                ));
-            }
-            VolumeEvent::Admin(id, AdminRequest::Stop) => {
-                self.stopping = true;
-                self.stop = Some(id);
-                self.array.hurry();
-            }
-            VolumeEvent::Admin(id, request) => self.array.admin(now, id, request),
+    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
+        if let Some((id, request)) = self.driven.take(now, event, out) {
+            self.client(now, id, request, out);
         }
-        self.drain(now, out);
-        if self.requests.is_empty()
-            && let Some(id) = self.stop.take()
-        {
-            self.array.admin(now, id, AdminRequest::Stop);
-            self.drain(now, out);
+        while let Some((piece, result)) = self.driven.next_ended() {
+            self.piece_done(now, piece, result, out);
         }
+        self.driven.pass_on(now, self.requests.is_empty(), out);
     }
 
     fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        match request {
-            AdminRequest::Stop if self.stopping => Err(AdminError("the array is stopping already".into())),
-            request => self.array.check(request),
-        }
+        self.driven.check(request)
     }
 
     fn part_len(&self, request: &ClientRequest) -> u64 {
@@ -433,22 +380,22 @@ impl Volume for PlainVolume {
             | ClientRequest::Write { .. }
             | ClientRequest::Flush => return u64::MAX,
         };
-        let stripes = (PART_CHUNKS / self.array.map().width() as u64).max(1);
+        let stripes = (PART_CHUNKS / self.driven.array().map().width() as u64).max(1);
         // Cut between stripes, so that whole ones stay whole.
         let end = (offset / self.stripe_bytes + stripes) * self.stripe_bytes;
         len.min(end - offset)
     }
 
     fn due(&self) -> Option<Timestamp> {
-        self.array.due()
+        self.driven.array().due()
     }
 
     fn damage_revision(&self) -> u64 {
-        self.array.damage_revision()
+        self.driven.array().damage_revision()
     }
 
     fn status(&self) -> VolumeStatus {
-        self.array.status()
+        self.driven.array().status()
     }
 }
 

@@ -25,8 +25,8 @@ use calpe_core::codec::Codec;
 use calpe_core::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use calpe_core::units::{HumanSize, MemberIndex, ROW_BYTES, Timestamp, VolumeOffset, shown};
 use calpe_core::volume::{
-    Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
-    PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
+    Activity, ActivityKind, AdminRequest, ArrayAction, ArrayNotice, ArrayState, LogState, MemberStatus,
+    NoticeKind, PlainVolume, RequestId, Volume, VolumeEvent, VolumeOutput, VolumeStatus,
 };
 use layer::Layer;
 use std::collections::BTreeSet;
@@ -195,7 +195,7 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         layer,
         notices,
         unreadable_notices: Vec::new(),
-        actions: Vec::new(),
+        output: VolumeOutput::default(),
         phase: Phase::Replay,
         bad_copies: 0,
         aside: BTreeSet::new(),
@@ -399,7 +399,7 @@ struct Run {
     notices: Vec<String>,
     /// Likewise, of slots that cannot be read.
     unreadable_notices: Vec<String>,
-    actions: Vec<VolumeAction>,
+    output: VolumeOutput,
     phase: Phase,
     /// Copies of metadata pages that were found bad before the scrub, which finds them written anew.
     bad_copies: u64,
@@ -475,39 +475,39 @@ impl Run {
     }
 
     fn step(&mut self, event: VolumeEvent) {
-        let mut actions = std::mem::take(&mut self.actions);
-        self.volume.step(clock::now(), event, &mut actions);
+        let mut output = std::mem::take(&mut self.output);
+        self.volume.step(clock::now(), event, &mut output);
+        assert!(output.replies.is_empty(), "there are no clients");
         let mut jobs = Vec::new();
-        for action in actions.drain(..) {
+        for action in output.actions.drain(..) {
             match action {
-                VolumeAction::Io { device, token, op } => self.layer.submit(device, token, op),
+                ArrayAction::Io { device, token, op } => self.layer.submit(device, token, op),
                 // What the places of blocks that are set aside hold is in the report.
-                VolumeAction::Notice(notice) if self.phase == Phase::Repair => {
+                ArrayAction::Notice(notice) if self.phase == Phase::Repair => {
                     if notice.kind == NoticeKind::RepairEnded {
                         self.phase = Phase::Over;
                     }
                 }
-                VolumeAction::Notice(notice) if notice.kind == NoticeKind::BlocksUnreadable => {
+                ArrayAction::Notice(notice) if notice.kind == NoticeKind::BlocksUnreadable => {
                     self.unreadable_notices.extend(worth_telling(notice));
                 }
-                VolumeAction::Notice(notice) => {
+                ArrayAction::Notice(notice) => {
                     let is_bad_copy = matches!(notice.kind, NoticeKind::PageRepaired | NoticeKind::PageLost);
                     self.bad_copies += u64::from(is_bad_copy && self.phase == Phase::Replay);
                     self.notices.extend(worth_telling(notice));
                 }
-                VolumeAction::AdminDone(_, Err(error)) => {
+                ArrayAction::AdminDone(_, Err(error)) => {
                     self.notices.push(error.to_string());
                     self.phase = Phase::Over;
                 }
                 // A device that left service stays open: it is not to change before the end.
-                VolumeAction::AdminDone(_, Ok(_)) | VolumeAction::Release(_) | VolumeAction::WritesLost => {}
-                VolumeAction::Code(job) => jobs.push(job),
-                VolumeAction::ClientDone(..) => unreachable!("there are no clients"),
+                ArrayAction::AdminDone(_, Ok(_)) | ArrayAction::Release(_) | ArrayAction::WritesLost => {}
+                ArrayAction::Work(job) => jobs.push(job),
             }
         }
-        self.actions = actions;
+        self.output = output;
         for job in jobs {
-            self.step(VolumeEvent::Coded(job.run()));
+            self.step(VolumeEvent::Worked(job.run()));
         }
     }
 

@@ -1,31 +1,31 @@
-//! The reactor's arrays: adding, stepping, administrating and stopping them.
+//! The reactor's arrays: volumes with the orders that they have, their members, and their jobs. Orders go in. What came of
+//! them, and everything else that concerns requesters, is a list of [`Outcome`]s that the loop takes.
 //!
-//! Invariants: every action of a volume is executed in order; a device handed over with a refused request is
-//! closed again; a stop ends within a bounded time. Must not know what volumes do.
+//! Invariants: every action of a volume is executed in order; an order is answered once, or dropped with its array; a
+//! device handed over with a refused request is closed again; a stop ends within a bounded time. Must not know
+//! connections, or what volumes do.
 
-use super::fence::Fenced;
-use super::handle::{NewArray, ReactorError, Reply};
-use super::long::Order;
-use super::{AdminPending, ArrayId, BUSY_NANOS, Pending, Reactor};
-use crate::member::{Device, Stragglers};
+use super::administration::Administration;
+use super::edges::{Edges, middle};
+use super::jobs::{JobDone, Jobs, Owner};
+use super::mailbox::{ArrayFacts, Mailbox, NewArray, ReactorError, Reply, Traffic};
+use super::order::{Precedence, Span, Ticket, blocks_of};
+use super::orders::{Answer, ArrayId, Order, Outcome, Requester, allocation_of, client_request};
+use super::stopping::{StopStep, Stopping};
+use crate::daemon::events::EventLog;
+use crate::member::{Device, MemberIo, Ring, Stragglers};
 use crate::tls::PeerRules;
-use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind};
+use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, Pool};
 use calpe_core::format::MemberState;
-use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
-use calpe_core::units::Timestamp;
+use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
+use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, MemberCondition, NoticeKind,
-    NoticeLevel, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
+    self, AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    ClientRequest, MemberCondition, NoticeKind, NoticeLevel, RequestId, Volume, VolumeEvent, VolumeOutput,
 };
+use slab::Slab;
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-/// How long client requests in flight may take when an array is stopped, in nanoseconds.
-pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
-
-/// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor kills
-/// after 90 s by default.
-pub(super) const STOP_NANOS_MAX: u64 = 60_000_000_000;
 
 /// When nothing of an array that is being stopped has ended for so long, in nanoseconds, members that hold it up while enough
 /// others have nothing to do are left out. Disks that are all slow, or all spin up, have all the time of the stop.
@@ -35,108 +35,280 @@ const STRAGGLING_NANOS_MAX: u64 = 3_000_000_000;
 /// goes before and after, the daemon ends within ten seconds.
 const SILENCE_NANOS_MAX: u64 = 7_000_000_000;
 
-/// How long after it was asked for a stop may take where members lack room or resources, in nanoseconds: what is in the log then
-/// may stay there, and is replayed at the next start.
-const SHORT_NANOS_MAX: u64 = 9_000_000_000;
+/// How long after the last request an array counts as busy, in nanoseconds: volumes write back what they held up
+/// in the hope of more.
+const BUSY_NANOS: u64 = 2_000_000_000;
 
-/// Ids of administrators' requests have this bit, those of clients do not.
-const ADMIN_BIT: u64 = 1 << 63;
-
-/// What clients did to an array since it was added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// Reads that succeeded.
-    pub reads: u64,
-    /// Bytes they carried.
-    pub read_bytes: u64,
-    /// Writes that succeeded.
-    pub writes: u64,
-    /// Bytes they carried.
-    pub written_bytes: u64,
-}
-
-/// What a reactor knows of an array.
-#[derive(Clone, Debug)]
-pub struct ArrayFacts {
-    /// What the volume says.
-    pub status: VolumeStatus,
-    /// Connections that chose it.
-    pub clients: usize,
-    /// What they did.
-    pub traffic: Traffic,
-    /// How often the reactor's loop has turned, whatever for.
-    pub turns: u64,
+/// See the head of this file.
+pub(super) struct Arrays {
+    hosted: Vec<Option<Hosted>>,
+    members: MemberIo,
+    jobs: Jobs,
+    pool: Pool,
+    administration: Administration,
+    outcomes: VecDeque<Outcome>,
+    /// What came of the last step of a volume.
+    output: VolumeOutput,
+    /// Arrays that were stopped with nobody waiting for it, did not stop cleanly, and why.
+    unclean: Vec<String>,
+    events: EventLog,
+    mailbox: Arc<Mailbox>,
 }
 
 /// An array in service.
-pub(super) struct Hosted {
+struct Hosted {
     name: String,
     volume: Box<dyn Volume>,
-    pub(super) export: ExportInfo,
+    export: ExportInfo,
     /// Which certificates may use it; none: all.
-    pub(super) rules: Option<Arc<PeerRules>>,
-    life: Life,
-    stopping_since: Option<Timestamp>,
-    pub(super) traffic: Traffic,
-    /// Client requests inside the volume.
-    pub(super) in_flight: usize,
-    /// Those of them that the volume has and that modify.
-    pub(super) modifying: usize,
-    /// Which of the requests waits for which.
-    pub(super) order: super::order::Precedence<Fenced>,
+    rules: Option<Arc<PeerRules>>,
+    stopping: Stopping,
+    traffic: Traffic,
+    /// Orders that the volume has.
+    pending: Slab<Pending>,
+    /// Those of them that modify.
+    modifying: usize,
+    /// Which order waits for which, and those that wait.
+    order: Precedence<Order>,
+    waiting: usize,
     last_request: Timestamp,
     /// As of the last tick: something runs by itself.
     active: bool,
-    stop_replies: Vec<Reply<AdminOutcome>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Serving,
-    /// Waiting for client requests to end.
-    Draining(Timestamp),
-    /// The volume was told to stop.
-    Stopping(Timestamp),
-    /// The volume has stopped, or will never.
-    Stopped,
+/// An order inside a volume.
+#[derive(Debug)]
+struct Pending {
+    requester: Requester,
+    request: Request,
+    /// Its place in the order of its array, if it modifies.
+    ticket: Ticket,
+    /// Bytes of its requester's memory that it has.
+    charge: usize,
+    /// The long request that it is a part of.
+    long: Option<usize>,
+    /// Of a write that does not lie on blocks.
+    edges: Option<Box<Edges>>,
+    /// What is known already of a question about two contexts: (bytes, flags) of base:allocation.
+    allocation: Vec<(u64, u32)>,
 }
 
 impl Hosted {
-    pub(super) fn is_busy(&self, now: Timestamp) -> bool {
+    fn is_busy(&self, now: Timestamp) -> bool {
         self.active
-            || self.in_flight > 0
-            || self.life != Life::Serving
+            || self.in_flight() > 0
+            || !self.is_serving()
             || now.nanos_since(self.last_request) < BUSY_NANOS
     }
 
-    /// Whether some member lacks room or resources.
-    fn is_short(&self) -> bool {
-        let is_short = |condition: &MemberCondition| {
-            matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
-        };
-        let serves = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
-        let members = self.volume.status().members;
-        members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_short))
+    /// Orders that the volume has, or that wait for others.
+    fn in_flight(&self) -> usize {
+        self.pending.len() + self.waiting
     }
 
-    pub(super) fn is_serving(&self) -> bool {
-        self.life == Life::Serving
+    /// Moves its stop on to the next stage.
+    fn stop_step(&mut self, now: Timestamp) -> StopStep {
+        let (in_flight, volume) = (self.in_flight(), &self.volume);
+        self.stopping.step(now, in_flight, || is_short(&**volume))
     }
 
-    /// How much of a request is done at once, in bytes.
-    pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
-        self.volume.part_len(request)
+    fn is_serving(&self) -> bool {
+        self.stopping.is_serving()
     }
 
     /// When its volume wants a tick at the latest, if sooner than usual.
-    pub(super) fn due(&self) -> Option<Timestamp> {
-        if self.life == Life::Stopped { None } else { self.volume.due() }
+    fn due(&self) -> Option<Timestamp> {
+        if self.stopping.is_over() { None } else { self.volume.due() }
+    }
+
+    /// The minimum block of its export, in bytes.
+    fn block(&self) -> u64 {
+        u64::from(self.export.block_min)
+    }
+
+    fn span_of(&self, request: &Request) -> Span {
+        Span::of(request, self.block())
+    }
+
+    /// Notes what an event says of how busy the array is.
+    fn note(&mut self, event: &VolumeEvent, now: Timestamp) {
+        match event {
+            VolumeEvent::Client(..) => self.last_request = now,
+            VolumeEvent::Tick => {
+                let status = self.volume.status();
+                self.active =
+                    status.dirty || status.activities.iter().any(|activity| activity.rest.is_none());
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes an order whose turn has come. Returns what to ask of the volume.
+    fn begin(&mut self, order: Order, ticket: Ticket, pool: &Pool) -> VolumeEvent {
+        let Order { requester, request, payload, charge, long, sparse } = order;
+        let (offset, block) = (VolumeOffset(request.offset), self.block());
+        let blocks = blocks_of(&request, block);
+        let is_uneven = blocks != (request.offset..request.offset + request.length);
+        let mut edges = None;
+        let question = match (request.command, payload) {
+            (Command::Read, _) if is_uneven => {
+                let buf = pool.alloc((blocks.end - blocks.start) as usize);
+                ClientRequest::Read { offset: VolumeOffset(blocks.start), buf }
+            }
+            (Command::Read, _) => {
+                let buf = pool.alloc(request.length as usize);
+                match sparse {
+                    true => ClientRequest::ReadSparse { offset, buf },
+                    false => ClientRequest::Read { offset, buf },
+                }
+            }
+            (Command::Write, Some(payload)) if is_uneven => {
+                let edges = edges.insert(Box::new(Edges::new(&request, &payload, block, pool)));
+                edges.next(&request, None, block, pool)
+            }
+            (Command::Write, Some(buf)) => {
+                ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua }
+            }
+            (Command::Write, None) => unreachable!("a write starts with its payload"),
+            _ => client_request(&request).expect("a request without payload"),
+        };
+        self.modifying += usize::from(request.command.modifies());
+        let allocation = Vec::new();
+        let pending = Pending { requester, request, ticket, charge, long, edges, allocation };
+        VolumeEvent::Client(RequestId(self.pending.insert(pending) as u64), question)
+    }
+
+    /// Takes a volume's answer. Returns what to ask next under the same id, where that is not all.
+    fn end(
+        &mut self,
+        id: RequestId,
+        result: Result<ClientReply, ClientError>,
+        pool: &Pool,
+        outcomes: &mut VecDeque<Outcome>,
+    ) -> Option<ClientRequest> {
+        let (key, block) = (id.0 as usize, self.block());
+        let pending = &mut self.pending[key];
+        let request = pending.request;
+        let result = match (result, &mut pending.edges) {
+            (Ok(ClientReply::Data(read)), Some(edges)) => {
+                return Some(edges.next(&request, Some(read), block, pool));
+            }
+            (Ok(ClientReply::Data(blocks)), None) if blocks.len() as u64 != request.length => {
+                Ok(ClientReply::Data(middle(blocks, &request, block)))
+            }
+            // Asked about both contexts: the other is another question, to the same volume.
+            (Ok(ClientReply::Extents(extents)), _) if request.contexts.health => {
+                pending.allocation = allocation_of(&extents);
+                let offset = VolumeOffset(request.offset);
+                return Some(ClientRequest::Health { offset, len: request.length });
+            }
+            (result, _) => result,
+        };
+        let Pending { requester, ticket, charge, long, allocation, .. } = self.pending.remove(key);
+        if request.command.modifies() {
+            self.modifying -= 1;
+            self.leave(&request, ticket, outcomes);
+        }
+        if long.is_none() && result.is_ok() {
+            self.count(&request);
+        }
+        outcomes.push_back(Outcome::Answer(Answer { requester, request, charge, long, allocation, result }));
+        None
+    }
+
+    /// An order has ended, or is given up: those that have waited for it may go on.
+    fn leave(&mut self, request: &Request, ticket: Ticket, outcomes: &mut VecDeque<Outcome>) {
+        let span = self.span_of(request);
+        for woken in self.order.leave(&span, ticket) {
+            if let Some(order) = self.order.waiting(woken) {
+                outcomes.push_back(Outcome::MayGoOn(order.requester, woken));
+            }
+        }
+    }
+
+    /// Counts what was done to the array.
+    fn count(&mut self, request: &Request) {
+        match request.command {
+            Command::Read => {
+                self.traffic.reads += 1;
+                self.traffic.read_bytes += request.length;
+            }
+            Command::Write => {
+                self.traffic.writes += 1;
+                self.traffic.written_bytes += request.length;
+            }
+            _ => {}
+        }
+    }
+
+    /// Starts an order, or has it wait for another one. Returns what to ask of the volume.
+    fn begin_or_wait(
+        &mut self,
+        order: Order,
+        ticket: Ticket,
+        behind: Option<Ticket>,
+        pool: &Pool,
+    ) -> Option<VolumeEvent> {
+        let Some(behind) = behind else { return Some(self.begin(order, ticket, pool)) };
+        self.waiting += 1;
+        self.order.wait(ticket, behind, order);
+        None
     }
 }
 
-impl Reactor {
-    pub(super) fn hosted(&mut self, id: ArrayId) -> Option<&mut Hosted> {
-        self.arrays.get_mut(id.0 as usize)?.as_mut()
+/// An array as clients see it.
+pub(super) struct Export<'a> {
+    /// What it says of itself.
+    pub(super) info: &'a ExportInfo,
+    /// Which certificates may use it; none: all.
+    pub(super) rules: Option<&'a PeerRules>,
+}
+
+impl Arrays {
+    pub(super) fn new(
+        members: MemberIo,
+        jobs: Jobs,
+        pool: Pool,
+        events: EventLog,
+        mailbox: Arc<Mailbox>,
+    ) -> Arrays {
+        Arrays {
+            hosted: Vec::new(),
+            members,
+            jobs,
+            pool,
+            administration: Administration::default(),
+            outcomes: VecDeque::new(),
+            output: VolumeOutput::default(),
+            unclean: Vec::new(),
+            events,
+            mailbox,
+        }
+    }
+
+    fn get(&self, id: ArrayId) -> Option<&Hosted> {
+        self.hosted.get(id.0 as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, id: ArrayId) -> Option<&mut Hosted> {
+        self.hosted.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    fn ids(&self) -> impl Iterator<Item = ArrayId> + use<> {
+        (0..self.hosted.len() as u32).map(ArrayId)
+    }
+
+    /// Whether an array is there, serving or being stopped.
+    pub(super) fn has(&self, id: ArrayId) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.hosted.iter().flatten().next().is_none()
+    }
+
+    pub(super) fn is_serving(&self, id: ArrayId) -> bool {
+        self.get(id).is_some_and(Hosted::is_serving)
     }
 
     /// The array of an export that is being served.
@@ -144,15 +316,51 @@ impl Reactor {
         let matches = |array: &Option<Hosted>| {
             array.as_ref().is_some_and(|array| array.is_serving() && array.export.name == name)
         };
-        self.arrays.iter().position(matches).map(|index| ArrayId(index as u32))
+        self.hosted.iter().position(matches).map(|index| ArrayId(index as u32))
     }
 
-    pub(super) fn add_array(&mut self, id: ArrayId, array: NewArray) -> Result<(), ReactorError> {
+    /// The exports of all arrays, and whether each is being served.
+    pub(super) fn exports(&self) -> impl Iterator<Item = (Export<'_>, bool)> {
+        self.hosted.iter().flatten().map(|hosted| {
+            let export = Export { info: &hosted.export, rules: hosted.rules.as_deref() };
+            (export, hosted.is_serving())
+        })
+    }
+
+    /// The rules of an array that is there.
+    pub(super) fn rules_of(&self, id: ArrayId) -> Option<Option<&PeerRules>> {
+        self.get(id).map(|hosted| hosted.rules.as_deref())
+    }
+
+    /// Replaces the rules of an array.
+    pub(super) fn set_rules(
+        &mut self,
+        id: ArrayId,
+        rules: Option<Arc<PeerRules>>,
+    ) -> Result<(), ReactorError> {
+        self.get_mut(id).ok_or(ReactorError::NoSuchArray)?.rules = rules;
+        Ok(())
+    }
+
+    /// The minimum block of an array's export, in bytes.
+    pub(super) fn block_of(&self, id: ArrayId) -> u64 {
+        self.get(id).map_or(1, Hosted::block)
+    }
+
+    /// How much of a request is done at once, in bytes; none where the array is gone.
+    pub(super) fn part_len(&self, id: ArrayId, request: &ClientRequest) -> Option<u64> {
+        Some(self.get(id)?.volume.part_len(request))
+    }
+
+    pub(super) fn add(
+        &mut self,
+        ring: &mut Ring,
+        now: Timestamp,
+        id: ArrayId,
+        array: NewArray,
+    ) -> Result<(), ReactorError> {
         let NewArray { array, name, volume, devices, read_only, rules } = array;
-        if self.stopping.is_some() {
-            return Err(ReactorError::Gone);
-        }
-        if self.arrays.iter().flatten().any(|other| other.name == name) {
+        if self.hosted.iter().flatten().any(|other| other.name == name) {
             return Err(ReactorError::NameTaken { name });
         }
         let geometry = volume.status().geometry;
@@ -174,171 +382,324 @@ impl Reactor {
         };
         export.check().map_err(|fault| ReactorError::Export { name: name.clone(), fault })?;
         for (device_id, device) in devices {
-            self.members.add(&mut self.ring, device_id, id.0, device);
+            self.members.add(ring, device_id, id.0, device);
         }
         let index = id.0 as usize;
-        if self.arrays.len() <= index {
-            self.arrays.resize_with(index + 1, || None);
+        if self.hosted.len() <= index {
+            self.hosted.resize_with(index + 1, || None);
         }
-        self.arrays[index] = Some(Hosted {
+        self.hosted[index] = Some(Hosted {
             name,
             volume,
             export,
             rules,
-            life: Life::Serving,
-            stopping_since: None,
+            stopping: Stopping::new(),
             traffic: Traffic::default(),
-            in_flight: 0,
+            pending: Slab::new(),
             modifying: 0,
-            order: Default::default(),
-            last_request: self.now,
+            order: Precedence::default(),
+            waiting: 0,
+            last_request: now,
             active: true,
-            stop_replies: Vec::new(),
         });
         // Assembly leaves things to do; the first tick starts them.
-        self.step(id, VolumeEvent::Tick);
+        self.step(ring, now, id, VolumeEvent::Tick);
         Ok(())
     }
 
-    pub(super) fn facts(&mut self, id: ArrayId) -> Result<ArrayFacts, ReactorError> {
-        let clients = self.connections.iter().filter(|(_, c)| c.array == Some(id)).count();
-        let turns = self.turns;
-        let array = self.hosted(id).ok_or(ReactorError::NoSuchArray)?;
+    /// What is known of an array, but for its clients and the turns of the loop.
+    pub(super) fn facts(&self, id: ArrayId, clients: usize, turns: u64) -> Result<ArrayFacts, ReactorError> {
+        let array = self.get(id).ok_or(ReactorError::NoSuchArray)?;
         Ok(ArrayFacts { status: array.volume.status(), clients, traffic: array.traffic, turns })
     }
 
-    /// Lets a volume take an event and executes what it wants. Events of arrays that are gone are dropped.
-    pub(super) fn step(&mut self, id: ArrayId, event: VolumeEvent) {
-        let now = self.now;
-        let mut actions = std::mem::take(&mut self.actions);
-        let Some(array) = self.hosted(id) else {
-            self.actions = actions;
-            return;
-        };
-        match event {
-            VolumeEvent::Client(..) => array.last_request = now,
-            VolumeEvent::Tick => {
-                let status = array.volume.status();
-                array.active =
-                    status.dirty || status.activities.iter().any(|activity| activity.rest.is_none());
-            }
-            _ => {}
+    /// Counts what a long request did to an array.
+    pub(super) fn count(&mut self, id: ArrayId, request: &Request) {
+        if let Some(hosted) = self.get_mut(id) {
+            hosted.count(request);
         }
-        let before = array.volume.damage_revision();
-        array.volume.step(now, event, &mut actions);
-        if array.volume.damage_revision() != before {
-            self.mailbox.findings.ring();
-        }
-        let jobs = actions.iter().filter(|action| matches!(action, VolumeAction::Code(_))).count();
-        for action in actions.drain(..) {
-            match action {
-                VolumeAction::Code(job) => self.jobs.submit(id, job, jobs == 1),
-                VolumeAction::Io { device, token, op } => {
-                    self.members.submit(&mut self.ring, id.0, device, token, op);
-                }
-                VolumeAction::ClientDone(request, result) => self.client_done(request, result),
-                VolumeAction::AdminDone(request, result) => self.admin_done(id, request, result),
-                VolumeAction::Release(device) => self.members.release(device),
-                VolumeAction::Notice(notice) => self.notice(id, notice),
-                VolumeAction::WritesLost => {
-                    let clients = self.connections.iter_mut().filter(|(_, client)| client.array == Some(id));
-                    clients.for_each(|(_, client)| client.lost_writes = true);
-                }
-            }
-        }
-        self.actions = actions;
+    }
+}
+
+/// Orders.
+impl Arrays {
+    /// Orders that modify and that an array's volume has.
+    pub(super) fn modifying(&self, id: ArrayId) -> usize {
+        self.get(id).map_or(0, |hosted| hosted.modifying)
     }
 
-    pub(super) fn admin_request(
+    /// Takes an order to an array that is there: hands it to the volume, or has it wait for others. Returns whether the
+    /// volume has it.
+    pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, order: Order) -> bool {
+        let hosted = self.hosted[id.0 as usize].as_mut().expect("orders go to arrays that are there");
+        // A read waits for orphans alone, and these are among those that modify.
+        let (ticket, behind) = match order.request.command.modifies() || hosted.modifying > 0 {
+            true => hosted.order.enter(&hosted.span_of(&order.request)),
+            false => (Ticket::default(), None),
+        };
+        let event = hosted.begin_or_wait(order, ticket, behind, &self.pool);
+        event.map(|event| self.step(ring, now, id, event)).is_some()
+    }
+
+    /// Takes back an order that has waited; it keeps its place. None where the array is gone.
+    pub(super) fn take_waiting(&mut self, id: ArrayId, ticket: Ticket) -> Option<Order> {
+        let hosted = self.get_mut(id)?;
+        let order = hosted.order.resume(ticket)?;
+        hosted.waiting -= 1;
+        Some(order)
+    }
+
+    /// Goes on with an order that has waited, like [`Arrays::submit`].
+    pub(super) fn resubmit(
         &mut self,
+        ring: &mut Ring,
+        now: Timestamp,
+        id: ArrayId,
+        order: Order,
+        ticket: Ticket,
+    ) -> bool {
+        let hosted = self.hosted[id.0 as usize].as_mut().expect("an order waits in an array that is there");
+        let behind = hosted.order.blocker(&hosted.span_of(&order.request), ticket);
+        let event = hosted.begin_or_wait(order, ticket, behind, &self.pool);
+        event.map(|event| self.step(ring, now, id, event)).is_some()
+    }
+
+    /// An order that was taken back is given up.
+    pub(super) fn give_up(&mut self, id: ArrayId, request: &Request, ticket: Ticket) {
+        if let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            hosted.leave(request, ticket, &mut self.outcomes);
+        }
+    }
+
+    /// What an array's volume has of a requester that has gone is waited for from now on.
+    pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester) {
+        let Some(hosted) = self.get_mut(id) else { return };
+        let block = hosted.block();
+        for (_, pending) in hosted.pending.iter().filter(|(_, pending)| pending.requester == requester) {
+            let span = Span::of(&pending.request, block);
+            if span.modifies {
+                hosted.order.orphan(&span, pending.ticket);
+            }
+        }
+    }
+
+    /// The next outcome for a requester.
+    pub(super) fn next_outcome(&mut self) -> Option<Outcome> {
+        self.outcomes.pop_front()
+    }
+}
+
+/// Steps of volumes.
+impl Arrays {
+    /// Lets a volume take an event and executes what it wants. Events of arrays that are gone are dropped.
+    fn step(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, event: VolumeEvent) {
+        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        hosted.note(&event, now);
+        let before = hosted.volume.damage_revision();
+        hosted.volume.step(now, event, &mut self.output);
+        while !self.output.replies.is_empty() {
+            let mut replies = std::mem::take(&mut self.output.replies);
+            for (request, result) in replies.drain(..) {
+                if let Some(question) = hosted.end(request, result, &self.pool, &mut self.outcomes) {
+                    let event = VolumeEvent::Client(request, question);
+                    hosted.volume.step(now, event, &mut self.output);
+                }
+            }
+            if self.output.replies.is_empty() {
+                // Its memory is used again.
+                self.output.replies = replies;
+            }
+        }
+        if hosted.volume.damage_revision() != before {
+            self.mailbox.tell_findings();
+        }
+        let mut actions = std::mem::take(&mut self.output.actions);
+        let jobs = actions.iter().filter(|action| matches!(action, ArrayAction::Work(_))).count();
+        for action in actions.drain(..) {
+            match action {
+                ArrayAction::Work(job) => {
+                    self.jobs.submit(job.owned_by(|op| Owner { array: id, op }), jobs == 1);
+                }
+                ArrayAction::Io { device, token, op } => self.members.submit(ring, id.0, device, token, op),
+                ArrayAction::AdminDone(request, result) => self.admin_done(id, request, result),
+                ArrayAction::Release(device) => self.members.release(device),
+                ArrayAction::Notice(notice) => self.notice(id, notice),
+                ArrayAction::WritesLost => self.outcomes.push_back(Outcome::WritesLost(id)),
+            }
+        }
+        self.output.actions = actions;
+    }
+
+    /// Takes what has ended: all jobs, and one operation of a member. Returns whether there may be more.
+    pub(super) fn advance(&mut self, ring: &mut Ring, now: Timestamp) -> bool {
+        while let Some(JobDone { owner: Owner { array, op }, done }) = self.jobs.next_done() {
+            self.step(ring, now, array, VolumeEvent::Worked(volume::JobDone { owner: op, done }));
+        }
+        match self.members.next_finished() {
+            Some(done) => {
+                self.step(ring, now, ArrayId(done.owner), VolumeEvent::Io(done.completion));
+                true
+            }
+            None => self.jobs.do_small(),
+        }
+    }
+
+    /// Does small jobs that have gathered: where completions never end, nothing else would.
+    pub(super) fn do_small_jobs(&mut self) {
+        self.jobs.do_small();
+    }
+
+    /// Gives away the jobs that have come since the last turn.
+    pub(super) fn end_turn(&mut self) {
+        self.jobs.end_turn();
+    }
+
+    /// Whether something has ended that was not taken.
+    pub(super) fn has_ended(&self) -> bool {
+        self.members.has_finished() || self.jobs.has_done()
+    }
+
+    /// Takes a completion of the ring that is a member's.
+    pub(super) fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) {
+        self.members.complete(ring, user_data, result);
+    }
+
+    /// Members' operations in flight.
+    pub(super) fn operations(&self) -> usize {
+        self.members.in_flight()
+    }
+
+    pub(super) fn pass_time(&mut self, now: Timestamp) {
+        self.members.pass_time(now);
+    }
+
+    pub(super) fn look_after_files(&mut self, ring: &mut Ring) {
+        self.members.look_after_files(ring);
+    }
+
+    /// Whether something of an array goes on, or may do so soon.
+    pub(super) fn is_busy(&self, now: Timestamp) -> bool {
+        self.members.in_flight() > 0 || self.hosted.iter().flatten().any(|array| array.is_busy(now))
+    }
+
+    /// When a tick is due at the latest, if sooner than usual.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        self.hosted.iter().flatten().filter_map(Hosted::due).min()
+    }
+
+    /// Tells volumes that time has passed.
+    pub(super) fn tick(&mut self, ring: &mut Ring, now: Timestamp) {
+        for id in self.ids() {
+            self.step(ring, now, id, VolumeEvent::Tick);
+        }
+    }
+
+    /// Tells volumes of members that are gone.
+    pub(super) fn report_vanished(&mut self, ring: &mut Ring, now: Timestamp) {
+        for (owner, device, fault) in self.members.vanished() {
+            self.step(ring, now, ArrayId(owner), VolumeEvent::DeviceGone(device, fault));
+        }
+    }
+
+    fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
+        if ends_pass(notice.kind) {
+            self.mailbox.tell_pass_ended();
+        }
+        if let Some(array) = self.hosted.get(id.0 as usize).and_then(Option::as_ref) {
+            self.events.push(&array.name, notice);
+        }
+    }
+}
+
+/// Administrators' requests.
+impl Arrays {
+    pub(super) fn admin(
+        &mut self,
+        ring: &mut Ring,
+        now: Timestamp,
         id: ArrayId,
         request: AdminRequest,
         devices: Vec<(DeviceId, Device)>,
         reply: Reply<AdminOutcome>,
     ) {
-        if self.hosted(id).is_none_or(|array| !array.is_serving()) {
+        if !self.is_serving(id) {
             // Nobody may be waiting any more.
             let _ = reply.send(Err(ReactorError::NoSuchArray));
             return;
         }
         let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
         for (device_id, device) in devices {
-            self.members.add(&mut self.ring, device_id, id.0, device);
+            self.members.add(ring, device_id, id.0, device);
         }
-        let request_id = self.next_admin_id();
-        self.admin.insert(request_id, AdminPending { array: id, devices: ids, reply });
-        self.step(id, VolumeEvent::Admin(request_id, request));
+        let request_id = self.administration.begin(id, ids, reply);
+        self.step(ring, now, id, VolumeEvent::Admin(request_id, request));
     }
 
     /// What would become of an administrator's request.
-    pub(super) fn check_request(
-        &mut self,
-        id: ArrayId,
-        request: &AdminRequest,
-    ) -> Result<AdminOutcome, ReactorError> {
-        let array = self.hosted(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)?;
+    pub(super) fn check(&self, id: ArrayId, request: &AdminRequest) -> Result<AdminOutcome, ReactorError> {
+        let array = self.get(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)?;
         array.volume.check(request).map_err(ReactorError::Refused)
     }
 
-    /// Tells volumes of members that are gone.
-    pub(super) fn report_vanished(&mut self) {
-        for (owner, device, fault) in self.members.vanished() {
-            self.step(ArrayId(owner), VolumeEvent::DeviceGone(device, fault));
+    fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminError>) {
+        if let Some((devices, reply)) = self.administration.end(request) {
+            if result.is_err() {
+                devices.into_iter().for_each(|device| self.members.release(device));
+            }
+            // Nobody may be waiting any more.
+            let _ = reply.send(result.map_err(ReactorError::Refused));
+        } else if self.get(id).is_some_and(|array| array.stopping.is_told()) {
+            self.remove(id, result);
         }
     }
+}
 
-    /// Starts to stop an array; the reply comes when it is done.
-    pub(super) fn begin_stop(&mut self, id: ArrayId, reply: Option<Reply<AdminOutcome>>) {
-        let now = self.now;
-        let Some(array) = self.hosted(id) else {
+/// Stopping.
+impl Arrays {
+    /// Starts to stop an array; the reply comes when it is done. Returns whether this is the first one who asks: then its
+    /// clients are to go.
+    pub(super) fn begin_stop(
+        &mut self,
+        now: Timestamp,
+        id: ArrayId,
+        reply: Option<Reply<AdminOutcome>>,
+    ) -> bool {
+        let Some(array) = self.get_mut(id) else {
             if let Some(reply) = reply {
                 // Nobody may be waiting any more.
                 let _ = reply.send(Err(ReactorError::NoSuchArray));
             }
-            return;
+            return false;
         };
-        array.stop_replies.extend(reply);
-        if array.life != Life::Serving {
-            return;
-        }
-        array.life = Life::Draining(now);
-        array.stopping_since = Some(now);
-        self.close_clients_of(id);
+        array.stopping.ask(now, reply)
+    }
+
+    /// Starts to stop all arrays. Returns those whose clients are to go.
+    pub(super) fn begin_stop_all(&mut self, now: Timestamp) -> Vec<ArrayId> {
+        let ids: Vec<ArrayId> = self.ids().filter(|&id| self.has(id)).collect();
+        ids.into_iter().filter(|&id| self.begin_stop(now, id, None)).collect()
     }
 
     /// Moves arrays that are being stopped on to the next stage.
-    pub(super) fn progress_stops(&mut self) {
-        for index in 0..self.arrays.len() {
-            let id = ArrayId(index as u32);
-            let now = self.now;
-            let Some(array) = self.hosted(id) else { continue };
-            match array.life {
-                Life::Serving => {}
-                Life::Draining(since) => {
-                    if array.in_flight == 0 || now.nanos_since(since) > DRAIN_NANOS {
-                        array.life = Life::Stopping(now);
-                        let request = self.next_admin_id();
-                        self.step(id, VolumeEvent::Admin(request, AdminRequest::Stop));
-                    }
+    pub(super) fn progress_stops(&mut self, ring: &mut Ring, now: Timestamp) {
+        for id in self.ids() {
+            let Some(hosted) = self.get_mut(id) else { continue };
+            match hosted.stop_step(now) {
+                StopStep::Nothing => {}
+                StopStep::TellVolume => {
+                    let request = self.administration.next_id();
+                    self.step(ring, now, id, VolumeEvent::Admin(request, AdminRequest::Stop));
                 }
-                Life::Stopping(since) => {
-                    let is_late =
-                        array.stopping_since.is_some_and(|begun| now.nanos_since(begun) > SHORT_NANOS_MAX);
-                    if now.nanos_since(since) > STOP_NANOS_MAX || (is_late && array.is_short()) {
-                        self.give_up_stop(id);
-                    }
-                }
-                Life::Stopped => {}
+                StopStep::GiveUp => self.give_up_stop(id),
             }
         }
     }
 
     /// Lets arrays that are being stopped go on without members that do not answer.
-    pub(super) fn leave_stragglers(&mut self) {
-        for index in 0..self.arrays.len() {
-            let (id, now) = (ArrayId(index as u32), self.now);
-            let Some(array) = self.hosted(id) else { continue };
-            let Some(begun) = array.stopping_since else { continue };
+    pub(super) fn leave_stragglers(&mut self, ring: &mut Ring, now: Timestamp) {
+        for id in self.ids() {
+            let Some(array) = self.get(id) else { continue };
+            let Some(begun) = array.stopping.since() else { continue };
             let needed = usize::from(array.volume.status().geometry.data);
             let Stragglers { busy, idle, silence } = self.members.stragglers(id.0);
             let silence = (silence.as_nanos() as u64).min(now.nanos_since(begun));
@@ -348,7 +709,7 @@ impl Reactor {
             if idle >= needed {
                 for device in busy {
                     let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
-                    self.step(id, VolumeEvent::DeviceGone(device, fault));
+                    self.step(ring, now, id, VolumeEvent::DeviceGone(device, fault));
                 }
             } else if silence >= SILENCE_NANOS_MAX {
                 self.give_up_stop(id);
@@ -358,77 +719,57 @@ impl Reactor {
 
     /// An array is left as it is.
     fn give_up_stop(&mut self, id: ArrayId) {
-        let Some(array) = self.hosted(id) else { return };
-        array.life = Life::Stopped;
+        let Some(array) = self.get_mut(id) else { return };
+        array.stopping.give_up();
         let text = "the array did not stop in time: it will be checked at the next start";
-        self.notice(
-            id,
-            ArrayNotice {
-                kind: NoticeKind::NotStopped,
-                level: NoticeLevel::Error,
-                member: None,
-                offset: None,
-                text: text.into(),
-            },
-        );
-        self.remove_array(id, Err(AdminError(text.into())));
-    }
-
-    fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminError>) {
-        if let Some(pending) = self.admin.remove(&request) {
-            if result.is_err() {
-                pending.devices.iter().for_each(|device| self.members.release(*device));
-            }
-            // Nobody may be waiting any more.
-            let _ = pending.reply.send(result.map_err(ReactorError::Refused));
-        } else if self.hosted(id).is_some_and(|array| matches!(array.life, Life::Stopping(_))) {
-            self.remove_array(id, result);
-        }
+        let notice = ArrayNotice {
+            kind: NoticeKind::NotStopped,
+            level: NoticeLevel::Error,
+            member: None,
+            offset: None,
+            text: text.into(),
+        };
+        self.notice(id, notice);
+        self.remove(id, Err(AdminError(text.into())));
     }
 
     /// Takes a stopped array out of service.
-    fn remove_array(&mut self, id: ArrayId, result: Result<AdminOutcome, AdminError>) {
-        let Some(array) = self.arrays[id.0 as usize].take() else { return };
+    fn remove(&mut self, id: ArrayId, result: Result<AdminOutcome, AdminError>) {
+        let Some(mut array) = self.hosted[id.0 as usize].take() else { return };
         self.members.release_owner(id.0);
         // Requests that the volume never answered, and their buffers, went with it.
-        let lost: Vec<usize> =
-            self.requests.iter().filter(|(_, pending)| pending.array == id).map(|(key, _)| key).collect();
-        for key in lost {
-            let pending = self.requests.remove(key);
-            if pending.request.command.modifies() {
-                self.modifies_less(pending.connection, id, &pending.request, pending.ticket);
-            }
-            let (key, Pending { request, charge, long, .. }) = (pending.connection, pending);
-            self.connections[key].in_flight -= 1;
-            self.drop_order(key, Order { request, payload: None, charge, long });
+        for Pending { requester, request, charge, long, .. } in array.pending.drain() {
+            let order = Order { requester, request, payload: None, charge, long, sparse: false };
+            self.outcomes.push_back(Outcome::Dropped { order, waited: false });
         }
-        self.drop_fenced(array.order.into_waiting());
-        self.close_clients_of(id);
-        self.admin.retain(|_, pending| pending.array != id);
-        if let (Err(error), true) = (&result, array.stop_replies.is_empty()) {
+        let waiting = array.order.into_waiting();
+        self.outcomes.extend(waiting.map(|order| Outcome::Dropped { order, waited: true }));
+        self.outcomes.push_back(Outcome::Gone(id));
+        self.administration.forget(id);
+        let replies = array.stopping.into_replies();
+        if let (Err(error), true) = (&result, replies.is_empty()) {
             self.unclean.push(format!("array '{}': {error}", array.name));
         }
-        for reply in array.stop_replies {
+        for reply in replies {
             // Nobody may be waiting any more.
             let _ = reply.send(result.clone().map_err(ReactorError::Refused));
         }
     }
 
-    fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
-        let events = self.events.clone();
-        if ends_pass(notice.kind) {
-            self.mailbox.passes_ended.fetch_add(1, Ordering::SeqCst);
-            self.mailbox.findings.ring();
-        }
-        if let Some(array) = self.hosted(id) {
-            events.push(&array.name, notice);
-        }
+    /// Which arrays did not stop cleanly, and why.
+    pub(super) fn take_unclean(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.unclean)
     }
+}
 
-    fn next_admin_id(&mut self) -> RequestId {
-        self.next_admin += 1;
-        RequestId(ADMIN_BIT | self.next_admin)
-    }
+/// Whether some member of a volume lacks room or resources.
+fn is_short(volume: &dyn Volume) -> bool {
+    let is_short = |condition: &MemberCondition| {
+        matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
+    };
+    let serves = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
+    let members = volume.status().members;
+    members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_short))
 }
 
 /// Whether a notice tells of the end of a pass that may have counted errors.

@@ -1,791 +1,636 @@
-//! The reactor's clients: accepting them, taking their requests, sending their replies.
+//! The reactor's clients: requests that arrive on connections become orders for volumes, and outcomes of orders become
+//! replies.
 //!
-//! Invariants: a connection parses only while it may start requests; bytes of payloads are counted from their
-//! request until their reply has left; whatever a client does costs nothing but its connection. Must not know
-//! what volumes do.
+//! Invariants: a connection parses only while it may start requests; payload bytes are charged from their request until
+//! their reply has left; a misbehaving client loses only its own connection. Must not know what volumes do.
 
-use super::access::ExportView;
-use super::admission::{Origin, STRANGERS_MAX, stranger_to_drop};
+use super::access::Viewer;
+use super::admission::{Origin, stranger_to_drop};
+use super::arrays::Arrays;
 use super::connection::{Connection, Next, Receiving};
-use super::edges::{blocks_of, middle};
-use super::fence::hangup_bits;
-use super::listener::{ListenAddress, Listener};
-use super::long::{LongKind, Order};
-use super::memory::charge_of;
+use super::connections::Connections;
+use super::long::{LongKind, Longs, Writing, is_long, written};
 use super::order::Ticket;
-use super::outgoing::Outgoing;
-use super::sys::grow_receive_buffer;
-use super::turns::later_cost;
-use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
-use crate::daemon::{clock, logging};
-use calpe_core::block_io::BufMut;
-use calpe_core::nbd::{
-    Command, Errno, Extents, HEALTH_DEGRADED, HEALTH_LOST, ReadPart, Request, STATE_HOLE, STATE_ZERO,
-    ServerConnection,
-};
-use calpe_core::units::VolumeOffset;
-use calpe_core::volume::{
-    ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId, VolumeEvent, VolumeExtent,
-};
-use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use super::orders::{Answer, ArrayId, ConnectionId, Order, Requester};
+use super::seats::{Seated, Seats};
+use super::shares::{Turn, charge_of};
+use super::sockets::{Outgoing, PollBits, Sockets, hang_ups, hangup_bits};
+use super::tunnels::Tunnels;
+use crate::tls::Peer;
+use calpe_core::block_io::{BufMut, Pool};
+use calpe_core::nbd::{Command, Request};
+use calpe_core::units::Timestamp;
+use calpe_core::volume::{ClientError, ClientReply};
+use nix::sys::socket::{Shutdown, shutdown};
+use std::collections::BTreeSet;
 use std::io;
-use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Send buffer asked of the kernel for each client, in bytes: a few large replies, so that the client has
-/// something to read while the next are gathered.
-const SEND_BUFFER_BYTES: usize = 2 << 20;
-
-/// Receive buffer asked of the kernel for each TCP client, in bytes: what a client sends ahead is to find room there, or the
-/// end of its stream is not seen behind it (see [`super::fence`]). The kernel gives up to half of net.ipv4.tcp_rmem's maximum,
-/// as it does to a client that has sent a lot.
-const RECEIVE_BUFFER_BYTES: i32 = 32 << 20;
-
-/// Replies gathered beyond this many bytes are sent before the next request is looked at, so that a client can
-/// read them meanwhile.
-const EARLY_SEND_BYTES: usize = 256 << 10;
+/// How long a client that was told to leave may take to receive its last replies, in nanoseconds.
+pub(super) const FAREWELL_NANOS: u64 = 2_000_000_000;
 
 /// How long a client may keep more than its share of the memory while it is scarce, by not sending the rest of a payload or not
 /// taking its replies, in nanoseconds. It can have come to that only while there were fewer clients. A message of 32 MiB needs
 /// 3 MB/s to be in time; nobody else waits for it meanwhile, their large requests are carried out in smaller parts.
 const HOARD_NANOS_MAX: u64 = 10_000_000_000;
 
-/// Clients that a listener may get in one turn: a thousand turns for as many would keep the last one waiting.
-const ACCEPTS: usize = 16;
+/// See the head of this file.
+pub(super) struct Clients {
+    connections: Connections,
+    longs: Longs,
+    seats: Seats,
+    tunnels: Tunnels,
+    pool: Pool,
+}
 
-/// Part of a turn, as a divisor, of a client that has not chosen an export: whoever can connect can be one.
-const STRANGERS_SHARE: i64 = 4;
-
-/// A listening socket of the reactor.
+/// What was taken from a connection's stream.
 #[derive(Debug)]
-pub(super) struct ListenerState {
-    /// Removes the socket file when dropped.
-    listener: Listener,
-    socket: Rc<OwnedFd>,
-    /// Accepts in the kernel.
-    armed: usize,
-    closing: bool,
+pub(super) enum Taken {
+    /// Nothing: it has sent nothing, or has to wait.
+    Nothing,
+    /// Something that is taken care of.
+    Something,
+    /// An export was chosen: the client needs a place.
+    Selected,
+    /// A request.
+    Order(Order),
 }
 
-impl ListenerState {
-    pub(super) fn is_unix(&self) -> bool {
-        matches!(self.listener.address(), ListenAddress::Unix(_))
+impl Clients {
+    /// None yet. `payload_bytes`: memory for the requests and unread replies of all; `most`: clients at one time.
+    pub(super) fn new(pool: Pool, payload_bytes: usize, most: usize) -> Clients {
+        Clients {
+            connections: Connections::new(payload_bytes),
+            longs: Longs::new(pool.clone()),
+            seats: Seats::new(most),
+            tunnels: Tunnels::new(most),
+            pool,
+        }
+    }
+
+    pub(super) fn turn(&mut self) -> &mut Turn {
+        self.connections.turn()
+    }
+
+    /// How many turns there were.
+    pub(super) fn turns(&self) -> u64 {
+        self.connections.turns()
+    }
+
+    /// Whether connections are to be parsed or settled.
+    pub(super) fn has_work(&self) -> bool {
+        self.connections.has_work()
+    }
+
+    /// Whether ticks are needed at the busy pace.
+    pub(super) fn is_busy(&self) -> bool {
+        self.tunnels.someone_waits() || !self.longs.is_empty()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.connections.is_empty()
+    }
+
+    pub(super) fn contains(&self, key: ConnectionId) -> bool {
+        self.connections.contains(key)
+    }
+
+    pub(super) fn is_broken(&self, key: ConnectionId) -> bool {
+        self.connections[key].is_broken()
+    }
+
+    /// The array that a connection is a client of.
+    pub(super) fn array_of(&self, key: ConnectionId) -> Option<ArrayId> {
+        self.connections[key].array()
+    }
+
+    /// How many an array has.
+    pub(super) fn count_of(&self, array: ArrayId) -> usize {
+        self.connections.iter().filter(|(_, connection)| connection.array() == Some(array)).count()
+    }
+
+    /// Everybody who is connected and has proved who it is.
+    pub(super) fn peers(&self) -> Vec<Arc<Peer>> {
+        self.connections.iter().filter_map(|(_, connection)| connection.link().peer().cloned()).collect()
+    }
+
+    /// Lets a new connection in.
+    pub(super) fn accept(&mut self, connection: Connection, origin: Origin) -> ConnectionId {
+        if let Some(dropped) = stranger_to_drop(self.connections.guests(), origin) {
+            tracing::debug!(connection = dropped, "dropped for another one: it chose no export");
+            self.connections.break_off(ConnectionId(dropped));
+        }
+        self.connections.insert(connection)
     }
 }
 
-/// What the protocol has made sure of.
-pub(super) const RANGE_OF_VOLUME: &str = "a request lies within its export";
-
-/// A request without payload in a volume's terms; none for one that has some, or that no volume is asked.
-pub(super) fn client_request(request: &Request) -> Option<ClientRequest> {
-    let (offset, len) = (VolumeOffset(request.offset), request.length);
-    Some(match request.command {
-        Command::Flush => ClientRequest::Flush,
-        Command::Trim => ClientRequest::Trim { offset, len, fua: request.fua },
-        Command::WriteZeroes => ClientRequest::WriteZeroes {
-            offset,
-            len,
-            may_unmap: !request.no_hole,
-            fast_only: request.fast_zero,
-            fua: request.fua,
-        },
-        Command::BlockStatus if request.contexts.allocation => ClientRequest::BlockStatus { offset, len },
-        Command::BlockStatus => ClientRequest::Health { offset, len },
-        Command::Read | Command::Write | Command::Cache => return None,
-    })
-}
-
-impl Reactor {
-    pub(super) fn add_listener(&mut self, listener: Listener) {
-        match listener.descriptor() {
-            Ok(socket) => {
-                let socket = Rc::new(socket);
-                self.listeners.insert(ListenerState { listener, socket, armed: 0, closing: false });
-                self.resume_listeners();
-            }
-            Err(error) => tracing::error!(address = %listener.address(), %error, "cannot listen"),
-        }
-    }
-
-    /// Waits for clients, again where an accept failed. Whoever connects is let in; a place is another matter.
-    pub(super) fn resume_listeners(&mut self) {
-        for (key, listener) in &mut self.listeners {
-            while !listener.closing && listener.armed < ACCEPTS {
-                listener.armed += 1;
-                self.sockets.accept(&mut self.ring, key, &listener.socket);
-            }
-        }
-    }
-
-    pub(super) fn close_listeners(&mut self) {
-        let (ring, sockets) = (&mut self.ring, &mut self.sockets);
-        self.listeners.retain(|key, listener| {
-            listener.closing = true;
-            if listener.listener.is_adopted() {
-                // It is its giver's, and goes on without us: a shutdown would end it for the next daemon, too.
-                sockets.cancel_accepts(ring, key);
-            } else {
-                // Wakes the accept that is in the kernel; an error means that there is none to wake.
-                let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
-            }
-            listener.armed > 0
-        });
-    }
-
-    pub(super) fn on_accepted(&mut self, key: usize, result: io::Result<OwnedFd>) {
-        self.listeners[key].armed -= 1;
-        if self.listeners[key].closing {
-            if self.listeners[key].armed == 0 {
-                self.listeners.remove(key);
-            }
-            return;
-        }
-        match result {
-            Ok(socket) => {
-                let now = self.now;
-                let listener = &self.listeners[key].listener;
-                let tcp = matches!(listener.address(), ListenAddress::Tcp(_));
-                let origin = if tcp { network_origin(&socket) } else { Origin::Unix };
-                tune(&socket, tcp);
-                let connection = Connection::new(socket, hangup_bits(tcp), now, listener.tls(), origin);
-                let guests = self.connections.iter().map(|(key, connection)| connection.guest(key));
-                if let Some(dropped) = stranger_to_drop(guests, origin) {
-                    tracing::debug!(connection = dropped, "dropped for another one: it chose no export");
-                    self.connections[dropped].broken = true;
-                    self.mark(dropped);
-                }
-                let connection = self.connections.insert(connection);
-                tracing::debug!(connection, address = %self.listeners[key].listener.address(), "client connected");
-                self.mark(connection);
-                self.resume_listeners();
-            }
-            // Out of descriptors, or the client is gone already: the next tick tries again.
-            Err(error) if logging::ACCEPT_FAILURES.admits() => {
-                tracing::warn!(%error, "cannot accept a client")
-            }
-            Err(_) => {}
-        }
-    }
-
-    /// Has a connection parsed and settled in this turn.
-    pub(super) fn mark(&mut self, key: usize) {
+/// Receiving and parsing.
+impl Clients {
+    /// Takes what was received. Returns a write whose payload is there.
+    pub(super) fn received(
+        &mut self,
+        sockets: &mut Sockets,
+        now: Timestamp,
+        key: ConnectionId,
+        buf: BufMut,
+        result: io::Result<usize>,
+    ) -> Option<Order> {
+        self.connections.turn().mark(key);
         let connection = &mut self.connections[key];
-        if !connection.dirty {
-            connection.dirty = true;
-            self.dirty.push_back(key);
-        }
-        self.touch(key);
-    }
-
-    /// Has a connection settled at the end of this turn.
-    fn touch(&mut self, key: usize) {
-        let connection = &mut self.connections[key];
-        if !connection.touched {
-            connection.touched = true;
-            self.touched.push(key);
-        }
-    }
-
-    pub(super) fn on_received(&mut self, key: usize, buf: BufMut, result: io::Result<usize>) {
-        self.mark(key);
-        let connection = &mut self.connections[key];
-        let receiving = std::mem::replace(&mut connection.receiving, Receiving::Nothing);
+        let receiving = connection.stop_receiving();
         let len = match result {
             Ok(len) => len,
             Err(error) => {
-                tracing::debug!(connection = key, %error, "client lost");
-                connection.broken = true;
+                tracing::debug!(connection = %key, %error, "client lost");
+                connection.break_off();
                 0
             }
         };
-        match receiving {
-            Receiving::Payload { request, have } => {
-                let have = have + len;
-                let charge = if connection.writing.is_some() { buf.len() } else { charge_of(&request) };
-                let ended = len == 0 || connection.broken;
-                if ended || have == buf.len() && connection.dismissed.is_some() {
-                    // The stream ended inside a payload, or it had to go before the payload was there: there is nobody to tell.
-                    connection.broken |= ended;
-                    let long = connection.writing;
-                    self.drop_order(key, Order { charge, request, payload: None, long });
-                } else if have < buf.len() {
-                    self.receive_payload(key, request, buf, have);
-                } else if connection.writing.is_some() {
-                    self.part_received(key, request, buf, &mut false);
-                } else {
-                    connection.nbd.payload_taken();
-                    self.begin(key, Order { request, payload: Some(buf), charge, long: None }, &mut false);
-                }
+        let Receiving::Payload { request, have } = receiving else {
+            match len {
+                0 => connection.close_reading(),
+                _ => connection.received(buf, len),
             }
-            Receiving::Inbox | Receiving::Nothing => {
-                if len == 0 {
-                    connection.read_closed = true;
-                } else {
-                    connection.received(buf, len);
-                }
+            return None;
+        };
+        let (have, long) = (have + len, connection.longs().writing());
+        let ended = len == 0 || connection.is_broken();
+        if ended || have == buf.len() && connection.is_dismissed() {
+            // The stream ended inside a payload, or it had to go before the payload was there: there is nobody to tell.
+            if ended {
+                connection.break_off();
             }
+            let charge = if long.is_some() { buf.len() } else { charge_of(&request) };
+            let requester = Requester::Client(key);
+            let order = Order { requester, request, payload: None, charge, long, sparse: false };
+            self.drop_order(now, order);
+            None
+        } else if have < buf.len() {
+            self.connections.receive_payload(sockets, now, key, request, (buf, have));
+            None
+        } else if let Some(long) = long {
+            Some(written(key, long, request, buf))
+        } else {
+            connection.payload_taken();
+            Some(order_of(key, request, Some(buf), charge_of(&request)))
         }
     }
 
-    pub(super) fn on_sent(&mut self, key: usize, mut message: Box<Outgoing>, result: io::Result<()>) {
-        self.give_memory_back(key, message.held_bytes());
-        message.recycle();
-        self.mark(key);
-        let connection = &mut self.connections[key];
-        connection.sending = None;
-        connection.spare = Some(message);
-        if let Err(error) = result {
-            tracing::debug!(connection = key, %error, "client lost");
-            connection.broken = true;
-        }
+    /// A connection is parsed from here on.
+    pub(super) fn begin_parsing(&mut self, key: ConnectionId) {
+        let class = self.connections[key].class();
+        self.connections.turn().parses(key, class);
     }
 
-    /// Hands a connection's socket to TLS, and goes on with the plain end of it.
-    fn start_tls(&mut self, key: usize) {
-        let connection = &mut self.connections[key];
-        let tls = connection.tls.as_ref().expect("TLS is granted only where there is a certificate");
-        // The pump gets a descriptor of its own: entries of this turn may still name the other one.
-        let tunnel = connection.socket.try_clone().and_then(|socket| self.pumps.serve(socket, tls));
-        match tunnel {
-            Ok(tunnel) => {
-                set_send_buffer(&tunnel.socket);
-                connection.swap_socket(tunnel);
-            }
-            Err(error) => {
-                if logging::TLS_STARTS.admits() {
-                    tracing::warn!(connection = key, %error, "cannot start TLS");
-                }
-                connection.broken = true;
-            }
-        }
-    }
-
-    /// Sends what there is for a connection, receives more, and sees whether it is over.
-    pub(super) fn settle(&mut self, key: usize) {
-        let now = self.now;
-        let connection = &mut self.connections[key];
-        connection.touched = false;
-        if let Some(message) = connection.message_to_send(now) {
-            self.sockets.send(&mut self.ring, key, &connection.socket, message);
-        }
-        if connection.may_swap_socket() {
-            // Each has a thread, until that has ended, whatever became of its connection. Those beyond wait.
-            if self.pumps.running() < self.config.connections_max + STRANGERS_MAX {
-                self.start_tls(key);
-            } else {
-                self.next_turn_for_tls = true;
-            }
-        }
-        let connection = &mut self.connections[key];
-        if let Some(buf) = connection.buffer_to_receive(&self.config.pool) {
-            connection.receiving = Receiving::Inbox;
-            self.sockets.receive(&mut self.ring, key, &connection.socket, buf, 0, false);
-        }
-        if connection.has_input() {
-            self.mark(key);
-        }
-        if self.connections[key].broken {
-            self.drop_longs(key);
-            self.drop_unfenced(key);
-        }
-        self.close_if_done(key);
-    }
-
-    /// Goes on with a connection's long requests and takes those that it has received, as far as it may start them and as its
-    /// share of this turn goes.
-    pub(super) fn parse(&mut self, key: usize) {
-        // Also one that is gone on with from the last turn: if it is seen to have hung up, nothing else may settle it.
-        self.touch(key);
-        let connection = &mut self.connections[key];
-        connection.dirty = false;
-        let share = if connection.array.is_some() { self.share } else { self.share / STRANGERS_SHARE };
-        self.active += usize::from(connection.allowance.renew(self.turns, share));
-        let mut looked = false;
-        let mut since = clock::now();
-        while !self.connections[key].broken {
-            let allowance = &self.connections[key].allowance;
-            if allowance.is_spent() || allowance.yields(self.spent) {
-                self.next_turn(key);
-                return;
-            }
-            let begun = self.begin_unfenced(key, &mut looked);
-            let advanced = self.advance_longs(key, &mut looked) || self.continue_writing(key, &mut looked);
-            let taken = self.take_next(key, &mut looked);
-            let now = clock::now();
-            self.connections[key].allowance.spend_time(now.nanos_since(since), &mut self.spent);
-            since = now;
-            if !begun && !advanced && !taken {
-                return;
-            }
-        }
-    }
-
-    /// Takes the next message that a connection has received. Returns whether there may be another one.
-    fn take_next(&mut self, key: usize, looked: &mut bool) -> bool {
-        let connection = &mut self.connections[key];
-        if connection.broken
-            || connection.read_closed
-            || connection.receiving != Receiving::Nothing
-            || connection.writing.is_some()
-            || connection.alone
-            || connection.waits_for_place
-        {
+    /// Whether a connection is parsed on; otherwise it is broken, or goes on in the next turn.
+    pub(super) fn goes_on_parsing(&mut self, key: ConnectionId) -> bool {
+        if self.connections[key].is_broken() {
             return false;
         }
-        let allowed = self.memory.allowed(connection.held);
-        let exports = ExportView { arrays: &self.arrays, viewer: connection.viewer() };
-        match connection.next(&exports, &self.config.pool, allowed) {
-            Next::Receive | Next::Full | Next::Starved => return false,
+        let is_over = self.connections.turn().is_over_for(key);
+        if is_over {
+            self.connections.turn().postpone(key);
+        }
+        !is_over
+    }
+
+    /// The next request of a connection that need not wait any more.
+    pub(super) fn next_ready(&mut self, key: ConnectionId) -> Option<Ticket> {
+        self.connections[key].pop_ready()
+    }
+
+    /// The next part of a connection's long requests. What is not an order may be under way all the same.
+    pub(super) fn continue_longs(
+        &mut self,
+        sockets: &mut Sockets,
+        arrays: &Arrays,
+        now: Timestamp,
+        key: ConnectionId,
+    ) -> Writing {
+        if self.connections[key].longs().is_empty() {
+            return Writing::Waits;
+        }
+        match self.longs.advance(&mut self.connections, arrays, key) {
+            Some(order) => Writing::Order(order),
+            None => self.longs.continue_writing(&mut self.connections, sockets, now, key),
+        }
+    }
+
+    /// Takes the next message that a connection has received.
+    pub(super) fn take_next(
+        &mut self,
+        sockets: &mut Sockets,
+        arrays: &Arrays,
+        now: Timestamp,
+        key: ConnectionId,
+    ) -> Taken {
+        let (allowed, held) = (self.connections.allowed(key), self.connections.held(key));
+        let connection = &mut self.connections[key];
+        if !connection.may_parse() {
+            return Taken::Nothing;
+        }
+        match connection.next(arrays, &self.pool, allowed, held) {
+            Next::Receive | Next::Full | Next::Starved => return Taken::Nothing,
             Next::Answered => {}
-            Next::Selected => self.selected(key),
+            Next::Selected => {
+                let array = arrays.array_of_export(connection.export_name());
+                connection.choose(array);
+                return Taken::Selected;
+            }
             Next::Request(request) => {
-                let charge = charge_of(&request);
-                self.take_memory(key, charge);
-                if self.is_long(key, &request) {
-                    self.begin_long(key, request, LongKind::NoPayload, charge);
+                let (charge, array) = (charge_of(&request), connection.array());
+                self.connections.accounts().take(key, charge);
+                if request.command != Command::Read && is_long(arrays, array, &request) {
+                    self.longs.begin(&mut self.connections, key, request, LongKind::NoPayload, charge);
                 } else {
-                    self.begin(key, Order { request, payload: None, charge, long: None }, looked);
+                    let sparse =
+                        request.command == Command::Read && self.connections[key].takes_parts(&request);
+                    return Taken::Order(Order { sparse, ..order_of(key, request, None, charge) });
                 }
             }
             Next::Write(request, buf) => {
                 let charge = charge_of(&request);
-                self.take_memory(key, charge);
-                self.begin(key, Order { request, payload: Some(buf), charge, long: None }, looked);
+                self.connections.accounts().take(key, charge);
+                return Taken::Order(order_of(key, request, Some(buf), charge));
             }
             Next::Payload { request, buf, have } => {
-                self.take_memory(key, charge_of(&request));
-                self.receive_payload(key, request, buf, have);
+                self.connections.accounts().take(key, charge_of(&request));
+                self.connections.receive_payload(sockets, now, key, request, (buf, have));
             }
             Next::InParts(request) => {
                 let kind = match request.command {
                     Command::Write => LongKind::Write,
-                    _ if connection.nbd.takes_parts(&request) => LongKind::ReadInParts,
+                    _ if connection.takes_parts(&request) => LongKind::ReadInParts,
                     _ => LongKind::ReadAlone,
                 };
-                self.begin_long(key, request, kind, 0);
+                self.longs.begin(&mut self.connections, key, request, kind, 0);
             }
-            Next::StartTls => connection.starting_tls = true,
-            Next::Leave => {
-                connection.read_closed = true;
-                connection.discard_input();
-            }
+            Next::StartTls => connection.link_mut().start_tls(),
+            Next::Leave => connection.discard_input(),
             Next::Fatal(fault) => {
-                tracing::debug!(connection = key, %fault, "client broke the protocol");
-                connection.read_closed = true;
+                tracing::debug!(connection = %key, %fault, "client broke the protocol");
                 connection.discard_input();
             }
+        }
+        Taken::Something
+    }
+}
+
+/// Outcomes of orders.
+impl Clients {
+    /// Answers an order for which no volume is asked. Returns whether it is one.
+    pub(super) fn answers_itself(&mut self, order: &Order) -> bool {
+        let Requester::Client(key) = order.requester;
+        let connection = &mut self.connections[key];
+        match order.request.command {
+            Command::Flush if connection.take_lost_writes() => {
+                self.connections.turn().spend(key, &order.request);
+                self.reply(key, &order.request, order.charge, &[], Err(ClientError::Io));
+            }
+            Command::Cache => {
+                // Advisory, and there is no cache to fill.
+                connection.reply_done(&order.request);
+                self.connections.turn().spend(key, &order.request);
+            }
+            _ => return false,
         }
         true
     }
 
-    /// Has a connection parsed in the next turn.
-    fn next_turn(&mut self, key: usize) {
+    /// An order was submitted. `began`: its volume has it; otherwise it waits for others.
+    pub(super) fn submitted(&mut self, key: ConnectionId, request: &Request, began: bool) {
         let connection = &mut self.connections[key];
-        if !connection.dirty {
-            connection.dirty = true;
-            self.later.push(key);
+        if began {
+            connection.request_began(request.command.modifies());
+            self.connections.turn().spend(key, request);
+        } else {
+            connection.request_waits();
         }
     }
 
-    pub(super) fn receive_payload(&mut self, key: usize, request: Request, buf: BufMut, have: usize) {
-        let connection = &mut self.connections[key];
-        connection.receiving = Receiving::Payload { request, have };
-        connection.payload_since = self.now;
-        self.sockets.receive(&mut self.ring, key, &connection.socket, buf, have, true);
+    /// An order that has waited is taken back.
+    pub(super) fn resumes(&mut self, key: ConnectionId) {
+        self.connections[key].request_resumes();
     }
 
-    /// Hands a request to its volume; `ticket` is its place in the order of the array.
-    pub(super) fn start(&mut self, key: usize, order: Order, ticket: Ticket) {
+    /// An order that has waited may go on, as its connection's share of the time goes.
+    pub(super) fn may_go_on(&mut self, key: ConnectionId, ticket: Ticket) {
+        self.connections[key].push_ready(ticket);
+        self.connections.turn().mark(key);
+    }
+
+    /// An order came to nothing: its client or its array is gone.
+    pub(super) fn drop_order(&mut self, now: Timestamp, order: Order) {
+        self.longs.drop_order(&mut self.connections, now, order);
+    }
+
+    /// An order went with its array. `waited`: for others.
+    pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: bool) {
+        let Requester::Client(key) = order.requester;
         let connection = &mut self.connections[key];
-        let request = order.request;
-        let array = connection.array.filter(|id| self.arrays[id.0 as usize].is_some());
-        let Some(array) = array else {
-            self.drop_order(key, order);
-            self.dismiss(key);
-            return;
-        };
-        connection.allowance.spend(later_cost(&request), &mut self.spent);
-        if request.command == Command::Flush && std::mem::take(&mut connection.lost_writes) {
-            self.reply(key, &request, order.charge, &[], Err(ClientError::Io));
-            return;
+        if waited {
+            connection.request_resumes();
+        } else {
+            connection.request_lost(order.request.command.modifies());
         }
-        let offset = VolumeOffset(request.offset);
-        let uneven =
-            matches!(request.command, Command::Read | Command::Write) && self.has_edges(array, &request);
-        let (charge, long) = (order.charge, order.long);
-        let mut pending = Pending {
-            connection: key,
-            array,
-            request,
-            ticket,
-            charge,
-            long,
-            edges: None,
-            allocation: Vec::new(),
-        };
-        let connection = &self.connections[key];
-        let client_request = match (request.command, order.payload) {
-            (Command::Read, _) if uneven => {
-                let blocks = blocks_of(&request, self.block_of(array));
-                let buf = self.config.pool.alloc((blocks.end - blocks.start) as usize);
-                Some(ClientRequest::Read { offset: VolumeOffset(blocks.start), buf })
-            }
-            (Command::Write, Some(payload)) if uneven => {
-                pending.edges = Some(Box::new(self.edges_of(array, &request, &payload)));
+        self.drop_order(now, order);
+    }
+
+    /// Writes of an array are lost that its clients may have made and not flushed.
+    pub(super) fn lose_writes(&mut self, array: ArrayId) {
+        for key in self.connections.which(|_, connection| connection.array() == Some(array)) {
+            self.connections[key].lose_writes();
+        }
+    }
+
+    /// Takes a volume's answer. Returns a long request that has ended well with it, and its array.
+    pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) -> Option<(ArrayId, Request)> {
+        let Requester::Client(key) = answer.requester;
+        if matches!(answer.result, Err(ClientError::Stopping)) {
+            self.dismiss(now, key);
+        }
+        self.connections[key].request_ended(answer.request.command.modifies(), now);
+        let ended = match answer.long {
+            Some(long) => self.longs.part_done(&mut self.connections, now, long, answer),
+            None => {
+                let Answer { request, charge, allocation, result, .. } = answer;
+                self.reply(key, &request, charge, &allocation, result);
                 None
             }
-            (Command::Read, _) => {
-                let buf = self.config.pool.alloc(request.length as usize);
-                Some(if connection.nbd.takes_parts(&request) {
-                    ClientRequest::ReadSparse { offset, buf }
-                } else {
-                    ClientRequest::Read { offset, buf }
-                })
-            }
-            (Command::Write, Some(buf)) => {
-                Some(ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua })
-            }
-            (Command::Write, None) => unreachable!("a write starts with its payload"),
-            (Command::Cache, _) => {
-                // Advisory, and there is no cache to fill.
-                let connection = &mut self.connections[key];
-                connection.nbd.reply_done(&request, &mut connection.filling.head);
-                return;
-            }
-            _ => Some(client_request(&request).expect("a request without payload")),
         };
-        self.connections[key].in_flight += 1;
-        if let Some(hosted) = self.hosted(array) {
-            hosted.in_flight += 1;
+        let may_go_on = self.connections[key].may_go_on();
+        let turn = self.connections.turn();
+        if may_go_on {
+            turn.mark(key)
+        } else {
+            turn.touch(key)
         }
-        if request.command.modifies() {
-            self.modifies_more(key, array);
-        }
-        match client_request {
-            Some(client_request) => {
-                let id = self.requests.insert(pending);
-                self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
-            }
-            None => self.continue_edges(pending, None),
-        }
-    }
-
-    /// Takes a volume's answer.
-    pub(super) fn client_done(&mut self, id: RequestId, result: Result<ClientReply, ClientError>) {
-        let pending = self.requests.remove(id.0 as usize);
-        let result = match result {
-            Ok(ClientReply::Data(block)) if pending.edges.is_some() => {
-                self.continue_edges(pending, Some(block));
-                return;
-            }
-            Ok(ClientReply::Data(blocks)) => {
-                Ok(ClientReply::Data(middle(blocks, &pending.request, self.block_of(pending.array))))
-            }
-            result => result,
-        };
-        let Pending { connection: key, array, request, ticket, charge, long, allocation, .. } = pending;
-        let result = match result {
-            // Asked about both contexts: the other is another question, to the same volume.
-            Ok(ClientReply::Extents(extents)) if request.contexts.health => {
-                let allocation = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
-                let edges = None;
-                let pending =
-                    Pending { connection: key, array, request, ticket, charge, long, edges, allocation };
-                let id = self.requests.insert(pending);
-                let question =
-                    ClientRequest::Health { offset: VolumeOffset(request.offset), len: request.length };
-                self.step(array, VolumeEvent::Client(RequestId(id as u64), question));
-                return;
-            }
-            result => result,
-        };
-        if let Some(hosted) = self.hosted(array) {
-            hosted.in_flight -= 1;
-        }
-        if request.command.modifies() {
-            self.modifies_less(key, array, &request, ticket);
-        }
-        if matches!(result, Err(ClientError::Stopping)) {
-            self.dismiss(key);
-        }
-        let now = self.now;
-        let connection = &mut self.connections[key];
-        connection.in_flight -= 1;
-        // The time to take the last replies begins with the last reply.
-        connection.dismissed = connection.dismissed.map(|_| now);
-        match long {
-            Some(long) => self.part_done((long, request, charge), allocation, result),
-            None => {
-                self.count_traffic(array, &request, result.is_ok());
-                self.reply(key, &request, charge, &allocation, result);
-            }
-        }
-        if self.connections[key].may_go_on() { self.mark(key) } else { self.touch(key) }
+        ended
     }
 
     /// Appends the reply to a request.
     fn reply(
         &mut self,
-        key: usize,
+        key: ConnectionId,
         request: &Request,
         charge: usize,
         allocation: &[(u64, u32)],
         result: Result<ClientReply, ClientError>,
     ) {
         let connection = &mut self.connections[key];
-        if connection.broken {
-            self.give_memory_back(key, charge);
-            return;
-        }
-        let nbd = &connection.nbd;
-        let head = &mut connection.filling.head;
         // What is kept of its memory until the reply is sent.
-        let kept = match result {
-            Ok(ClientReply::Data(buf)) => {
-                assert_eq!(buf.len() as u64, request.length, "a volume answered with another length");
-                nbd.reply_read_header(request, head);
-                connection.filling.hold(charge - buf.len());
-                connection.filling.push_payload(buf);
-                charge
-            }
-            Ok(ClientReply::Sparse(runs)) => {
-                let sent = append_runs(nbd, request, request.offset, runs, &mut connection.filling);
-                let kept = if sent > 0 { charge } else { 0 };
-                connection.filling.hold(kept - sent);
-                kept
-            }
-            Ok(ClientReply::Done) => {
-                nbd.reply_done(request, head);
-                0
-            }
-            Ok(ClientReply::Extents(extents)) => {
-                let extents: Vec<(u64, u32)> = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
-                nbd.reply_block_status(request, Extents { allocation: &extents, health: &[] }, head);
-                connection.filling.hold(charge);
-                charge
-            }
-            Ok(ClientReply::Health(runs)) => {
-                let health: Vec<(u64, u32)> =
-                    runs.iter().map(|&(len, health)| (len, health_flags(health))).collect();
-                nbd.reply_block_status(request, Extents { allocation, health: &health }, head);
-                connection.filling.hold(charge);
-                charge
-            }
-            // Dismissed: it learns by the end of the connection that its request was not served.
-            Err(ClientError::Stopping) => 0,
-            Err(error) => {
-                nbd.reply_error(request, errno_of(error), &error.to_string(), head);
-                0
-            }
-        };
-        if connection.sending.is_none() && connection.filling.bytes() >= EARLY_SEND_BYTES {
-            self.urgent = true;
+        let kept = connection.reply(request, charge, allocation, result);
+        if connection.should_send_now() {
+            self.connections.turn().hurry();
         }
-        self.give_memory_back(key, charge - kept);
+        self.connections.accounts().give_back(key, charge - kept);
     }
 
-    /// Counts what a client did to an array.
-    pub(super) fn count_traffic(&mut self, array: ArrayId, request: &Request, succeeded: bool) {
-        let Some(hosted) = self.hosted(array).filter(|_| succeeded) else { return };
-        match request.command {
-            Command::Read => {
-                hosted.traffic.reads += 1;
-                hosted.traffic.read_bytes += request.length;
-            }
-            Command::Write => {
-                hosted.traffic.writes += 1;
-                hosted.traffic.written_bytes += request.length;
-            }
-            _ => {}
-        }
-    }
-
-    /// Charges memory to a connection.
-    pub(super) fn take_memory(&mut self, key: usize, bytes: usize) {
-        self.connections[key].held += bytes;
-        self.memory.take(bytes);
-    }
-
-    /// Gives back what was charged to a connection.
-    pub(super) fn give_memory_back(&mut self, key: usize, bytes: usize) {
-        self.connections[key].held -= bytes;
-        self.memory.give_back(bytes);
-    }
-
-    fn close_if_done(&mut self, key: usize) {
+    /// Takes back a message that was sent, or will never be.
+    pub(super) fn sent(&mut self, key: ConnectionId, message: Box<Outgoing>, result: io::Result<()>) {
         let connection = &mut self.connections[key];
-        if !connection.is_done() && !connection.broken {
+        let held = connection.sent(message);
+        if let Err(error) = result {
+            tracing::debug!(connection = %key, %error, "client lost");
+            connection.break_off();
+        }
+        self.connections.accounts().give_back(key, held);
+        self.connections.turn().mark(key);
+    }
+}
+
+/// Hang-ups.
+impl Clients {
+    /// Orders of a connection that modify and that its volume has.
+    pub(super) fn modifying(&self, key: ConnectionId) -> usize {
+        self.connections[key].modifying()
+    }
+
+    /// Sees which of an array's clients have hung up: this one, and those that have asked for changes which are not done.
+    /// Returns those that have asked for some and were not known to have hung up.
+    pub(super) fn look(&mut self, key: ConnectionId, array: ArrayId) -> Vec<ConnectionId> {
+        let matter = self.connections.iter().filter(|(other, connection)| {
+            let matters = *other == key || connection.modifying() > 0;
+            matters && connection.array() == Some(array) && !connection.link().has_hung_up()
+        });
+        let gone = self.hung_up(matter.map(|(other, _)| other));
+        gone.iter().for_each(|&other| self.connections[other].link_mut().hang_up());
+        gone.into_iter().filter(|&other| self.connections[other].modifying() > 0).collect()
+    }
+
+    /// Whether a connection's client was seen to have hung up: then what it left behind is dropped with it.
+    pub(super) fn leaves_behind(&mut self, key: ConnectionId) -> bool {
+        let has_hung_up = self.connections[key].link().has_hung_up();
+        if has_hung_up {
+            tracing::debug!(connection = %key, "client hung up: what it left behind is dropped");
+            self.connections[key].break_off();
+        }
+        has_hung_up
+    }
+
+    /// Which of these connections' clients have hung up by now.
+    fn hung_up(&self, keys: impl Iterator<Item = ConnectionId>) -> BTreeSet<ConnectionId> {
+        let mut which = Vec::new();
+        let mut watched = Vec::new();
+        for key in keys {
+            let connection = &self.connections[key];
+            for socket in connection.link().watched_sockets() {
+                which.push((key, connection.has_ended(), connection.link().hangup()));
+                watched.push(socket);
+            }
+        }
+        // For want of memory: then nobody is known to be there.
+        let seen = hang_ups(&watched).unwrap_or_else(|| vec![libc::POLLERR; watched.len()]);
+        let has_ended = |((key, ended, hangup), seen): ((ConnectionId, bool, PollBits), PollBits)| {
+            (ended || seen & hangup != 0).then_some(key)
+        };
+        which.into_iter().zip(seen).filter_map(has_ended).collect()
+    }
+
+    /// Closes those that have left while they waited for a place: nothing is received from them meanwhile.
+    pub(super) fn leave_waiting(&mut self) {
+        if self.seats.waiting().is_empty() {
             return;
         }
-        if connection.broken && !connection.filling.is_empty() {
-            let bytes = connection.filling.held_bytes();
-            connection.filling.recycle();
-            self.give_memory_back(key, bytes);
-        }
-        let connection = &mut self.connections[key];
-        if !connection.is_idle_in_kernel() {
-            // Ends what the kernel has of it; an error means that the socket is dead already.
-            let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
-        } else if connection.is_done() {
-            tracing::debug!(connection = key, "client gone");
-            let connection = self.connections.remove(key);
-            assert_eq!(connection.held, 0, "memory of a client that is gone");
-            // Its number may be used again: forget all that names it.
-            self.dirty.retain(|&dirty| dirty != key);
-            self.later.retain(|&later| later != key);
-            self.touched.retain(|&touched| touched != key);
-            self.waiting.retain(|&waiting| waiting != key);
-            self.count_clients();
-            if connection.array.is_some() {
-                self.seat_waiting();
-            }
+        for key in self.hung_up(self.seats.waiting().iter().copied()) {
+            tracing::debug!(connection = %key, "client left before there was a place for it");
+            self.connections.break_off(key);
         }
     }
 
-    /// Closes connections that never came to the point, or do not take their last replies, or keep memory that others
-    /// wait for.
-    pub(super) fn close_overdue(&mut self) {
-        let now = self.now;
-        let (scarce, share) = (self.memory.is_scarce(), self.memory.share());
-        let is_overdue = |connection: &Connection| {
-            // What only its client can bring to an end is not waited for.
-            let dismissed = connection.in_flight == usize::from(connection.is_receiving_part())
-                && connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
-            let hoards = || {
-                connection.held > share
-                    && connection.keeps_memory_since().is_some_and(|at| now.nanos_since(at) > HOARD_NANOS_MAX)
-            };
-            !connection.broken && (dismissed || connection.nbd.handshake_overdue(now) || scarce && hoards())
-        };
-        let overdue: Vec<usize> =
-            self.connections.iter().filter(|(_, c)| is_overdue(c)).map(|(key, _)| key).collect();
-        for key in overdue {
-            tracing::debug!(connection = key, "client took too long");
-            self.connections[key].broken = true;
-            self.mark(key);
+    /// Drops what is left to do for clients that have gone while nothing was received from them, for they had asked for a lot, or
+    /// wait: nobody reads the replies, and others may wait for their places.
+    pub(super) fn leave_unheard(&mut self) {
+        let unheard = self.connections.which(|_, connection| {
+            connection.array().is_some() && !connection.is_broken() && !connection.is_receiving()
+        });
+        let sockets: Vec<_> =
+            unheard.iter().map(|&key| self.connections[key].link().socket().as_fd()).collect();
+        // The end of a stream is not the end of its client: one that has closed one half still reads.
+        // What is not known now is looked at again at the next tick.
+        let Some(seen) = hang_ups(&sockets) else { return };
+        let gone = unheard.into_iter().zip(seen).filter(|(_, seen)| seen & hangup_bits(false) != 0);
+        for (key, _) in gone {
+            tracing::debug!(connection = %key, "client gone: what it asked for is dropped");
+            self.connections.break_off(key);
+        }
+    }
+}
+
+/// Places.
+impl Clients {
+    /// Gives a place to a connection that has chosen its export, or has it wait for one. `reserve`: some are kept for unix
+    /// sockets.
+    pub(super) fn seat(&mut self, arrays: &Arrays, now: Timestamp, key: ConnectionId, reserve: bool) {
+        match self.seats.seat(&mut self.connections, arrays, key, reserve) {
+            Seated::Waits => return,
+            Seated::ToLeave => self.dismiss(now, key),
+            Seated::Client => {}
+        }
+        self.count_clients();
+        tracing::debug!(connection = %key, "client attached");
+    }
+
+    /// Gives places to those that wait for one, in the order in which they came.
+    pub(super) fn seat_waiting(&mut self, arrays: &Arrays, now: Timestamp, reserve: bool) {
+        for key in self.seats.take_waiting() {
+            self.seat(arrays, now, key, reserve);
+            self.connections.turn().mark(key);
         }
     }
 
     /// Deals the memory out anew.
-    pub(super) fn count_clients(&mut self) {
-        let clients = self.connections.iter().filter(|(_, c)| c.array.is_some()).count();
-        self.memory.set_clients(clients);
+    fn count_clients(&mut self) {
+        let clients = self.connections.iter().filter(|(_, c)| c.array().is_some()).count();
+        self.connections.accounts().set_clients(clients);
+    }
+}
+
+/// Settling and closing.
+impl Clients {
+    /// Sends what there is for a connection, and receives more.
+    pub(super) fn settle(&mut self, sockets: &mut Sockets, now: Timestamp, key: ConnectionId) {
+        self.connections.turn().settles(key);
+        let connection = &mut self.connections[key];
+        if let Some(message) = connection.message_to_send(now) {
+            sockets.send(key.0, connection.link().socket(), message);
+        }
+        if connection.may_swap_socket() {
+            self.tunnels.start(&mut self.connections, key);
+        }
+        let connection = &mut self.connections[key];
+        if let Some(buf) = connection.buffer_to_receive(&self.pool) {
+            connection.receives_inbox();
+            sockets.receive(key.0, connection.link().socket(), buf, 0, false);
+        }
+        if connection.has_input() {
+            self.connections.turn().mark(key);
+        }
+        if self.connections[key].is_broken() {
+            self.longs.drop_of(&mut self.connections, now, key);
+        }
+    }
+
+    /// Removes a connection that is over. Returns whether it had a client's place.
+    pub(super) fn close_if_done(&mut self, key: ConnectionId) -> bool {
+        let connection = &mut self.connections[key];
+        if !connection.is_done() && !connection.is_broken() {
+            return false;
+        }
+        if connection.is_broken() {
+            let bytes = connection.drop_replies();
+            self.connections.accounts().give_back(key, bytes);
+        }
+        let connection = &self.connections[key];
+        if !connection.is_idle_in_kernel() {
+            // Ends what the kernel has of it; an error means that the socket is dead already.
+            let _ = shutdown(connection.link().socket().as_raw_fd(), Shutdown::Both);
+            return false;
+        }
+        if !connection.is_done() {
+            return false;
+        }
+        tracing::debug!(connection = %key, "client gone");
+        let connection = self.connections.remove(key);
+        self.seats.leave(key);
+        self.count_clients();
+        connection.array().is_some()
+    }
+
+    /// Closes connections that never came to the point, or do not take their last replies, or keep memory that others
+    /// wait for.
+    pub(super) fn close_overdue(&mut self, now: Timestamp) {
+        let overdue = self.connections.which(|key, connection| {
+            let since = connection.dismissed_since();
+            let dismissed = since.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
+            let hoards = || {
+                let since = connection.keeps_memory_since();
+                self.connections.is_hoarding(key)
+                    && since.is_some_and(|at| now.nanos_since(at) > HOARD_NANOS_MAX)
+            };
+            !connection.is_broken() && (dismissed || connection.handshake_overdue(now) || hoards())
+        });
+        for key in overdue {
+            tracing::debug!(connection = %key, "client took too long");
+            self.connections.break_off(key);
+        }
+    }
+
+    /// Closes the connection that keeps others from the place for large payloads.
+    pub(super) fn clear_large_place(&mut self, now: Timestamp) {
+        self.longs.clear_place(&mut self.connections, now);
     }
 
     /// Starts TLS where it had to wait for other connections to end theirs.
     pub(super) fn resume_tls(&mut self) {
-        if std::mem::take(&mut self.next_turn_for_tls) {
-            let waiting: Vec<usize> =
-                self.connections.iter().filter(|(_, c)| c.starting_tls).map(|(key, _)| key).collect();
-            waiting.into_iter().for_each(|key| self.mark(key));
-        }
+        self.tunnels.resume(&mut self.connections);
+    }
+
+    /// Waits until last replies have found their way through TLS.
+    pub(super) fn wait_for_tls(&self) {
+        self.tunnels.wait(Duration::from_nanos(FAREWELL_NANOS));
     }
 
     /// Says goodbye to the clients of an array that is gone.
-    pub(super) fn close_clients_of(&mut self, array: ArrayId) {
-        self.close_where(|connection| connection.chosen == Some(array));
+    pub(super) fn close_clients_of(&mut self, now: Timestamp, array: ArrayId) {
+        self.close_where(now, |connection| connection.chosen() == Some(array));
     }
 
     /// Says goodbye to the clients that chose no array.
-    pub(super) fn close_unattached(&mut self) {
-        self.close_where(|connection| connection.array.is_none());
+    pub(super) fn close_unattached(&mut self, now: Timestamp) {
+        self.close_where(now, |connection| connection.array().is_none());
+    }
+
+    /// Says goodbye to these, and, if nobody may be `anonymous` any more, to those with TLS and without a certificate.
+    /// Returns to how many.
+    pub(super) fn end_sessions(&mut self, now: Timestamp, peers: &[Arc<Peer>], anonymous: bool) -> usize {
+        self.close_where(now, |connection| match Viewer::of(connection.link()) {
+            Viewer::Proven(peer) => peers.iter().any(|ended| Arc::ptr_eq(ended, &peer)),
+            Viewer::Stranger => anonymous && connection.link().has_tls(),
+            Viewer::Local => false,
+        })
     }
 
     /// Says goodbye to some clients, and returns to how many.
-    pub(super) fn close_where(&mut self, which: impl Fn(&Connection) -> bool) -> usize {
-        let keys: Vec<usize> =
-            self.connections.iter().filter(|(_, c)| which(c)).map(|(key, _)| key).collect();
-        let count = keys.len();
-        keys.into_iter().for_each(|key| self.dismiss(key));
-        count
+    pub(super) fn close_where(&mut self, now: Timestamp, which: impl Fn(&Connection) -> bool) -> usize {
+        let keys = self.connections.which(|_, connection| which(connection));
+        keys.iter().for_each(|&key| self.dismiss(now, key));
+        keys.len()
     }
 
     /// Takes no more requests of a client, and closes its connection once it has its replies. What it asked for and does
     /// not get is not answered with an error: a filesystem would take that for a broken disk, where the end of the
     /// connection makes its driver wait for the next daemon, and ask again.
-    pub(super) fn dismiss(&mut self, key: usize) {
-        let connection = &mut self.connections[key];
-        connection.read_closed = true;
-        connection.discard_input();
-        connection.dismissed.get_or_insert(self.now);
-        self.drop_longs(key);
-        self.mark(key);
+    pub(super) fn dismiss(&mut self, now: Timestamp, key: ConnectionId) {
+        self.connections[key].dismiss(now);
+        self.longs.drop_of(&mut self.connections, now, key);
+        self.connections.turn().mark(key);
     }
 }
 
-/// Appends what a read found from `start` on, in parts, the last of which ends where the request does; says how many bytes of
-/// payload are sent.
-pub(super) fn append_runs(
-    nbd: &ServerConnection,
-    request: &Request,
-    start: u64,
-    runs: Vec<ReadRun>,
-    filling: &mut Outgoing,
-) -> usize {
-    let end = request.offset + request.length;
-    let (mut offset, mut sent) = (start, 0);
-    for run in runs {
-        let length = match &run {
-            ReadRun::Zeroes(length) => *length,
-            ReadRun::Data(buf) => buf.len() as u64,
-        };
-        let part = ReadPart { offset, length, last: offset + length == end };
-        offset += length;
-        match run {
-            ReadRun::Zeroes(_) => nbd.reply_read_hole(request, part, &mut filling.head),
-            ReadRun::Data(buf) => {
-                nbd.reply_read_data(request, part, &mut filling.head);
-                sent += buf.len();
-                filling.push_payload(buf);
-            }
-        }
-    }
-    sent
-}
-
-pub(super) fn allocation_flags(extent: &VolumeExtent) -> u32 {
-    if extent.hole { STATE_HOLE | STATE_ZERO } else { 0 }
-}
-
-pub(super) fn health_flags(health: Health) -> u32 {
-    match health {
-        Health::Clean => 0,
-        Health::Degraded => HEALTH_DEGRADED,
-        Health::Lost => HEALTH_LOST,
-    }
-}
-
-pub(super) fn errno_of(error: ClientError) -> Errno {
-    match error {
-        ClientError::Io | ClientError::Stopping => Errno::Io,
-        ClientError::NoSpace => Errno::NoSpc,
-        ClientError::NotSupported => Errno::NotSup,
-    }
-}
-
-/// Where a socket of the network comes from; nowhere known where it is gone already.
-fn network_origin(socket: &OwnedFd) -> Origin {
-    use nix::sys::socket::{SockaddrStorage, getpeername};
-    let address = getpeername::<SockaddrStorage>(socket.as_raw_fd()).ok();
-    let v4 = address.and_then(|address| Some(IpAddr::from(address.as_sockaddr_in()?.ip())));
-    let v6 = address.and_then(|address| Some(IpAddr::from(address.as_sockaddr_in6()?.ip())));
-    Origin::network(v4.or(v6).unwrap_or(IpAddr::from([0, 0, 0, 0])))
-}
-
-/// Socket options of a client; none of them is vital.
-fn tune(socket: &OwnedFd, tcp: bool) {
-    if tcp {
-        let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
-        let _ = setsockopt(socket, sockopt::KeepAlive, &true);
-        grow_receive_buffer(socket, RECEIVE_BUFFER_BYTES);
-    }
-    set_send_buffer(socket);
-}
-
-fn set_send_buffer(socket: &OwnedFd) {
-    // The privileged form is not bound by the system's default maximum.
-    if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
-        let _ = setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER_BYTES);
-    }
+/// An order of a client, but for a long request's.
+fn order_of(key: ConnectionId, request: Request, payload: Option<BufMut>, charge: usize) -> Order {
+    Order { requester: Requester::Client(key), request, payload, charge, long: None, sparse: false }
 }

@@ -1,26 +1,29 @@
-//! One client's connection: what of it is in user space, what the kernel holds, and when it may be closed.
+//! One client's connection: what of it is in user space, what the kernel holds, how replies are worded, and when it may be
+//! closed.
 //!
 //! Invariants: at most one receive and one send are in the kernel; bytes are taken from the stream only while the
 //! connection may start requests; a connection is removed only when nothing of it is in the kernel or in a
 //! volume. Must not touch the ring or volumes.
 
-use super::ArrayId;
+use super::access::{ExportView, exceeds};
 use super::admission::{Guest, Origin, Stage};
-use super::fence::FENCED_MAX;
+use super::arrays::Arrays;
+use super::link::Link;
 use super::listener::ListenTls;
-use super::memory::charge_of;
+use super::long_line::LongLine;
 use super::order::Ticket;
-use super::outgoing::Outgoing;
-use super::sys::PollBits;
-use super::turns::Allowance;
-use crate::tls::{Goodbye, ProvenPeer, ServerTls, Tunnel};
+use super::orders::{ArrayId, ConnectionId, allocation_of, errno_of, health_of};
+use super::shares::{Class, charge_of};
+use super::sockets::{Outgoing, PollBits};
+use crate::tls::{PeerRules, Tunnel};
 use calpe_core::block_io::{BufMut, Pool};
-use calpe_core::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
+use calpe_core::nbd::{
+    Command, Extents, Fatal, Incoming, ReadPart, Request, ServerConnection, UNREAD_BYTES_MAX,
+};
 use calpe_core::units::Timestamp;
+use calpe_core::volume::{ClientError, ClientReply, ReadRun};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
-use std::sync::Arc;
 
 /// Bytes received at once: some thousand headers, or a dozen small writes.
 const INBOX_BYTES: usize = 64 << 10;
@@ -35,95 +38,91 @@ const BULK_WRITE_BYTES: u64 = 128 << 10;
 /// Requests of one connection in flight or answered but unsent: twice what the Linux client keeps in flight.
 const REQUESTS_MAX: usize = 256;
 
+/// Requests of one connection that wait for others; with more, it is not listened to. What comes next has to be held against all
+/// that wait.
+pub(super) const WAITING_MAX: usize = 64;
+
 /// Bytes of replies without payload that may gather behind a message that is being sent: some thousand. They are not charged to
 /// the memory for payloads.
 const HEADS_BYTES_MAX: usize = 128 << 10;
 
+/// Replies gathered beyond this many bytes are sent before the next request is looked at, so that a client can
+/// read them meanwhile.
+const EARLY_SEND_BYTES: usize = 256 << 10;
+
 /// A client's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) socket: Rc<OwnedFd>,
-    pub(super) nbd: ServerConnection,
-    pub(super) origin: Origin,
-    /// The array it chose.
-    pub(super) array: Option<ArrayId>,
+    link: Link,
+    nbd: ServerConnection,
+    input: Input,
+    output: Output,
+    place: Place,
+    work: Work,
+    longs: LongLine,
+    ending: Ending,
+}
+
+/// What comes from its client.
+#[derive(Debug)]
+struct Input {
     /// Received and not yet parsed; none while the kernel fills it.
     inbox: Option<Inbox>,
-    pub(super) receiving: Receiving,
-    /// When the payload that is being received began, or the message that is being sent: the oldest thing that only
-    /// this client can bring to an end.
-    pub(super) payload_since: Timestamp,
-    pub(super) sending_since: Timestamp,
+    receiving: Receiving,
+    /// When the payload that is being received began.
+    payload_since: Timestamp,
     /// A request that waits for memory that this connection has itself; nothing behind it is parsed.
     parked: Option<Request>,
-    /// Bytes of memory that its requests and unsent replies have.
-    pub(super) held: usize,
-    /// What it may spend of this turn.
-    pub(super) allowance: Allowance,
-    /// Its long requests that can go on.
-    pub(super) longs: VecDeque<usize>,
-    /// The long write whose payload comes next on the stream.
-    pub(super) writing: Option<usize>,
-    /// The array of the export that it was told of: it is a client of that one or of none.
-    pub(super) chosen: Option<ArrayId>,
-    /// It has chosen an export and is no client yet; nothing is parsed.
-    pub(super) waits_for_place: bool,
-    /// A long read has the connection to itself; nothing is parsed.
-    pub(super) alone: bool,
-    /// Replies being gathered.
-    pub(super) filling: Box<Outgoing>,
-    /// Bytes in the kernel's hands, when a send is under way.
-    pub(super) sending: Option<usize>,
-    /// An empty message to fill next.
-    pub(super) spare: Option<Box<Outgoing>>,
-    /// Requests given to the volume, or waiting for orphans, and not answered.
-    pub(super) in_flight: usize,
-    /// Those of them that wait for others, and of these what need not wait any more, by their tickets.
-    pub(super) fenced: usize,
-    pub(super) unfenced: VecDeque<Ticket>,
-    /// Those given to the volume that modify.
-    pub(super) modifying: usize,
-    /// Writes are lost that its client may have made and not flushed: its next flush fails.
-    pub(super) lost_writes: bool,
-    /// Its client was seen to have hung up.
-    pub(super) hung_up: bool,
-    /// What of its socket says so.
-    pub(super) hangup: PollBits,
-    /// No more requests will come: goodbye, end of stream, or a protocol error.
-    pub(super) read_closed: bool,
-    /// The socket is of no use any more: replies are dropped.
-    pub(super) broken: bool,
-    /// Told to leave, and given its latest reply at this time: its last replies are all it still gets.
-    pub(super) dismissed: Option<Timestamp>,
-    /// The network behind `socket`, once there is TLS between them.
-    pub(super) network: Option<NetworkEnd>,
-    /// What TLS is done with, where there is any.
-    pub(super) tls: Option<Arc<ServerTls>>,
-    /// The socket is to be handed to TLS as soon as nothing of it is in the kernel and everything was sent: nothing is
-    /// received from it any more.
-    pub(super) starting_tls: bool,
-    /// Listed to be parsed.
-    pub(super) dirty: bool,
-    /// Listed to be settled.
-    pub(super) touched: bool,
     /// The last write was a large one.
     bulk: bool,
 }
 
-/// What tells of a client under TLS before its pump has passed on what came before.
+/// What goes to its client.
 #[derive(Debug)]
-pub(super) struct NetworkEnd {
-    pub(super) socket: Rc<OwnedFd>,
-    goodbye: Goodbye,
-    /// Who the client is.
-    pub(super) peer: ProvenPeer,
+struct Output {
+    /// Replies being gathered.
+    filling: Box<Outgoing>,
+    /// Bytes in the kernel's hands, when a send is under way, and since when.
+    sending: Option<usize>,
+    sending_since: Timestamp,
+    /// An empty message to fill next.
+    spare: Option<Box<Outgoing>>,
 }
 
-impl NetworkEnd {
-    /// Whether the client has ended TLS.
-    pub(super) fn said_goodbye(&self) -> bool {
-        self.goodbye.was_said()
-    }
+/// Where it is a client.
+#[derive(Debug, Default)]
+struct Place {
+    /// The array of the export that it was told of: it is a client of that one or of none.
+    chosen: Option<ArrayId>,
+    /// The array it is a client of.
+    array: Option<ArrayId>,
+    /// It has chosen an export and is no client yet; nothing is parsed.
+    is_awaited: bool,
+}
+
+/// Its requests.
+#[derive(Debug, Default)]
+struct Work {
+    /// Given to the volume, or waiting for others, or long, and not answered.
+    in_flight: usize,
+    /// Those of them that wait for others, and of these what need not wait any more, by their tickets.
+    waiting: usize,
+    ready: VecDeque<Ticket>,
+    /// Those given to the volume that modify.
+    modifying: usize,
+    /// Writes are lost that its client may have made and not flushed: its next flush fails.
+    lost_writes: bool,
+}
+
+/// Whether it comes to an end.
+#[derive(Debug, Default)]
+struct Ending {
+    /// No more requests will come: goodbye, end of stream, or a protocol error.
+    read_closed: bool,
+    /// The socket is of no use any more: replies are dropped.
+    broken: bool,
+    /// Told to leave, and given its latest reply at this time: its last replies are all it still gets.
+    dismissed: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -175,8 +174,7 @@ pub(super) enum Next {
 }
 
 impl Connection {
-    /// `hangup`: what of the socket says that the client has hung up. It stays what it is under TLS, where the plain end
-    /// tells as little as TCP what a client that ends its stream still wants.
+    /// A client has connected. `hangup`: what of the socket says that it has hung up.
     pub(super) fn new(
         socket: OwnedFd,
         hangup: PollBits,
@@ -186,71 +184,59 @@ impl Connection {
     ) -> Connection {
         let mut filling = Box::new(Outgoing::new());
         let mut nbd = ServerConnection::with_tls(now, tls.mode);
-        nbd.start(&mut filling.head);
+        nbd.start(filling.head());
         Connection {
-            socket: Rc::new(socket),
+            link: Link::new(socket, hangup, tls.server.clone(), origin),
             nbd,
-            origin,
-            array: None,
-            inbox: None,
-            receiving: Receiving::Nothing,
-            payload_since: now,
-            sending_since: now,
-            parked: None,
-            held: 0,
-            allowance: Allowance::default(),
-            longs: VecDeque::new(),
-            writing: None,
-            chosen: None,
-            waits_for_place: false,
-            alone: false,
-            filling,
-            sending: None,
-            spare: None,
-            in_flight: 0,
-            fenced: 0,
-            unfenced: VecDeque::new(),
-            modifying: 0,
-            lost_writes: false,
-            hung_up: false,
-            hangup,
-            read_closed: false,
-            broken: false,
-            dismissed: None,
-            network: None,
-            tls: tls.server.clone(),
-            starting_tls: false,
-            dirty: false,
-            touched: false,
-            bulk: false,
+            input: Input {
+                inbox: None,
+                receiving: Receiving::Nothing,
+                payload_since: now,
+                parked: None,
+                bulk: false,
+            },
+            output: Output { filling, sending: None, sending_since: now, spare: None },
+            place: Place::default(),
+            work: Work::default(),
+            longs: LongLine::default(),
+            ending: Ending::default(),
         }
+    }
+
+    /// What it is, as far as shares of a turn go.
+    pub(super) fn class(&self) -> Class {
+        if self.place.array.is_some() { Class::Client } else { Class::Stranger }
     }
 
     /// What it is, as far as its place goes.
-    pub(super) fn guest(&self, key: usize) -> Guest {
-        let stage = match self.array {
+    pub(super) fn guest(&self, key: ConnectionId) -> Guest {
+        let stage = match self.place.array {
             Some(_) => Stage::Client,
-            None if self.broken || self.read_closed => Stage::Leaving,
+            None if self.ending.broken || self.ending.read_closed => Stage::Leaving,
             None => Stage::Stranger,
         };
-        Guest { key, origin: self.origin, stage }
+        Guest { key: key.0, origin: self.link.origin(), stage }
     }
+}
 
+/// The stream of requests.
+impl Connection {
     /// Parses the next message of what was received. `allowed`: bytes that its payload may take.
-    pub(super) fn next(&mut self, exports: &dyn Exports, pool: &Pool, allowed: usize) -> Next {
-        if let Some(request) = self.parked.take() {
-            return self.admit(request, pool, allowed);
+    pub(super) fn next(&mut self, arrays: &Arrays, pool: &Pool, allowed: usize, held: usize) -> Next {
+        if let Some(request) = self.input.parked.take() {
+            return self.admit(request, pool, allowed, held);
         }
         let full = self.is_full();
-        let Some(inbox) = self.inbox.as_mut().filter(|inbox| inbox.start < inbox.end) else {
-            self.inbox = None;
+        let Some(inbox) = self.input.inbox.as_mut().filter(|inbox| inbox.start < inbox.end) else {
+            self.input.inbox = None;
             return Next::Receive;
         };
         if full {
             return Next::Full;
         }
         let input = &inbox.buf[inbox.start..inbox.end];
-        match self.nbd.receive(input, exports, &mut self.filling.head) {
+        let exports = ExportView { arrays, link: &self.link };
+        match self.nbd.receive(input, &exports, self.output.filling.head()) {
             Err(fatal) => Next::Fatal(fatal),
             Ok((taken, incoming)) => {
                 inbox.start += taken;
@@ -260,7 +246,7 @@ impl Connection {
                     Some(Incoming::StartTls) => Next::StartTls,
                     Some(Incoming::Disconnect) => Next::Leave,
                     Some(Incoming::Request(request) | Incoming::Write { request }) => {
-                        self.admit(request, pool, allowed)
+                        self.admit(request, pool, allowed, held)
                     }
                 }
             }
@@ -268,14 +254,14 @@ impl Connection {
     }
 
     /// Takes a request on, with the memory that it needs from here on, or parks it.
-    fn admit(&mut self, request: Request, pool: &Pool, allowed: usize) -> Next {
+    fn admit(&mut self, request: Request, pool: &Pool, allowed: usize, held: usize) -> Next {
         let charge = charge_of(&request);
         let has_payload = matches!(request.command, Command::Read | Command::Write);
         if charge > allowed {
             let in_parts = request.command == Command::Write || self.nbd.takes_parts(&request);
             // What cannot be cut, or only where nothing else is under way, waits for what is.
-            if self.held > 0 || !has_payload || !in_parts && self.in_flight > 0 {
-                self.parked = Some(request);
+            if held > 0 || !has_payload || !in_parts && self.work.in_flight > 0 {
+                self.input.parked = Some(request);
                 return Next::Starved;
             }
             return Next::InParts(request);
@@ -283,7 +269,7 @@ impl Connection {
         if request.command != Command::Write {
             return Next::Request(request);
         }
-        self.bulk = request.length >= BULK_WRITE_BYTES;
+        self.input.bulk = request.length >= BULK_WRITE_BYTES;
         let mut buf = pool.alloc(request.length as usize);
         let have = self.take_payload(&mut buf);
         if have < buf.len() {
@@ -295,133 +281,487 @@ impl Connection {
 
     /// Copies as much of a payload as was received with its header. Returns how much that is.
     pub(super) fn take_payload(&mut self, buf: &mut BufMut) -> usize {
-        let Some(inbox) = &mut self.inbox else { return 0 };
+        let Some(inbox) = &mut self.input.inbox else { return 0 };
         let have = buf.len().min(inbox.end - inbox.start);
         buf[..have].copy_from_slice(&inbox.buf[inbox.start..inbox.start + have]);
         inbox.start += have;
         if inbox.start == inbox.end {
-            self.inbox = None;
+            self.input.inbox = None;
         }
         have
     }
 
+    /// The payload of the last write is there.
+    pub(super) fn payload_taken(&mut self) {
+        self.nbd.payload_taken();
+    }
+
+    /// Whether a request may be answered in parts.
+    pub(super) fn takes_parts(&self, request: &Request) -> bool {
+        self.nbd.takes_parts(request)
+    }
+
     /// Puts received bytes where [`Connection::next`] finds them.
     pub(super) fn received(&mut self, buf: BufMut, len: usize) {
-        self.inbox = Some(Inbox { buf, start: 0, end: len });
+        self.input.inbox = Some(Inbox { buf, start: 0, end: len });
+    }
+
+    /// The kernel has filled what it was given.
+    pub(super) fn stop_receiving(&mut self) -> Receiving {
+        std::mem::replace(&mut self.input.receiving, Receiving::Nothing)
+    }
+
+    /// The kernel fills the inbox.
+    pub(super) fn receives_inbox(&mut self) {
+        self.input.receiving = Receiving::Inbox;
+    }
+
+    /// The kernel fills a payload, of which `have` bytes are there.
+    pub(super) fn receives_payload(&mut self, request: Request, have: usize, now: Timestamp) {
+        self.input.receiving = Receiving::Payload { request, have };
+        self.input.payload_since = now;
+    }
+
+    pub(super) fn is_receiving(&self) -> bool {
+        self.input.receiving != Receiving::Nothing
     }
 
     /// A buffer to receive into, when the connection may receive now.
     pub(super) fn buffer_to_receive(&mut self, pool: &Pool) -> Option<BufMut> {
-        let may = self.receiving == Receiving::Nothing
-            && self.inbox.is_none()
-            && !self.read_closed
-            && !self.broken
-            && !self.starting_tls
-            && self.writing.is_none()
+        let may = self.input.receiving == Receiving::Nothing
+            && self.input.inbox.is_none()
+            && !self.ending.read_closed
+            && !self.ending.broken
+            && !self.link.is_starting_tls()
+            && self.longs.writing().is_none()
             && !self.is_full();
-        may.then(|| pool.alloc(if self.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
+        may.then(|| pool.alloc(if self.input.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
 
-    /// A sealed message to be sent, when there is one and none is under way.
-    pub(super) fn message_to_send(&mut self, now: Timestamp) -> Option<Box<Outgoing>> {
-        if self.sending.is_some() || self.filling.is_empty() || self.broken {
-            return None;
-        }
-        let next = self.spare.take().unwrap_or_else(|| Box::new(Outgoing::new()));
-        let mut message = std::mem::replace(&mut self.filling, next);
-        message.seal();
-        self.sending = Some(message.bytes());
-        self.sending_since = now;
-        Some(message)
-    }
-
-    /// Bytes of replies that the client has not taken.
-    pub(super) fn unsent(&self) -> usize {
-        self.filling.bytes() + self.sending.unwrap_or(0)
+    /// Whether it may be parsed, as far as it goes itself.
+    pub(super) fn may_parse(&self) -> bool {
+        !self.ending.broken
+            && !self.ending.read_closed
+            && self.input.receiving == Receiving::Nothing
+            && !self.longs.blocks_stream()
+            && !self.place.is_awaited
     }
 
     /// Whether it may start no more requests for now.
     pub(super) fn is_full(&self) -> bool {
-        self.in_flight >= REQUESTS_MAX
-            || self.fenced >= FENCED_MAX
-            || self.filling.head.len() > HEADS_BYTES_MAX
+        self.work.in_flight >= REQUESTS_MAX
+            || self.work.waiting >= WAITING_MAX
+            || self.output.filling.head_bytes() > HEADS_BYTES_MAX
             || self.unsent() > UNREAD_BYTES_MAX
-            || !self.filling.has_room_for(self.in_flight)
+            || !self.output.filling.has_room_for(self.work.in_flight)
     }
 
     /// Whether it should be looked at again since something of it has ended: received requests waited until it may start
     /// more, or a long one for memory.
     pub(super) fn may_go_on(&self) -> bool {
-        self.has_input() || self.is_parked() || !self.longs.is_empty() || self.writing.is_some() || self.alone
+        self.has_input() || self.input.parked.is_some() || !self.longs.is_empty()
     }
 
     /// Whether there are received requests that wait for nothing.
     pub(super) fn has_input(&self) -> bool {
         // A payload that is being received comes first: until it is there, there is nothing to parse.
-        self.inbox.is_some()
-            && self.receiving == Receiving::Nothing
-            && self.writing.is_none()
-            && !self.alone
-            && !self.waits_for_place
-            && !self.is_parked()
-            && !self.broken
-            && !self.read_closed
-            && !self.is_full()
+        self.input.inbox.is_some() && self.may_parse() && self.input.parked.is_none() && !self.is_full()
+    }
+}
+
+/// Replies.
+impl Connection {
+    /// Appends the reply to a request. Returns how many bytes of its charge are kept until it is sent.
+    pub(super) fn reply(
+        &mut self,
+        request: &Request,
+        charge: usize,
+        allocation: &[(u64, u32)],
+        result: Result<ClientReply, ClientError>,
+    ) -> usize {
+        if self.ending.broken {
+            return 0;
+        }
+        let filling = &mut self.output.filling;
+        match result {
+            Ok(ClientReply::Data(buf)) => {
+                assert_eq!(buf.len() as u64, request.length, "a volume answered with another length");
+                self.nbd.reply_read_header(request, filling.head());
+                filling.hold(charge - buf.len());
+                filling.push_payload(buf);
+                charge
+            }
+            Ok(ClientReply::Sparse(runs)) => self.reply_runs(request, request.offset, charge, runs),
+            Ok(ClientReply::Done) => {
+                self.nbd.reply_done(request, filling.head());
+                0
+            }
+            Ok(ClientReply::Extents(extents)) => {
+                self.reply_status(request, charge, &allocation_of(&extents), &[]);
+                charge
+            }
+            Ok(ClientReply::Health(runs)) => {
+                self.reply_status(request, charge, allocation, &health_of(&runs));
+                charge
+            }
+            Err(error) => {
+                self.reply_error(request, error);
+                0
+            }
+        }
+    }
+
+    /// Appends what a read found from `start` on, in parts, the last of which ends where the request does. Returns how many
+    /// bytes of the charge of what was read are kept until it is sent.
+    pub(super) fn reply_runs(
+        &mut self,
+        request: &Request,
+        start: u64,
+        charge: usize,
+        runs: Vec<ReadRun>,
+    ) -> usize {
+        let filling = &mut self.output.filling;
+        let end = request.offset + request.length;
+        let (mut offset, mut sent) = (start, 0);
+        for run in runs {
+            let length = match &run {
+                ReadRun::Zeroes(length) => *length,
+                ReadRun::Data(buf) => buf.len() as u64,
+            };
+            let part = ReadPart { offset, length, last: offset + length == end };
+            offset += length;
+            match run {
+                ReadRun::Zeroes(_) => self.nbd.reply_read_hole(request, part, filling.head()),
+                ReadRun::Data(buf) => {
+                    self.nbd.reply_read_data(request, part, filling.head());
+                    sent += buf.len();
+                    filling.push_payload(buf);
+                }
+            }
+        }
+        let kept = if sent > 0 { charge } else { 0 };
+        filling.hold(kept - sent);
+        kept
+    }
+
+    /// Appends bytes of a read that is answered whole, after its header if these are the first. Returns how many there are.
+    pub(super) fn reply_bytes(&mut self, request: &Request, is_first: bool, runs: Vec<ReadRun>) -> usize {
+        let filling = &mut self.output.filling;
+        if is_first {
+            self.nbd.reply_read_header(request, filling.head());
+        }
+        let mut kept = 0;
+        for run in runs {
+            let ReadRun::Data(buf) = run else { unreachable!("a read that is answered whole has no holes") };
+            kept += buf.len();
+            filling.push_payload(buf);
+        }
+        kept
+    }
+
+    /// Appends the reply to a BLOCK_STATUS, which keeps its charge until it is sent.
+    pub(super) fn reply_status(
+        &mut self,
+        request: &Request,
+        charge: usize,
+        allocation: &[(u64, u32)],
+        health: &[(u64, u32)],
+    ) {
+        let filling = &mut self.output.filling;
+        self.nbd.reply_block_status(request, Extents { allocation, health }, filling.head());
+        filling.hold(charge);
+    }
+
+    /// Appends the reply to a request that is done and has nothing to carry back.
+    pub(super) fn reply_done(&mut self, request: &Request) {
+        self.nbd.reply_done(request, self.output.filling.head());
+    }
+
+    /// Appends the reply to a request that failed.
+    pub(super) fn reply_error(&mut self, request: &Request, error: ClientError) {
+        // Dismissed: it learns by the end of the connection that its request was not served.
+        if error != ClientError::Stopping {
+            let head = self.output.filling.head();
+            self.nbd.reply_error(request, errno_of(error), &error.to_string(), head);
+        }
+    }
+
+    /// Keeps bytes of memory until what there is was sent.
+    pub(super) fn hold(&mut self, bytes: usize) {
+        self.output.filling.hold(bytes);
+    }
+
+    /// Whether so much is gathered that it should be sent before anything else is done.
+    pub(super) fn should_send_now(&self) -> bool {
+        self.output.sending.is_none() && self.output.filling.bytes() >= EARLY_SEND_BYTES
+    }
+
+    /// A sealed message to be sent, when there is one and none is under way.
+    pub(super) fn message_to_send(&mut self, now: Timestamp) -> Option<Box<Outgoing>> {
+        let output = &mut self.output;
+        if output.sending.is_some() || output.filling.is_empty() || self.ending.broken {
+            return None;
+        }
+        let next = output.spare.take().unwrap_or_else(|| Box::new(Outgoing::new()));
+        let mut message = std::mem::replace(&mut output.filling, next);
+        message.seal();
+        output.sending = Some(message.bytes());
+        output.sending_since = now;
+        Some(message)
+    }
+
+    /// A message was sent, or will never be. Returns how many bytes of memory that sets free.
+    pub(super) fn sent(&mut self, mut message: Box<Outgoing>) -> usize {
+        let held = message.held_bytes();
+        message.recycle();
+        self.output.sending = None;
+        self.output.spare = Some(message);
+        held
+    }
+
+    /// Drops the replies that a broken connection has gathered. Returns how many bytes of memory that sets free.
+    pub(super) fn drop_replies(&mut self) -> usize {
+        let held = self.output.filling.held_bytes();
+        self.output.filling.recycle();
+        held
+    }
+
+    /// Bytes of replies that the client has not taken.
+    fn unsent(&self) -> usize {
+        self.output.filling.bytes() + self.output.sending.unwrap_or(0)
+    }
+}
+
+/// The place.
+impl Connection {
+    /// The name of the export that it was told of.
+    pub(super) fn export_name(&self) -> &str {
+        self.nbd.export().map_or("", |export| &export.name)
+    }
+
+    /// Whether its session goes beyond what these rules grant.
+    pub(super) fn exceeds(&self, rules: Option<&PeerRules>) -> bool {
+        exceeds(&self.link, self.nbd.export().is_some_and(|export| !export.read_only), rules)
+    }
+
+    /// It was told of the export of an array.
+    pub(super) fn choose(&mut self, array: Option<ArrayId>) {
+        self.place.chosen = array;
+    }
+
+    /// The array of the export that it was told of.
+    pub(super) fn chosen(&self) -> Option<ArrayId> {
+        self.place.chosen
+    }
+
+    /// It waits for a place.
+    pub(super) fn awaits_place(&mut self) {
+        self.place.is_awaited = true;
+    }
+
+    /// It has a place, and is a client of the array that it chose.
+    pub(super) fn take_place(&mut self) {
+        self.place.is_awaited = false;
+        self.place.array = self.place.chosen;
+    }
+
+    /// The array it is a client of.
+    pub(super) fn array(&self) -> Option<ArrayId> {
+        self.place.array
+    }
+}
+
+/// Requests.
+impl Connection {
+    /// A request was given to its volume.
+    pub(super) fn request_began(&mut self, modifies: bool) {
+        self.work.in_flight += 1;
+        self.work.modifying += usize::from(modifies);
+    }
+
+    /// A volume is done with a request.
+    pub(super) fn request_ended(&mut self, modifies: bool, now: Timestamp) {
+        self.work.in_flight -= 1;
+        self.work.modifying -= usize::from(modifies);
+        self.refresh_dismissal(now);
+    }
+
+    /// The time to take the last replies begins with the last reply.
+    pub(super) fn refresh_dismissal(&mut self, now: Timestamp) {
+        self.ending.dismissed = self.ending.dismissed.map(|_| now);
+    }
+
+    /// A request went with its array.
+    pub(super) fn request_lost(&mut self, modifies: bool) {
+        self.work.in_flight -= 1;
+        self.work.modifying -= usize::from(modifies);
+    }
+
+    /// A request waits for others.
+    pub(super) fn request_waits(&mut self) {
+        self.work.in_flight += 1;
+        self.work.waiting += 1;
+    }
+
+    /// A request waits no more.
+    pub(super) fn request_resumes(&mut self) {
+        self.work.in_flight -= 1;
+        self.work.waiting -= 1;
+    }
+
+    /// What a request has waited for has ended.
+    pub(super) fn push_ready(&mut self, ticket: Ticket) {
+        self.work.ready.push_back(ticket);
+    }
+
+    /// The next request that need not wait any more.
+    pub(super) fn pop_ready(&mut self) -> Option<Ticket> {
+        self.work.ready.pop_front()
+    }
+
+    /// Requests given to the volume that modify.
+    pub(super) fn modifying(&self) -> usize {
+        self.work.modifying
+    }
+
+    /// Writes are lost that its client may have made and not flushed.
+    pub(super) fn lose_writes(&mut self) {
+        self.work.lost_writes = true;
+    }
+
+    /// Whether its client has to be told that writes are lost; it is from now on.
+    pub(super) fn take_lost_writes(&mut self) -> bool {
+        std::mem::take(&mut self.work.lost_writes)
+    }
+}
+
+/// Long requests.
+impl Connection {
+    /// Which of its long requests can go on.
+    pub(super) fn longs(&self) -> &LongLine {
+        &self.longs
+    }
+
+    pub(super) fn longs_mut(&mut self) -> &mut LongLine {
+        &mut self.longs
+    }
+
+    /// A long request is there.
+    pub(super) fn long_began(&mut self) {
+        self.work.in_flight += 1;
+    }
+
+    /// A long request has ended. `was_alone`: it had the connection to itself.
+    pub(super) fn long_ended(&mut self, was_alone: bool) {
+        self.work.in_flight -= 1;
+        if was_alone {
+            self.longs.end_alone();
+        }
     }
 
     /// Whether a part of a long write is being received.
-    pub(super) fn is_receiving_part(&self) -> bool {
-        self.writing.is_some() && self.receiving != Receiving::Nothing
+    fn is_receiving_part(&self) -> bool {
+        self.longs.writing().is_some() && self.is_receiving()
+    }
+}
+
+/// The other end.
+impl Connection {
+    /// Its socket, and who is at the other end.
+    pub(super) fn link(&self) -> &Link {
+        &self.link
     }
 
-    /// Drops what was received and not parsed: nothing of it will be handled.
-    pub(super) fn discard_input(&mut self) {
-        self.inbox = None;
-        self.parked = None;
+    pub(super) fn link_mut(&mut self) -> &mut Link {
+        &mut self.link
     }
 
-    /// Whether a request of it waits for payload memory.
-    pub(super) fn is_parked(&self) -> bool {
-        self.parked.is_some()
-    }
-
-    /// Since when it has kept memory that only its client can set free: a payload that does not come, replies that
-    /// are not taken. None when it keeps none.
-    pub(super) fn keeps_memory_since(&self) -> Option<Timestamp> {
-        let payload = matches!(self.receiving, Receiving::Payload { .. }).then_some(self.payload_since);
-        let replies = self.sending.is_some().then_some(self.sending_since);
-        payload.into_iter().chain(replies).min()
+    /// Whether it is known without a look at its sockets that its client has hung up.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ending.broken || self.link.said_goodbye()
     }
 
     /// Whether the socket can be handed to TLS now: the acknowledgement has left it, and nothing of what arrives behind
     /// it was or will be received here.
     pub(super) fn may_swap_socket(&self) -> bool {
-        self.starting_tls
-            && !self.broken
-            && !self.read_closed
+        self.link.is_starting_tls()
+            && !self.ending.broken
+            && !self.ending.read_closed
             && self.is_idle_in_kernel()
-            && self.filling.is_empty()
-            && self.inbox.is_none()
+            && self.output.filling.is_empty()
+            && self.input.inbox.is_none()
     }
 
     /// Goes on with the plain end of TLS.
     pub(super) fn swap_socket(&mut self, tunnel: Tunnel) {
         assert!(self.may_swap_socket(), "a socket was swapped under an operation");
-        let (goodbye, peer) = (tunnel.goodbye(), tunnel.peer());
-        let socket = std::mem::replace(&mut self.socket, Rc::new(tunnel.socket));
-        self.network = Some(NetworkEnd { socket, goodbye, peer });
-        self.starting_tls = false;
+        self.link.swap(tunnel);
         self.nbd.tls_started();
+    }
+}
+
+/// The end.
+impl Connection {
+    /// The socket is of no use any more.
+    pub(super) fn break_off(&mut self) {
+        self.ending.broken = true;
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.ending.broken
+    }
+
+    /// No more requests will come.
+    pub(super) fn close_reading(&mut self) {
+        self.ending.read_closed = true;
+    }
+
+    /// No more requests are taken, and those that were received are dropped.
+    pub(super) fn discard_input(&mut self) {
+        self.ending.read_closed = true;
+        self.input.inbox = None;
+        self.input.parked = None;
+    }
+
+    /// Its client is told to leave.
+    pub(super) fn dismiss(&mut self, now: Timestamp) {
+        self.discard_input();
+        self.ending.dismissed.get_or_insert(now);
+    }
+
+    pub(super) fn is_dismissed(&self) -> bool {
+        self.ending.dismissed.is_some()
+    }
+
+    /// Since when it is over but for what only its client can bring to an end, if it was told to leave.
+    pub(super) fn dismissed_since(&self) -> Option<Timestamp> {
+        // What only its client can bring to an end is not waited for.
+        let is_over = self.work.in_flight == usize::from(self.is_receiving_part());
+        self.ending.dismissed.filter(|_| is_over)
+    }
+
+    /// Whether it has taken too long to choose an export.
+    pub(super) fn handshake_overdue(&self, now: Timestamp) -> bool {
+        self.nbd.handshake_overdue(now)
+    }
+
+    /// Since when it has kept memory that only its client can set free: a payload that does not come, replies that
+    /// are not taken. None when it keeps none.
+    pub(super) fn keeps_memory_since(&self) -> Option<Timestamp> {
+        let payload = matches!(self.input.receiving, Receiving::Payload { .. });
+        let payload = payload.then_some(self.input.payload_since);
+        let replies = self.output.sending.is_some().then_some(self.output.sending_since);
+        payload.into_iter().chain(replies).min()
     }
 
     /// Whether it has said all it will say.
     pub(super) fn is_done(&self) -> bool {
-        self.in_flight == 0
-            && (self.broken || (self.read_closed && self.sending.is_none() && self.filling.is_empty()))
+        let all_sent = self.output.sending.is_none() && self.output.filling.is_empty();
+        self.work.in_flight == 0 && (self.ending.broken || (self.ending.read_closed && all_sent))
     }
 
     /// Whether nothing of it is in the kernel.
     pub(super) fn is_idle_in_kernel(&self) -> bool {
-        self.receiving == Receiving::Nothing && self.sending.is_none()
+        self.input.receiving == Receiving::Nothing && self.output.sending.is_none()
     }
 }

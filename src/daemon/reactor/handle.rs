@@ -1,156 +1,21 @@
-//! How other threads talk to a reactor: a mailbox of commands, each answered through a channel. Must not touch
-//! what the reactor owns.
+//! A running reactor as other threads see it: its thread, and its mailbox. Must not touch what the reactor owns.
 
+use super::event_loop::{Reactor, ReactorConfig};
 use super::listener::Listener;
-use super::{ArrayFacts, ArrayId, Reactor, ReactorConfig, sys};
+use super::mailbox::{ArrayFacts, Command, Mailbox, NewArray, ReactorError, Reply};
+use super::orders::ArrayId;
+
+use super::sys;
 use crate::daemon::events::EventLog;
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use std::collections::VecDeque;
+use calpe_core::volume::{AdminOutcome, AdminRequest};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// An array to be served.
-pub struct NewArray {
-    /// Its identity; clients read it in the description of its export.
-    pub array: uuid::Uuid,
-    /// Its name, which is its export's name.
-    pub name: String,
-    /// Its volume, assembled on `devices`.
-    pub volume: Box<dyn Volume>,
-    /// Its open devices, under the ids that the volume knows them by.
-    pub devices: Vec<(DeviceId, Device)>,
-    /// Clients may only read.
-    pub read_only: bool,
-    /// Which certificates may use it; none: all.
-    pub rules: Option<Arc<PeerRules>>,
-}
-
-impl std::fmt::Debug for NewArray {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NewArray").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// Why a reactor refused or did not answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReactorError {
-    /// Its thread has ended.
-    #[error("the daemon is stopping")]
-    Gone,
-    /// No array of that id is served.
-    #[error("this array is not served any more")]
-    NoSuchArray,
-    /// The export cannot be offered to clients.
-    #[error("array '{name}' cannot be exported: {fault}")]
-    Export {
-        /// Name of the array.
-        name: String,
-        /// What is wrong.
-        fault: calpe_core::nbd::ExportFault,
-    },
-    /// Another array of that name is served.
-    #[error("an array named '{name}' is served already: export that one first")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// The volume refused.
-    #[error("{0}")]
-    Refused(AdminError),
-}
-
-/// A reply channel of one command.
-pub(super) type Reply<T> = SyncSender<Result<T, ReactorError>>;
-
-#[derive(Debug)]
-pub(super) enum Command {
-    AddArray {
-        id: ArrayId,
-        array: NewArray,
-        reply: Reply<()>,
-    },
-    Admin {
-        array: ArrayId,
-        request: AdminRequest,
-        devices: Vec<(DeviceId, Device)>,
-        reply: Reply<AdminOutcome>,
-    },
-    Check {
-        array: ArrayId,
-        request: AdminRequest,
-        reply: Reply<AdminOutcome>,
-    },
-    Status {
-        array: ArrayId,
-        reply: Reply<ArrayFacts>,
-    },
-    SetRules {
-        array: ArrayId,
-        rules: Option<Arc<PeerRules>>,
-        reply: Reply<usize>,
-    },
-    Peers {
-        reply: Reply<Vec<Arc<Peer>>>,
-    },
-    EndSessions {
-        peers: Vec<Arc<Peer>>,
-        /// Those without a certificate, too.
-        anonymous: bool,
-        reply: Reply<usize>,
-    },
-    StopArray {
-        array: ArrayId,
-        reply: Reply<AdminOutcome>,
-    },
-    Listen {
-        listener: Listener,
-    },
-    Shutdown,
-}
-
-/// Commands on their way, and the eventfd that wakes the reactor.
-#[derive(Debug)]
-pub(super) struct Mailbox {
-    pub(super) commands: Mutex<VecDeque<Command>>,
-    pub(super) wake: EventFd,
-    pub(super) findings: Bell,
-    /// Passes over arrays that have ended.
-    pub(super) passes_ended: AtomicU64,
-}
-
-/// Rung by the reactor when what cannot be read of an array has changed, and when a pass over one has ended.
-#[derive(Debug, Default)]
-pub(super) struct Bell {
-    has_rung: Mutex<bool>,
-    rung: Condvar,
-}
-
-impl Bell {
-    pub(super) fn ring(&self) {
-        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.rung.notify_all();
-    }
-
-    /// Waits until it is rung, for `limit` at most. Whether it was, since it was asked last.
-    fn wait(&self, limit: Duration) -> bool {
-        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.rung.wait_timeout_while(has_rung, limit, |rung| !*rung);
-        std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner).0)
-    }
-}
-
-impl Mailbox {
-    pub(super) fn take(&self) -> VecDeque<Command> {
-        std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// A running reactor. Clones talk to the same one.
 #[derive(Clone, Debug)]
@@ -194,20 +59,14 @@ impl ReactorHandle {
     /// # Errors
     /// When the system has no io_uring for it.
     pub fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let mailbox = Arc::new(Mailbox {
-            commands: Mutex::default(),
-            wake,
-            findings: Bell::default(),
-            passes_ended: AtomicU64::new(0),
-        });
+        let mailbox = Arc::new(Mailbox::new()?);
         let (started, start) = sync_channel(1);
         let (end, outcome) = sync_channel(1);
         let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
         let last = Last { thread: Arc::clone(&thread), mailbox: Arc::clone(&mailbox) };
         let in_thread = Arc::clone(&mailbox);
         std::thread::Builder::new().name("reactor".into()).spawn(move || {
-            sys::go_first();
+            sys::raise_priority();
             let last = last;
             let reactor = match Reactor::new(config, in_thread, events) {
                 Ok(reactor) => reactor,
@@ -313,13 +172,13 @@ impl ReactorHandle {
     /// `limit` at most. Whether it has. For one caller.
     #[must_use]
     pub fn findings_change(&self, limit: Duration) -> bool {
-        self.mailbox.findings.wait(limit)
+        self.mailbox.wait_for_findings(limit)
     }
 
     /// How many passes over arrays (scrubs, repairs, rebuilds) have ended.
     #[must_use]
     pub fn passes_ended(&self) -> u64 {
-        self.mailbox.passes_ended.load(Ordering::SeqCst)
+        self.mailbox.passes_ended()
     }
 
     /// Accepts clients on a listener from now on.
@@ -357,11 +216,7 @@ impl ReactorHandle {
     }
 
     fn send(&self, command: Command) {
-        let mut commands = self.mailbox.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        commands.push_back(command);
-        drop(commands);
-        // A full counter means that it is being woken already.
-        let _ = self.mailbox.wake.write(1);
+        self.mailbox.push(command);
         if !self.is_alive() {
             // Nobody will take it: dropping the reply channel answers whoever waits.
             self.mailbox.take().clear();

@@ -6,13 +6,13 @@
 //! in one launch. Small jobs of clients gather until there are enough to fill the processor's registers side by side, or nothing
 //! else to do. Must not know what the work is.
 
-use super::ArrayId;
-use super::handle::Mailbox;
+use super::mailbox::Mailbox;
+use super::orders::ArrayId;
 use super::sys;
 use crate::daemon::drill;
-use calpe_core::codec::{BlockHasher, CodecJob, CodedColumns};
+use calpe_core::codec::{BlockHasher, CodedColumns};
 use calpe_core::units::ROW_BYTES;
-use calpe_core::volume::{Job, JobDone, Urgency};
+use calpe_core::volume::{self, OpKey, Urgency, Work, WorkDone};
 use calpe_gpu::{Answer, CpuLoad, GpuRuntime, Tag};
 use slab::Slab;
 use std::any::Any;
@@ -38,12 +38,25 @@ const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
 /// Jobs of clients that threads do before the next one of a rebuild or scrub, as long as there are any.
 const PASSED_OVER_MAX: u32 = 7;
 
+/// Who gets what comes of a job: an operation of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) array: ArrayId,
+    pub(super) op: OpKey,
+}
+
+/// A job of one of the reactor's arrays.
+pub(super) type Job = volume::Job<Owner>;
+
+/// What became of it.
+pub(super) type JobDone = volume::JobDone<Owner>;
+
 /// What a thread has done, or what it panicked with.
 type Outcome = Result<JobDone, Box<dyn Any + Send>>;
 
 /// What came back from elsewhere.
 enum Returned {
-    Thread(ArrayId, Outcome),
+    Thread(Outcome),
     Gpu(Tag, CodedColumns),
     /// A job that a GPU was given panicked on the CPU.
     Lost(Tag),
@@ -55,27 +68,26 @@ pub(super) struct Jobs {
     threads: Vec<JoinHandle<()>>,
     gpu: Option<Gpu>,
     /// Small jobs, to be done here together.
-    small: Vec<(ArrayId, Job)>,
+    small: Vec<Job>,
     small_bytes: usize,
     /// Given away and not taken back.
     outstanding: usize,
     /// Bytes of inputs that threads have and have not given back.
     threads_bytes: usize,
-    done: VecDeque<(ArrayId, JobDone)>,
+    done: VecDeque<JobDone>,
 }
 
 struct Gpu {
     runtime: GpuRuntime,
     answer: Arc<dyn Answer>,
     /// What came in this turn, to be offered at its end.
-    turn: Vec<(ArrayId, Job)>,
+    turn: Vec<Job>,
     /// The jobs that were taken, by tag, without their work.
     taken: Slab<Taken>,
 }
 
 struct Taken {
-    array: ArrayId,
-    key: usize,
+    owner: Owner,
     urgency: Urgency,
 }
 
@@ -88,21 +100,21 @@ struct Shared {
 
 #[derive(Default)]
 struct Waiting {
-    clients: VecDeque<(ArrayId, Job)>,
-    background: VecDeque<(ArrayId, Job)>,
+    clients: VecDeque<Job>,
+    background: VecDeque<Job>,
     /// Jobs of clients taken since the last one of a pass.
     passed_over: u32,
     closing: bool,
 }
 
 impl Waiting {
-    fn push(&mut self, array: ArrayId, job: Job) {
+    fn push(&mut self, job: Job) {
         let line = if job.urgency == Urgency::Background { &mut self.background } else { &mut self.clients };
-        line.push_back((array, job));
+        line.push_back(job);
     }
 
     /// Clients first, but not for ever: a pass has a rate that it is promised.
-    fn pop(&mut self) -> Option<(ArrayId, Job)> {
+    fn pop(&mut self) -> Option<Job> {
         if self.passed_over < PASSED_OVER_MAX
             && let Some(job) = self.clients.pop_front()
         {
@@ -147,7 +159,7 @@ impl Jobs {
             let shared = Arc::clone(&jobs.shared);
             let thread = std::thread::Builder::new().name(format!("job-{number}"));
             jobs.threads.push(thread.spawn(move || {
-                sys::go_like_others();
+                sys::reset_priority();
                 shared.work();
             })?);
         }
@@ -157,14 +169,14 @@ impl Jobs {
     /// Does a job here, or has it done elsewhere: at the latest once this turn of the reactor [ends](Jobs::end_turn).
     /// `only`: no other came with it.
     /// A small one waits for [`Jobs::do_small`] at most.
-    pub(super) fn submit(&mut self, array: ArrayId, job: Job, only: bool) {
+    pub(super) fn submit(&mut self, job: Job, only: bool) {
         if only && self.outstanding == 0 && job.urgency == Urgency::Alone {
-            self.done.push_back((array, job.run()));
+            self.done.push_back(job.run());
             return;
         }
         let bytes = job.work.input_bytes();
         if bytes < self.small_bytes_max(&job.work) && job.urgency != Urgency::Background {
-            self.small.push((array, job));
+            self.small.push(job);
             self.small_bytes += bytes;
             if self.small_bytes >= GATHERED_BYTES_MAX {
                 self.do_small();
@@ -172,13 +184,14 @@ impl Jobs {
             return;
         }
         match &mut self.gpu {
-            Some(gpu) => gpu.turn.push((array, job)),
-            None => self.give_threads(array, job),
+            Some(gpu) => gpu.turn.push(job),
+            None => self.give_threads(job),
         }
     }
 
     /// Jobs of clients with less input than this are done here.
-    fn small_bytes_max(&self, work: &CodecJob) -> usize {
+    fn small_bytes_max(&self, work: &Work) -> usize {
+        let Work::Code(work) = work;
         let is_crc = work.transform.is_none() && work.hasher == Some(BlockHasher::Crc32c);
         if is_crc && self.threads.len() == 1 { CRC_BYTES } else { SMALL_BYTES }
     }
@@ -188,10 +201,10 @@ impl Jobs {
         self.small_bytes = 0;
         let small = std::mem::take(&mut self.small);
         let any = !small.is_empty();
-        let (who, work): (Vec<(ArrayId, usize)>, Vec<CodecJob>) =
-            small.into_iter().map(|(array, Job { key, work, .. })| ((array, key), work)).unzip();
-        let done = who.into_iter().zip(CodecJob::run_together(work));
-        self.done.extend(done.map(|((array, key), columns)| (array, JobDone { key, columns })));
+        let (owners, work): (Vec<Owner>, Vec<Work>) =
+            small.into_iter().map(|Job { owner, work, .. }| (owner, work)).unzip();
+        let done = owners.into_iter().zip(Work::run_together(work));
+        self.done.extend(done.map(|(owner, done)| JobDone { owner, done }));
         any
     }
 
@@ -201,32 +214,32 @@ impl Jobs {
         let Some(gpu) = self.gpu.as_mut().filter(|gpu| !gpu.turn.is_empty()) else { return };
         let turn = std::mem::take(&mut gpu.turn);
         self.outstanding += turn.len();
-        let offered = turn.into_iter().map(|(array, Job { key, work, urgency })| {
-            let tag = gpu.taken.insert(Taken { array, key, urgency });
+        let offered = turn.into_iter().map(|Job { owner, work: Work::Code(work), urgency }| {
+            let tag = gpu.taken.insert(Taken { owner, urgency });
             (Tag(tag as u64), work)
         });
         let rest = gpu.runtime.offer(offered.collect(), cpu, &gpu.answer);
         self.outstanding -= rest.len();
-        let rest: Vec<(ArrayId, Job)> = rest
+        let rest: Vec<Job> = rest
             .into_iter()
             .map(|(tag, work)| {
-                let Taken { array, key, urgency } = gpu.taken.remove(tag.0 as usize);
-                (array, Job { key, work, urgency })
+                let Taken { owner, urgency } = gpu.taken.remove(tag.0 as usize);
+                Job { owner, work: Work::Code(work), urgency }
             })
             .collect();
-        for (array, job) in rest {
-            self.give_threads(array, job);
+        for job in rest {
+            self.give_threads(job);
         }
     }
 
-    fn give_threads(&mut self, array: ArrayId, job: Job) {
+    fn give_threads(&mut self, job: Job) {
         if self.threads.is_empty() {
-            self.done.push_back((array, job.run()));
+            self.done.push_back(job.run());
             return;
         }
         self.outstanding += 1;
         self.threads_bytes += job.work.input_bytes();
-        lock(&self.shared.waiting).push(array, job);
+        lock(&self.shared.waiting).push(job);
         self.shared.more.notify_one();
     }
 
@@ -242,21 +255,21 @@ impl Jobs {
     ///
     /// # Panics
     /// As the job did.
-    pub(super) fn next_done(&mut self) -> Option<(ArrayId, JobDone)> {
+    pub(super) fn next_done(&mut self) -> Option<JobDone> {
         if self.done.is_empty() && self.outstanding > 0 {
             let done = std::mem::take(&mut *lock(&self.shared.done));
             self.outstanding -= done.len();
             for returned in done {
                 let done = match returned {
-                    Returned::Thread(array, outcome) => {
+                    Returned::Thread(outcome) => {
                         let done = outcome.unwrap_or_else(|panic| resume_unwind(panic));
-                        self.threads_bytes -= done.columns.input_bytes();
-                        (array, done)
+                        self.threads_bytes -= done.done.input_bytes();
+                        done
                     }
                     Returned::Gpu(tag, columns) => {
                         let gpu = self.gpu.as_mut().expect("only a GPU gives back what it has taken");
-                        let Taken { array, key, .. } = gpu.taken.remove(tag.0 as usize);
-                        (array, JobDone { key, columns })
+                        let Taken { owner, .. } = gpu.taken.remove(tag.0 as usize);
+                        JobDone { owner, done: WorkDone::Code(columns) }
                     }
                     Returned::Lost(tag) => panic!("job {} panicked after a GPU had taken it", tag.0),
                 };
@@ -283,10 +296,10 @@ impl Drop for Jobs {
 
 impl Shared {
     fn work(&self) {
-        while let Some((array, job)) = self.next() {
+        while let Some(job) = self.next() {
             drill::point("job");
             let outcome = catch_unwind(AssertUnwindSafe(|| job.run()));
-            self.give_back(Returned::Thread(array, outcome));
+            self.give_back(Returned::Thread(outcome));
         }
     }
 
@@ -295,13 +308,13 @@ impl Shared {
         done.push(returned);
         let first = done.len() == 1;
         drop(done);
-        // The reactor takes all that is there when it wakes. An error means that it was woken already.
+        // The reactor takes all that is there when it wakes.
         if first {
-            let _ = self.mailbox.wake.write(1);
+            self.mailbox.wake_reactor();
         }
     }
 
-    fn next(&self) -> Option<(ArrayId, Job)> {
+    fn next(&self) -> Option<Job> {
         let mut waiting = lock(&self.waiting);
         loop {
             if waiting.closing {
@@ -333,34 +346,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use calpe_core::block_io::Pool;
-    use calpe_core::codec::{Codec, Column, Outputs};
-    use nix::sys::eventfd::{EfdFlags, EventFd};
+    use calpe_core::codec::{Codec, CodecJob, Column, Outputs};
     use std::time::{Duration, Instant};
 
     fn mailbox() -> Arc<Mailbox> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("an eventfd");
-        Arc::new(Mailbox {
-            commands: Mutex::default(),
-            wake,
-            findings: Default::default(),
-            passes_ended: Default::default(),
-        })
+        Arc::new(Mailbox::new().expect("an eventfd"))
     }
 
-    fn job(pool: &Pool, key: usize, urgency: Urgency) -> Job {
-        job_of(pool, SMALL_BYTES, key, urgency)
+    fn job(pool: &Pool, array: u32, op: usize, urgency: Urgency) -> Job {
+        job_of(pool, SMALL_BYTES, array, op, urgency)
     }
 
-    fn job_of(pool: &Pool, bytes: usize, key: usize, urgency: Urgency) -> Job {
+    fn owner(array: u32, op: usize) -> Owner {
+        Owner { array: ArrayId(array), op: OpKey(op) }
+    }
+
+    fn job_of(pool: &Pool, bytes: usize, array: u32, op: usize, urgency: Urgency) -> Job {
         let mut column = pool.alloc(bytes);
-        column.fill(key as u8);
+        column.fill(op as u8);
         let work = CodecJob {
             transform: Some(Codec::new(1, 1).expect("a geometry").encoding()),
             hasher: Some(BlockHasher::Blake3),
             inputs: vec![Column::Owned(column)],
             outputs: Outputs::Into(vec![pool.alloc(bytes)]),
         };
-        Job { key, work, urgency }
+        Job { owner: owner(array, op), work: Work::Code(work), urgency }
     }
 
     #[test]
@@ -368,22 +378,23 @@ mod tests {
         let (pool, mailbox) = (Pool::new(80 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(3, Arc::clone(&mailbox), None).expect("threads");
         for key in 0..500 {
-            jobs.submit(ArrayId(key as u32 % 2), job(&pool, key, Urgency::Client), false);
+            jobs.submit(job(&pool, key as u32 % 2, key, Urgency::Client), false);
         }
         let (started, mut seen, mut wakes) = (Instant::now(), vec![false; 500], 0);
         while !seen.iter().all(|done| *done) {
-            wakes += u64::from(mailbox.wake.read().is_ok());
-            while let Some((array, coded)) = jobs.next_done() {
-                assert_eq!(array, ArrayId(coded.key as u32 % 2));
-                assert_eq!(coded.columns.outputs[0][..4096], [coded.key as u8; 4096][..], "1+1 is a mirror");
-                assert!(!std::mem::replace(&mut seen[coded.key], true), "done twice");
+            wakes += u64::from(mailbox.was_woken());
+            while let Some(JobDone { owner: Owner { array, op: OpKey(key) }, done }) = jobs.next_done() {
+                let WorkDone::Code(columns) = done;
+                assert_eq!(array, ArrayId(key as u32 % 2));
+                assert_eq!(columns.outputs[0][..4096], [key as u8; 4096][..], "1+1 is a mirror");
+                assert!(!std::mem::replace(&mut seen[key], true), "done twice");
             }
             assert!(started.elapsed() < Duration::from_secs(60), "jobs are lost");
         }
         assert!(jobs.outstanding == 0 && jobs.next_done().is_none());
         // Where all were done between two looks, the wake comes after what it is for.
         while wakes == 0 {
-            wakes += u64::from(mailbox.wake.read().is_ok());
+            wakes += u64::from(mailbox.was_woken());
             assert!(started.elapsed() < Duration::from_secs(60), "nobody was woken");
         }
     }
@@ -394,19 +405,19 @@ mod tests {
         let mut jobs = Jobs::with_threads(1, mailbox(), None).expect("threads");
         let enough = GATHERED_BYTES_MAX / 4096;
         for key in 0..enough - 1 {
-            jobs.submit(ArrayId(1), job_of(&pool, 4096, key, Urgency::Client), false);
+            jobs.submit(job_of(&pool, 4096, 1, key, Urgency::Client), false);
             assert!(jobs.next_done().is_none(), "they wait for company");
         }
         assert!(jobs.has_done(), "but nobody sleeps over them");
-        jobs.submit(ArrayId(2), job_of(&pool, 4096, enough - 1, Urgency::Client), false);
+        jobs.submit(job_of(&pool, 4096, 2, enough - 1, Urgency::Client), false);
         assert!(!jobs.do_small(), "enough are done at once");
         for key in 0..enough {
-            let (array, done) = jobs.next_done().expect("done");
-            assert_eq!((array, done.key), (ArrayId(if key == enough - 1 { 2 } else { 1 }), key));
-            assert_eq!(done.columns.outputs[0][..], [key as u8; 4096][..], "1+1 is a mirror");
+            let JobDone { owner: done, done: WorkDone::Code(columns) } = jobs.next_done().expect("done");
+            assert_eq!(done, owner(if key == enough - 1 { 2 } else { 1 }, key));
+            assert_eq!(columns.outputs[0][..], [key as u8; 4096][..], "1+1 is a mirror");
         }
-        jobs.submit(ArrayId(1), job_of(&pool, 4096, 7, Urgency::Client), false);
-        assert!(jobs.do_small() && jobs.next_done().is_some_and(|(_, done)| done.key == 7));
+        jobs.submit(job_of(&pool, 4096, 1, 7, Urgency::Client), false);
+        assert!(jobs.do_small() && jobs.next_done().is_some_and(|done| done.owner == owner(1, 7)));
         assert!(jobs.outstanding == 0 && jobs.next_done().is_none());
     }
 
@@ -417,18 +428,18 @@ mod tests {
             let inputs = vec![Column::Owned(pool.alloc(GATHERED_BYTES_MAX))];
             let work =
                 CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Into(vec![]) };
-            Job { key: 1, work, urgency: Urgency::Client }
+            Job { owner: owner(1, 1), work: Work::Code(work), urgency: Urgency::Client }
         };
         for (threads, hasher, is_here) in
             [(1, BlockHasher::Crc32c, true), (1, BlockHasher::Blake3, false), (2, BlockHasher::Crc32c, false)]
         {
             let mut jobs = Jobs::with_threads(threads, mailbox(), None).expect("threads");
-            jobs.submit(ArrayId(1), check(hasher), false);
+            jobs.submit(check(hasher), false);
             assert_eq!(jobs.outstanding == 0, is_here, "{threads} {hasher:?}");
             assert_eq!(!jobs.done.is_empty(), is_here, "{threads} {hasher:?}");
         }
         let mut jobs = Jobs::with_threads(1, mailbox(), None).expect("a thread");
-        jobs.submit(ArrayId(1), Job { urgency: Urgency::Background, ..check(BlockHasher::Crc32c) }, false);
+        jobs.submit(Job { urgency: Urgency::Background, ..check(BlockHasher::Crc32c) }, false);
         assert_eq!(jobs.outstanding, 1, "what nobody waits for keeps nobody waiting");
     }
 
@@ -436,13 +447,13 @@ mod tests {
     fn a_lone_job_and_any_without_threads_is_done_here() {
         let (pool, mailbox) = (Pool::new(1 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox), None).expect("a thread");
-        jobs.submit(ArrayId(1), job(&pool, 1, Urgency::Alone), true);
+        jobs.submit(job(&pool, 1, 1, Urgency::Alone), true);
         assert!(jobs.has_done() && jobs.outstanding == 0);
-        jobs.submit(ArrayId(1), job(&pool, 2, Urgency::Alone), false);
+        jobs.submit(job(&pool, 1, 2, Urgency::Alone), false);
         assert_eq!(jobs.outstanding, 1);
         let mut none = Jobs::with_threads(0, mailbox, None).expect("no thread");
-        none.submit(ArrayId(1), job(&pool, 3, Urgency::Client), false);
-        assert_eq!(none.next_done().map(|(_, coded)| coded.key), Some(3));
+        none.submit(job(&pool, 1, 3, Urgency::Client), false);
+        assert_eq!(none.next_done().map(|done| done.owner), Some(owner(1, 3)));
     }
 
     #[test]
@@ -458,14 +469,14 @@ mod tests {
     fn what_the_reactor_was_woken_for_and_left_is_not_forgotten() {
         let (pool, mailbox) = (Pool::new(1 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox), None).expect("a thread");
-        jobs.submit(ArrayId(1), job(&pool, 4, Urgency::Client), false);
+        jobs.submit(job(&pool, 1, 4, Urgency::Client), false);
         let started = Instant::now();
-        while mailbox.wake.read().is_err() {
+        while !mailbox.was_woken() {
             assert!(started.elapsed() < Duration::from_secs(60), "nobody is woken");
             std::thread::yield_now();
         }
         assert!(jobs.has_done(), "nothing else would wake the reactor for it");
-        assert_eq!(jobs.next_done().map(|(_, done)| done.key), Some(4));
+        assert_eq!(jobs.next_done().map(|done| done.owner), Some(owner(1, 4)));
         assert!(!jobs.has_done());
     }
 
@@ -474,12 +485,12 @@ mod tests {
         let pool = Pool::new(8 << 20).expect("memory");
         let mut waiting = Waiting::default();
         for key in 0..4 {
-            waiting.push(ArrayId(0), job(&pool, 100 + key, Urgency::Background));
+            waiting.push(job(&pool, 0, 100 + key, Urgency::Background));
         }
         for key in 0..20 {
-            waiting.push(ArrayId(0), job(&pool, key, Urgency::Client));
+            waiting.push(job(&pool, 0, key, Urgency::Client));
         }
-        let order: Vec<usize> = std::iter::from_fn(|| waiting.pop()).map(|(_, job)| job.key).collect();
+        let order: Vec<usize> = std::iter::from_fn(|| waiting.pop()).map(|job| job.owner.op.0).collect();
         let expected = (0..7).chain([100]).chain(7..14).chain([101]).chain(14..20).chain([102, 103]);
         assert_eq!(order, expected.collect::<Vec<_>>());
     }
@@ -488,7 +499,7 @@ mod tests {
     fn threads_end_with_their_owner_whatever_waits() {
         let pool = Pool::new(8 << 20).expect("memory");
         let mut jobs = Jobs::with_threads(2, mailbox(), None).expect("threads");
-        (0..200).for_each(|key| jobs.submit(ArrayId(0), job(&pool, key, Urgency::Client), false));
+        (0..200).for_each(|key| jobs.submit(job(&pool, 0, key, Urgency::Client), false));
         drop(jobs);
     }
 }

@@ -10,33 +10,25 @@
 //! request; the long request is answered once, after its last part, or its connection is gone. FUA
 //! is a flush behind the last part. Must not know what volumes do.
 
-use super::Reactor;
-use super::clients::{append_runs, client_request};
-use super::connection::Receiving;
-use super::memory::GUARANTEED;
-use calpe_core::block_io::BufMut;
-use calpe_core::nbd::{Command, Extents, Request};
+use super::arrays::Arrays;
+use super::connections::Connections;
+use super::large::LargePlace;
+use super::orders::{
+    Answer, ArrayId, ConnectionId, Order, Requester, allocation_of, client_request, health_of,
+};
+use super::shares::GUARANTEED;
+use super::sockets::Sockets;
+use calpe_core::block_io::{BufMut, Pool};
+use calpe_core::nbd::{Command, Request};
+use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply, ReadRun};
+use slab::Slab;
 
 /// Runs in the answer to one BLOCK_STATUS: it goes on over a range of any length, until there are so many.
 const RUNS_MAX: usize = 1024;
 
-/// Memory that a BLOCK_STATUS counts as, in bytes: [`RUNS_MAX`] runs as they are gathered, or encoded.
-pub(super) const STATUS_BYTES: usize = 32 << 10;
-
 /// Parts of payloads are multiples of this many bytes.
 const PAYLOAD_PART_BYTES: usize = GUARANTEED;
-
-/// A request for a volume, on its way.
-#[derive(Debug)]
-pub(super) struct Order {
-    pub(super) request: Request,
-    pub(super) payload: Option<BufMut>,
-    /// Bytes of its client's memory that it has.
-    pub(super) charge: usize,
-    /// The long request that it is a part of.
-    pub(super) long: Option<usize>,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LongKind {
@@ -52,8 +44,8 @@ pub(super) enum LongKind {
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(super) struct Long {
-    connection: usize,
+struct Long {
+    connection: ConnectionId,
     request: Request,
     kind: LongKind,
     /// Bytes of its client's memory that it has itself.
@@ -72,7 +64,7 @@ pub(super) struct Long {
 }
 
 impl Long {
-    fn new(connection: usize, request: Request, kind: LongKind, charge: usize) -> Long {
+    fn new(connection: ConnectionId, request: Request, kind: LongKind, charge: usize) -> Long {
         Long {
             connection,
             request,
@@ -88,7 +80,7 @@ impl Long {
     }
 
     /// Bytes of its payload.
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.request.length as usize
     }
 
@@ -142,324 +134,361 @@ fn append(runs: &mut Vec<(u64, u32)>, more: &[(u64, u32)], most: usize) {
     }
 }
 
-impl Reactor {
+/// What a connection's long write has come to.
+#[derive(Debug)]
+pub(super) enum Writing {
+    /// There is none, or it waits.
+    Waits,
+    /// Its payload is being received.
+    Receives,
+    /// Its payload is there.
+    Order(Order),
+}
+
+/// All long requests of clients.
+#[derive(Debug)]
+pub(super) struct Longs {
+    all: Slab<Long>,
+    place: LargePlace,
+    pool: Pool,
+}
+
+/// Whether a request without payload takes so long that it is cut, or is zeroes for parts of blocks.
+pub(super) fn is_long(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> bool {
+    part_of(arrays, array, request) < request.length || zero_edge(arrays, array, request).is_some()
+}
+
+/// How many bytes of zeroes at the start of a request are to be written, since they are a part of a block. What must be
+/// fast is refused by the volume instead.
+fn zero_edge(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> Option<u64> {
+    if request.command != Command::WriteZeroes || request.fast_zero {
+        return None;
+    }
+    let block = arrays.block_of(array?);
+    let within = request.offset % block;
+    (within > 0 || request.length < block).then(|| request.length.min(block - within))
+}
+
+/// How many bytes of a request without payload are done at once.
+fn part_of(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> u64 {
+    let part =
+        array.zip(client_request(request)).and_then(|(array, request)| arrays.part_len(array, &request));
+    part.unwrap_or(u64::MAX).clamp(1, request.length.max(1))
+}
+
+/// How much of a payload its client's memory allows for now: all of it, or whole parts that end at multiples of their size
+/// in the volume.
+fn payload_part(allowed: usize, rest: &Request) -> Option<usize> {
+    if rest.length <= allowed as u64 {
+        return Some(rest.length as usize);
+    }
+    let part = PAYLOAD_PART_BYTES as u64;
+    let end = (rest.offset + allowed as u64) / part * part;
+    match end.checked_sub(rest.offset) {
+        Some(length) if length > 0 => Some(length as usize),
+        // Between two multiples: what there is, if it is as much as there can be at least.
+        _ => (allowed >= PAYLOAD_PART_BYTES).then_some(PAYLOAD_PART_BYTES),
+    }
+}
+
+impl Longs {
+    pub(super) fn new(pool: Pool) -> Longs {
+        Longs { all: Slab::new(), place: LargePlace::default(), pool }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Closes the connection that has the place for large payloads and does not use it, if others wait.
+    pub(super) fn clear_place(&mut self, connections: &mut Connections, now: Timestamp) {
+        self.place.clear(connections, now);
+    }
+
     /// Takes on a request that is to be carried out in parts.
-    pub(super) fn begin_long(&mut self, key: usize, request: Request, kind: LongKind, charge: usize) {
-        let long = self.longs.insert(Long::new(key, request, kind, charge));
-        let connection = &mut self.connections[key];
-        connection.in_flight += 1;
+    pub(super) fn begin(
+        &mut self,
+        connections: &mut Connections,
+        key: ConnectionId,
+        request: Request,
+        kind: LongKind,
+        charge: usize,
+    ) {
+        let long = self.all.insert(Long::new(key, request, kind, charge));
+        let connection = &mut connections[key];
+        connection.long_began();
         match kind {
-            LongKind::Write => connection.writing = Some(long),
+            LongKind::Write => connection.longs_mut().begin_writing(long),
             LongKind::ReadAlone => {
-                connection.alone = true;
-                connection.longs.push_back(long);
+                connection.longs_mut().begin_alone();
+                connection.longs_mut().push(long);
             }
-            LongKind::NoPayload | LongKind::ReadInParts => connection.longs.push_back(long),
+            LongKind::NoPayload | LongKind::ReadInParts => connection.longs_mut().push(long),
         }
     }
 
-    /// Whether a request without payload takes so long that it is cut, or is zeroes for parts of blocks.
-    pub(super) fn is_long(&self, key: usize, request: &Request) -> bool {
-        self.part_of(key, request) < request.length || self.zero_edge(key, request).is_some()
-    }
-
-    /// How many bytes of zeroes at the start of a request are to be written, since they are a part of a block. What must be
-    /// fast is refused by the volume instead.
-    fn zero_edge(&self, key: usize, request: &Request) -> Option<u64> {
-        if request.command != Command::WriteZeroes || request.fast_zero {
-            return None;
-        }
-        let block = self.block_of(self.connections[key].array?);
-        let within = request.offset % block;
-        (within > 0 || request.length < block).then(|| request.length.min(block - within))
-    }
-
-    /// How many bytes of a request without payload are done at once.
-    fn part_of(&self, key: usize, request: &Request) -> u64 {
-        let hosted = self.connections[key].array.and_then(|id| self.arrays.get(id.0 as usize)?.as_ref());
-        let question = client_request(request);
-        let part = hosted.zip(question).map(|(hosted, question)| hosted.part_len(&question));
-        part.unwrap_or(u64::MAX).clamp(1, request.length.max(1))
-    }
-
-    /// Carries out a part of one of a connection's long requests, in turn. Returns whether there was one that could go on.
-    pub(super) fn advance_longs(&mut self, key: usize, looked: &mut bool) -> bool {
-        for _ in 0..self.connections[key].longs.len() {
-            let Some(long) = self.connections[key].longs.pop_front() else { return false };
-            if self.advance_long(key, long, looked) {
-                return true;
+    /// The next part of one of a connection's long requests, in turn; none where none can go on.
+    pub(super) fn advance(
+        &mut self,
+        connections: &mut Connections,
+        arrays: &Arrays,
+        key: ConnectionId,
+    ) -> Option<Order> {
+        for _ in 0..connections[key].longs().ready() {
+            let long = connections[key].longs_mut().pop()?;
+            if let Some(order) = self.next_part(connections, arrays, key, long) {
+                self.all[long].busy = true;
+                return Some(order);
             }
-            self.connections[key].longs.push_back(long);
+            connections[key].longs_mut().push(long);
         }
-        false
+        None
     }
 
-    fn advance_long(&mut self, key: usize, long: usize, looked: &mut bool) -> bool {
-        let Long { kind, flushing, .. } = self.longs[long];
-        let rest = self.longs[long].rest();
-        let order = match kind {
-            _ if flushing => Order { request: rest, payload: None, charge: 0, long: Some(long) },
+    fn next_part(
+        &mut self,
+        connections: &mut Connections,
+        arrays: &Arrays,
+        key: ConnectionId,
+        long: usize,
+    ) -> Option<Order> {
+        let Long { kind, flushing, .. } = self.all[long];
+        let rest = self.all[long].rest();
+        let array = connections[key].array();
+        let (request, payload, charge) = match kind {
+            _ if flushing => (rest, None, 0),
             LongKind::NoPayload => {
-                if let Some(length) = self.zero_edge(key, &rest) {
-                    let zeroes = self.config.pool.alloc_zeroed(length as usize);
-                    let request = Request { command: Command::Write, length, ..rest };
-                    Order { request, payload: Some(zeroes), charge: 0, long: Some(long) }
+                if let Some(length) = zero_edge(arrays, array, &rest) {
+                    let zeroes = self.pool.alloc_zeroed(length as usize);
+                    (Request { command: Command::Write, length, ..rest }, Some(zeroes), 0)
                 } else {
-                    let mut length = self.part_of(key, &rest);
+                    let mut length = part_of(arrays, array, &rest);
                     if rest.command == Command::WriteZeroes && length == rest.length {
-                        let array = self.connections[key].array;
-                        length -= array.map_or(0, |array| length % self.block_of(array));
+                        length -= array.map_or(0, |array| length % arrays.block_of(array));
                     }
-                    let request = Request { length, ..rest };
-                    Order { request, payload: None, charge: 0, long: Some(long) }
+                    (Request { length, ..rest }, None, 0)
                 }
             }
             LongKind::ReadInParts | LongKind::ReadAlone => {
-                let Some(length) = self.payload_part(key, &rest) else { return false };
-                self.take_memory(key, length);
-                let request = Request { length: length as u64, ..rest };
-                Order { request, payload: None, charge: length, long: Some(long) }
+                let length = payload_part(connections.allowed(key), &rest)?;
+                connections.accounts().take(key, length);
+                (Request { length: length as u64, ..rest }, None, length)
             }
             LongKind::Write => unreachable!("a write waits for its payload, or to be flushed"),
         };
-        self.longs[long].busy = true;
-        self.begin(key, order, looked);
-        true
+        let (requester, sparse) = (Requester::Client(key), connections[key].takes_parts(&request));
+        Some(Order { requester, request, payload, charge, long: Some(long), sparse })
     }
 
-    /// How much of a payload its client's memory allows for now: all of it, or whole parts that end at multiples of their size
-    /// in the volume.
-    fn payload_part(&self, key: usize, rest: &Request) -> Option<usize> {
-        let allowed = self.memory.allowed(self.connections[key].held);
-        if rest.length <= allowed as u64 {
-            return Some(rest.length as usize);
+    /// Receives the payload of a connection's long write, as soon as there is room for it.
+    pub(super) fn continue_writing(
+        &mut self,
+        connections: &mut Connections,
+        sockets: &mut Sockets,
+        now: Timestamp,
+        key: ConnectionId,
+    ) -> Writing {
+        let Some(long) = connections[key].longs().writing() else { return Writing::Waits };
+        if self.all[long].busy || connections[key].is_receiving() {
+            return Writing::Waits;
         }
-        let part = PAYLOAD_PART_BYTES as u64;
-        let end = (rest.offset + allowed as u64) / part * part;
-        match end.checked_sub(rest.offset) {
-            Some(length) if length > 0 => Some(length as usize),
-            // Between two multiples: what there is, if it is as much as there can be at least.
-            _ => (allowed >= PAYLOAD_PART_BYTES).then_some(PAYLOAD_PART_BYTES),
+        let (request, length) = (self.all[long].rest(), self.all[long].bytes());
+        if length > connections.allowed(key) && !self.place.take(connections, now, key, length) {
+            return Writing::Waits;
         }
-    }
-
-    /// Receives the payload of a connection's long write, as soon as there is room for it. Returns whether that is under way.
-    pub(super) fn continue_writing(&mut self, key: usize, looked: &mut bool) -> bool {
-        let Some(long) = self.connections[key].writing else { return false };
-        if self.longs[long].busy || self.connections[key].receiving != Receiving::Nothing {
-            return false;
-        }
-        let (request, length) = (self.longs[long].rest(), self.longs[long].bytes());
-        if length > self.memory.allowed(self.connections[key].held) && !self.take_place(key, length) {
-            return false;
-        }
-        let mut buf = self.config.pool.alloc(length);
-        self.take_memory(key, length);
-        self.longs[long].busy = true;
-        let have = self.connections[key].take_payload(&mut buf);
+        let mut buf = self.pool.alloc(length);
+        connections.accounts().take(key, length);
+        self.all[long].busy = true;
+        let have = connections[key].take_payload(&mut buf);
         if have < length {
-            self.receive_payload(key, request, buf, have);
-        } else {
-            self.part_received(key, request, buf, looked);
+            connections.receive_payload(sockets, now, key, request, (buf, have));
+            return Writing::Receives;
         }
-        true
+        Writing::Order(written(key, long, request, buf))
     }
 
-    /// The payload of a long write is there.
-    pub(super) fn part_received(&mut self, key: usize, request: Request, buf: BufMut, looked: &mut bool) {
-        let long = self.connections[key].writing.expect("the payload of a long write was received");
-        let charge = buf.len();
-        self.begin(key, Order { request, payload: Some(buf), charge, long: Some(long) }, looked);
-    }
-
-    /// Takes a volume's answer to a part. `allocation`: of BLOCK_STATUS, what was asked before its health.
+    /// Takes a volume's answer to a part. Returns a request that has ended well, and its array.
     pub(super) fn part_done(
         &mut self,
-        order: (usize, Request, usize),
-        allocation: Vec<(u64, u32)>,
-        result: Result<ClientReply, ClientError>,
-    ) {
-        let (long, part, charge) = order;
-        let Long { connection: key, kind, request, done, .. } = self.longs[long];
-        let most = self.longs[long].runs_max();
-        self.longs[long].busy = false;
-        if self.connections[key].broken || self.connections[key].dismissed.is_some() {
-            self.give_memory_back(key, charge);
-            self.drop_long(long);
-            return;
+        connections: &mut Connections,
+        now: Timestamp,
+        at: usize,
+        answer: Answer,
+    ) -> Option<(ArrayId, Request)> {
+        let Answer { request: part, charge, allocation, result, .. } = answer;
+        let Long { connection: key, kind, request, done, .. } = self.all[at];
+        let most = self.all[at].runs_max();
+        self.all[at].busy = false;
+        if connections[key].is_broken() || connections[key].is_dismissed() {
+            connections.accounts().give_back(key, charge);
+            self.drop(connections, now, at);
+            return None;
         }
         let mut kept = 0;
+        let long = &mut self.all[at];
         match result {
             Err(error) => {
-                self.give_memory_back(key, charge);
+                connections.accounts().give_back(key, charge);
                 if kind == LongKind::ReadAlone && done > 0 {
                     // The client was told that all bytes follow.
-                    tracing::debug!(connection = key, %error, "a read failed after its first part was sent");
-                    self.connections[key].broken = true;
-                    self.mark(key);
-                    self.drop_long(long);
-                } else if kind == LongKind::Write && !self.longs[long].flushing {
-                    self.longs[long].error = Some(error);
-                    self.part_is_over(key, long, part.length);
+                    tracing::debug!(connection = %key, %error, "a read failed after its first part was sent");
+                    connections.break_off(key);
+                    self.drop(connections, now, at);
+                } else if kind == LongKind::Write && !long.flushing {
+                    long.error = Some(error);
+                    return self.part_is_over(connections, now, at, part.length);
                 } else {
-                    self.end_long(key, long, Err(error));
+                    return self.end(connections, now, at, Err(error));
                 }
-                return;
+                return None;
             }
             Ok(ClientReply::Data(buf)) => {
-                kept = self.append_part(key, (request, kind, done), part, vec![ReadRun::Data(buf)]);
+                let (connection, runs) = (&mut connections[key], vec![ReadRun::Data(buf)]);
+                kept = match kind {
+                    LongKind::ReadInParts => {
+                        connection.reply_runs(&request, part.offset, part.length as usize, runs)
+                    }
+                    _ => connection.reply_bytes(&request, done == 0, runs),
+                };
             }
-            Ok(ClientReply::Sparse(runs)) => kept = self.append_part(key, (request, kind, done), part, runs),
+            Ok(ClientReply::Sparse(runs)) => {
+                let connection = &mut connections[key];
+                kept = match kind {
+                    LongKind::ReadInParts => {
+                        connection.reply_runs(&request, part.offset, part.length as usize, runs)
+                    }
+                    _ => connection.reply_bytes(&request, done == 0, runs),
+                };
+            }
             Ok(ClientReply::Extents(extents)) => {
-                let allocation: Vec<(u64, u32)> =
-                    extents.iter().map(|e| (e.len, super::clients::allocation_flags(e))).collect();
-                append(&mut self.longs[long].allocation, &allocation, most);
+                append(&mut long.allocation, &allocation_of(&extents), most);
             }
             Ok(ClientReply::Health(runs)) => {
-                let health: Vec<(u64, u32)> =
-                    runs.iter().map(|&(len, health)| (len, super::clients::health_flags(health))).collect();
-                append(&mut self.longs[long].health, &health, most);
-                append(&mut self.longs[long].allocation, &allocation, most);
+                append(&mut long.health, &health_of(&runs), most);
+                append(&mut long.allocation, &allocation, most);
             }
             Ok(ClientReply::Done) => {}
         }
-        self.give_memory_back(key, charge - kept);
-        if self.longs[long].flushing {
-            self.end_long(key, long, Ok(()));
+        connections.accounts().give_back(key, charge - kept);
+        if self.all[at].flushing {
+            self.end(connections, now, at, Ok(()))
         } else {
-            self.part_is_over(key, long, part.length);
+            self.part_is_over(connections, now, at, part.length)
         }
-    }
-
-    /// Appends what a part of a read found; says how many bytes of its memory are kept until they are sent.
-    fn append_part(
-        &mut self,
-        key: usize,
-        (request, kind, done): (Request, LongKind, u64),
-        part: Request,
-        runs: Vec<ReadRun>,
-    ) -> usize {
-        let connection = &mut self.connections[key];
-        let nbd = &connection.nbd;
-        if kind == LongKind::ReadInParts {
-            let sent = append_runs(nbd, &request, part.offset, runs, &mut connection.filling);
-            let kept = if sent > 0 { part.length as usize } else { 0 };
-            connection.filling.hold(kept - sent);
-            return kept;
-        }
-        if done == 0 {
-            nbd.reply_read_header(&request, &mut connection.filling.head);
-        }
-        let mut kept = 0;
-        for run in runs {
-            let ReadRun::Data(buf) = run else { unreachable!("a read that is answered whole has no holes") };
-            kept += buf.len();
-            connection.filling.push_payload(buf);
-        }
-        kept
     }
 
     /// So many more bytes of a long request are done.
-    fn part_is_over(&mut self, key: usize, at: usize, bytes: u64) {
-        let long = &mut self.longs[at];
+    fn part_is_over(
+        &mut self,
+        connections: &mut Connections,
+        now: Timestamp,
+        at: usize,
+        bytes: u64,
+    ) -> Option<(ArrayId, Request)> {
+        let long = &mut self.all[at];
+        let key = long.connection;
         long.done += bytes;
         let all = long.done == long.request.length;
         let enough = all || long.request.command == Command::BlockStatus && long.knows_enough();
         if !enough {
             if long.kind != LongKind::Write {
-                self.connections[key].longs.push_back(at);
+                connections[key].longs_mut().push(at);
             }
-            self.mark(key);
-            return;
+            connections.turn().mark(key);
+            return None;
         }
         if long.kind == LongKind::Write {
-            let connection = &mut self.connections[key];
-            connection.writing = None;
-            connection.nbd.payload_taken();
+            connections[key].longs_mut().end_writing();
+            connections[key].payload_taken();
         }
         match long.error {
-            Some(error) => self.end_long(key, at, Err(error)),
+            Some(error) => self.end(connections, now, at, Err(error)),
             None if long.request.fua && long.request.command.modifies() => {
                 long.flushing = true;
-                self.connections[key].longs.push_back(at);
-                self.mark(key);
+                connections[key].longs_mut().push(at);
+                connections.turn().mark(key);
+                None
             }
-            None => self.end_long(key, at, Ok(())),
+            None => self.end(connections, now, at, Ok(())),
         }
     }
 
-    /// Answers a long request.
-    fn end_long(&mut self, key: usize, at: usize, result: Result<(), ClientError>) {
-        let Long { request, kind, charge, allocation, health, .. } = self.longs.remove(at);
+    /// Answers a long request. Returns it, and its array, where it ended well.
+    fn end(
+        &mut self,
+        connections: &mut Connections,
+        now: Timestamp,
+        at: usize,
+        result: Result<(), ClientError>,
+    ) -> Option<(ArrayId, Request)> {
+        let Long { connection: key, request, kind, charge, allocation, health, .. } = self.all.remove(at);
         if kind == LongKind::Write {
-            self.leave_place(key);
+            self.place.leave(connections, now, key);
         }
-        let succeeded = result.is_ok();
-        if let Some(array) = self.connections[key].array {
-            self.count_traffic(array, &request, succeeded);
-        }
-        let now = self.now;
-        let connection = &mut self.connections[key];
-        connection.in_flight -= 1;
-        connection.alone &= kind != LongKind::ReadAlone;
-        connection.dismissed = connection.dismissed.map(|_| now);
-        let (nbd, head) = (&connection.nbd, &mut connection.filling.head);
+        let succeeded = connections[key].array().filter(|_| result.is_ok());
+        let connection = &mut connections[key];
+        connection.long_ended(kind == LongKind::ReadAlone);
+        connection.refresh_dismissal(now);
         match result {
             // Dismissed: it learns by the end of the connection.
-            Err(ClientError::Stopping) => {
-                self.give_memory_back(key, charge);
-                self.mark(key);
-                return;
-            }
+            Err(ClientError::Stopping) => connections.accounts().give_back(key, charge),
             Err(error) => {
-                nbd.reply_error(&request, super::clients::errno_of(error), &error.to_string(), head)
+                connection.reply_error(&request, error);
+                connection.hold(charge);
             }
-            Ok(()) if request.command == Command::Read => {}
+            Ok(()) if request.command == Command::Read => connection.hold(charge),
             Ok(()) if request.command == Command::BlockStatus => {
-                nbd.reply_block_status(&request, Extents { allocation: &allocation, health: &health }, head);
+                connection.reply_status(&request, charge, &allocation, &health);
             }
-            Ok(()) => nbd.reply_done(&request, head),
+            Ok(()) => {
+                connection.reply_done(&request);
+                connection.hold(charge);
+            }
         }
-        connection.filling.hold(charge);
-        self.mark(key);
+        connections.turn().mark(key);
+        Some((succeeded?, request))
     }
 
     /// Forgets a long request of which nothing is under way, unanswered.
-    pub(super) fn drop_long(&mut self, at: usize) {
-        let Long { connection: key, kind, charge, done, .. } = self.longs.remove(at);
-        self.give_memory_back(key, charge);
-        let connection = &mut self.connections[key];
-        // Nothing can follow a reply that is cut off in the middle.
-        connection.broken |= kind == LongKind::ReadAlone && done > 0;
-        connection.in_flight -= 1;
-        connection.alone &= kind != LongKind::ReadAlone;
-        connection.longs.retain(|&long| long != at);
-        if connection.writing == Some(at) {
-            connection.writing = None;
+    fn drop(&mut self, connections: &mut Connections, now: Timestamp, at: usize) {
+        let Long { connection: key, kind, charge, done, .. } = self.all.remove(at);
+        connections.accounts().give_back(key, charge);
+        let connection = &mut connections[key];
+        if kind == LongKind::ReadAlone && done > 0 {
+            // Nothing can follow a reply that is cut off in the middle.
+            connection.break_off();
         }
+        connection.long_ended(kind == LongKind::ReadAlone);
+        connection.longs_mut().drop(at);
         if kind == LongKind::Write {
-            self.leave_place(key);
+            self.place.leave(connections, now, key);
         }
-        self.mark(key);
+        connections.turn().mark(key);
     }
 
     /// An order came to nothing: its client or its array is gone.
-    pub(super) fn drop_order(&mut self, key: usize, order: Order) {
-        self.give_memory_back(key, order.charge);
+    pub(super) fn drop_order(&mut self, connections: &mut Connections, now: Timestamp, order: Order) {
+        let Requester::Client(key) = order.requester;
+        connections.accounts().give_back(key, order.charge);
         if let Some(long) = order.long {
-            self.longs[long].busy = false;
-            self.drop_long(long);
+            self.all[long].busy = false;
+            self.drop(connections, now, long);
         }
     }
 
     /// Forgets what a connection that is broken or dismissed has of long requests and is not under way.
-    pub(super) fn drop_longs(&mut self, key: usize) {
+    pub(super) fn drop_of(&mut self, connections: &mut Connections, now: Timestamp, key: ConnectionId) {
         // One with a part under way ends with that.
-        let connection = &mut self.connections[key];
-        let mut idle: Vec<usize> = connection.longs.drain(..).collect();
-        idle.extend(connection.writing.filter(|&at| !self.longs[at].busy));
-        idle.into_iter().for_each(|at| self.drop_long(at));
+        let mut idle = connections[key].longs_mut().take_ready();
+        idle.extend(connections[key].longs().writing().filter(|&at| !self.all[at].busy));
+        idle.into_iter().for_each(|at| self.drop(connections, now, at));
     }
+}
+
+/// The order of a long write, whose payload is there.
+pub(super) fn written(key: ConnectionId, long: usize, request: Request, buf: BufMut) -> Order {
+    let (requester, charge) = (Requester::Client(key), buf.len());
+    Order { requester, request, payload: Some(buf), charge, long: Some(long), sparse: false }
 }
 
 #[cfg(test)]

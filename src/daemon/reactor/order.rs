@@ -4,14 +4,16 @@
 //! Invariants: a request waits for one that came before it, or for an orphan, which the volume has: so something always
 //! goes on. To find what a request has to wait for takes steps by the logarithm of how many there are (`ranges`); one that
 //! ends is found by those that wait for it alone. A request looks again when what it waited for has ended: once for each that
-//! came before it at most. Must not know clients, or what a request does.
+//! came before it at most. Must not know clients, or what a volume does.
 
 use super::ranges::Ranges;
+pub(super) use super::ranges::Ticket;
+use calpe_core::nbd::Request;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-/// Number of a request; later ones have larger numbers.
-pub(super) type Ticket = u64;
+/// What the protocol has made sure of.
+const RANGE_OF_VOLUME: &str = "a request lies within its export";
 
 /// What a request touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,22 @@ pub(super) struct Span {
     pub(super) modifies: bool,
     /// It begins or ends within a block.
     pub(super) uneven: bool,
+}
+
+impl Span {
+    /// What a request touches of a volume of blocks of so many bytes.
+    pub(super) fn of(request: &Request, block: u64) -> Span {
+        let bytes = blocks_of(request, block);
+        let modifies = request.command.modifies();
+        let uneven = modifies && bytes != (request.offset..request.offset + request.length);
+        Span { bytes, modifies, uneven }
+    }
+}
+
+/// The blocks that a request touches, as a range of bytes.
+pub(super) fn blocks_of(request: &Request, block: u64) -> Range<u64> {
+    let end = request.offset.saturating_add(request.length);
+    request.offset / block * block..end.checked_next_multiple_of(block).expect(RANGE_OF_VOLUME)
 }
 
 /// See the head of this file. `W` is a request that waits.

@@ -9,11 +9,13 @@
 //!
 //! Must not know requests.
 
-use super::order::Ticket;
 use slab::Slab;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+
+/// Number of a request; later ones have larger numbers.
+pub(super) type Ticket = u64;
 
 /// See the head of this file.
 #[derive(Debug, Default)]

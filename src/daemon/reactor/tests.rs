@@ -1,20 +1,23 @@
 //! The reactor with real sockets and files, and the simplest volume there is: one device, passed through.
 
 use super::*;
+use crate::daemon::events::EventLog;
 use crate::member::{Access, Device};
-use calpe_core::block_io::{IoOp, IoToken, IoValue};
+use calpe_core::block_io::{DeviceId, IoOp, IoToken, IoValue, Pool};
 use calpe_core::format::{ChecksumKind, Geometry, MemberSet, MemberState};
-use calpe_core::units::{ByteOffset, MemberIndex};
+use calpe_core::units::{ByteOffset, MemberIndex, Timestamp};
 use calpe_core::volume::{
-    AdminError, AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, MemberStatus,
-    Volume, VolumeExtent, VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayState, ClientError, ClientReply, ClientRequest,
+    LogState, MemberStatus, RequestId, Volume, VolumeEvent, VolumeExtent, VolumeOutput, VolumeStatus,
 };
-use std::io::{Read, Write};
+use slab::Slab;
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 mod fencing;
@@ -58,13 +61,13 @@ impl PassThrough {
         }
     }
 
-    fn submit(&mut self, id: RequestId, asked: Asked, op: IoOp, out: &mut Vec<VolumeAction>) {
+    fn submit(&mut self, id: RequestId, asked: Asked, op: IoOp, out: &mut VolumeOutput) {
         match self.device {
             Some(device) => {
                 let token = IoToken(self.tokens.insert((id, asked)) as u64);
-                out.push(VolumeAction::Io { device, token, op });
+                out.actions.push(ArrayAction::Io { device, token, op });
             }
-            None => out.push(VolumeAction::ClientDone(id, Err(ClientError::Io))),
+            None => out.replies.push((id, Err(ClientError::Io))),
         }
     }
 }
@@ -84,14 +87,14 @@ impl Volume for PassThrough {
         None
     }
 
-    fn step(&mut self, _now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>) {
+    fn step(&mut self, _now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
         let at = |offset: calpe_core::units::VolumeOffset| ByteOffset(offset.0);
         match event {
             VolumeEvent::Client(id, _) if self.stop.is_some() => {
-                out.push(VolumeAction::ClientDone(id, Err(ClientError::Stopping)));
+                out.replies.push((id, Err(ClientError::Stopping)));
             }
             VolumeEvent::Client(id, ClientRequest::Read { buf, .. }) if self.blank => {
-                out.push(VolumeAction::ClientDone(id, Ok(ClientReply::Data(buf))));
+                out.replies.push((id, Ok(ClientReply::Data(buf))));
             }
             VolumeEvent::Client(id, request) => {
                 let op = match request {
@@ -118,40 +121,44 @@ impl Volume for PassThrough {
                     self.submit(id, Asked::Client, op, out);
                 }
             }
-            VolumeEvent::Coded(_) => unreachable!("it gives no work away"),
+            VolumeEvent::Worked(_) => unreachable!("it gives no work away"),
             VolumeEvent::Admin(id, AdminRequest::Stop) => {
                 self.stop = Some(id);
                 if self.device.is_some() {
                     self.submit(id, Asked::Admin, IoOp::Flush, out);
                 } else {
-                    out.push(VolumeAction::AdminDone(id, Ok(AdminOutcome("stopped".into()))));
+                    out.actions.push(ArrayAction::AdminDone(id, Ok(AdminOutcome("stopped".into()))));
                 }
             }
             VolumeEvent::Admin(id, _) if self.stubborn => {
-                out.push(VolumeAction::AdminDone(id, Err(AdminError("one device is all there is".into()))));
+                out.actions
+                    .push(ArrayAction::AdminDone(id, Err(AdminError("one device is all there is".into()))));
             }
             VolumeEvent::Admin(id, _) => {
-                out.push(VolumeAction::AdminDone(id, Ok(AdminOutcome("nothing to do".into()))));
+                out.actions.push(ArrayAction::AdminDone(id, Ok(AdminOutcome("nothing to do".into()))));
             }
             VolumeEvent::Io(completion) => {
                 let (id, asked) = self.tokens.remove(completion.token.0 as usize);
-                out.push(match (asked, completion.result) {
-                    (Asked::Client, Ok(IoValue::Done)) => VolumeAction::ClientDone(id, Ok(ClientReply::Done)),
-                    (Asked::Client, Ok(IoValue::Data(buf))) => {
-                        VolumeAction::ClientDone(id, Ok(ClientReply::Data(buf)))
-                    }
+                let reply = match (asked, completion.result) {
+                    (Asked::Client, Ok(IoValue::Done)) => Ok(ClientReply::Done),
+                    (Asked::Client, Ok(IoValue::Data(buf))) => Ok(ClientReply::Data(buf)),
                     (Asked::Client, Ok(IoValue::Extents(extents))) => {
                         let extents =
                             extents.iter().map(|e| VolumeExtent { len: e.len, hole: e.hole }).collect();
-                        VolumeAction::ClientDone(id, Ok(ClientReply::Extents(extents)))
+                        Ok(ClientReply::Extents(extents))
                     }
-                    (Asked::Client, Err(_)) => VolumeAction::ClientDone(id, Err(ClientError::Io)),
-                    (Asked::Admin, _) => VolumeAction::AdminDone(id, Ok(AdminOutcome("stopped".into()))),
-                });
+                    (Asked::Client, Err(_)) => Err(ClientError::Io),
+                    (Asked::Admin, _) => {
+                        let stopped = Ok(AdminOutcome("stopped".into()));
+                        out.actions.push(ArrayAction::AdminDone(id, stopped));
+                        return;
+                    }
+                };
+                out.replies.push((id, reply));
             }
             VolumeEvent::DeviceGone(device, _) => {
                 self.device = None;
-                out.push(VolumeAction::Release(device));
+                out.actions.push(ArrayAction::Release(device));
             }
             VolumeEvent::Tick if !self.gate.load(Ordering::SeqCst) => {
                 if let Some((id, op)) = self.kept.take() {

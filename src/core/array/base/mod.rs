@@ -16,8 +16,8 @@ use crate::array::base::members::{Census, Member, Replaced};
 use crate::array::base::shortage::Shortages;
 use crate::array::geometry::Map;
 use crate::array::{
-    ArrayAction, ArrayConfig, ArrayNotice, ClientError, Effect, NoticeKind, NoticeLevel, Owner, PieceId,
-    SlotReply, Stopping,
+    ArrayAction, ArrayConfig, ArrayNotice, ClientError, Effect, EndedPiece, NoticeKind, NoticeLevel, Owner,
+    PieceId, SlotReply, Stopping,
 };
 use crate::block_io::{DeviceId, IoOp, Pool};
 use crate::codec::{Codec, Transform};
@@ -69,6 +69,8 @@ pub(super) struct Core {
     /// Operations that wait until a time before they read again what could not be read.
     pub(super) patient: Vec<(Timestamp, usize)>,
     pub(super) actions: Vec<ArrayAction>,
+    /// Ends of slot requests that the volume has not taken yet.
+    pub(in crate::array) ended_pieces: VecDeque<EndedPiece>,
 }
 
 impl Core {
@@ -84,7 +86,7 @@ impl Core {
 
     /// Ends a request towards the volume.
     pub(super) fn done(&mut self, piece: PieceId, result: Result<SlotReply, ClientError>) {
-        self.actions.push(ArrayAction::Done(piece, result));
+        self.ended_pieces.push_back((piece, result));
     }
 
     pub(super) fn unlock(&mut self, slot: SlotIndex, key: usize) {

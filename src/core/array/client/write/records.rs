@@ -1,6 +1,6 @@
 //! The records of a logged write: what goes into a batch, and what a batch that is taken changes in memory.
 
-use super::{BLOCK, Band, LoggedWrite, Stage, Way, Work, parity};
+use super::{BLOCK, LoggedWrite, Stage, Way, Work, parity};
 use crate::array::client::fetch::Blended;
 use crate::array::client::plan::ParityPath;
 use crate::array::log::journal::{record_bytes, stripe_of};

@@ -1,0 +1,92 @@
+//! An array as a volume drives it: events that are the array's go to it, the ends of slot requests come back one by
+//! one, and what the array wants done is passed on as it is. Every kind of volume is built on this.
+//!
+//! Invariants: a volume that steps takes every end before it passes on; the array is told to stop once, when its
+//! volume has nothing in flight. Must not know what a volume makes of its requests.
+
+use super::api::{
+    AdminError, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent, VolumeOutput,
+};
+use crate::array::{Array, EndedPiece};
+use crate::units::Timestamp;
+
+/// See the head of this file.
+pub(super) struct DrivenArray {
+    array: Array,
+    /// Request to stop that the array has not been given yet.
+    stop: Option<RequestId>,
+    stopping: bool,
+}
+
+impl DrivenArray {
+    pub(super) fn new(array: Array) -> DrivenArray {
+        DrivenArray { array, stop: None, stopping: false }
+    }
+
+    pub(super) fn array(&self) -> &Array {
+        &self.array
+    }
+
+    pub(super) fn array_mut(&mut self) -> &mut Array {
+        &mut self.array
+    }
+
+    /// Gives the array an event of its own. Returns a client's request, which is the volume's.
+    pub(super) fn take(
+        &mut self,
+        now: Timestamp,
+        event: VolumeEvent,
+        out: &mut VolumeOutput,
+    ) -> Option<(RequestId, ClientRequest)> {
+        match event {
+            VolumeEvent::Client(id, request) => return Some((id, request)),
+            VolumeEvent::Io(completion) => self.array.io_done(now, completion),
+            VolumeEvent::Worked(done) => self.array.worked(now, done),
+            VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
+            VolumeEvent::Tick => self.array.tick(now),
+            VolumeEvent::Admin(id, AdminRequest::Stop) if self.stopping => {
+                out.actions.push(ArrayAction::AdminDone(id, Err(is_stopping_already())));
+            }
+            VolumeEvent::Admin(id, AdminRequest::Stop) => {
+                self.stopping = true;
+                self.stop = Some(id);
+                self.array.hurry();
+            }
+            VolumeEvent::Admin(id, request) => self.array.admin(now, id, request),
+        }
+        None
+    }
+
+    /// The next slot request that ended. What the volume does about it may end others.
+    pub(super) fn next_ended(&mut self) -> Option<EndedPiece> {
+        self.array.next_ended()
+    }
+
+    /// Passes on what the array wants done. `is_idle`: the volume has nothing in flight.
+    pub(super) fn pass_on(&mut self, now: Timestamp, is_idle: bool, out: &mut VolumeOutput) {
+        if is_idle && let Some(id) = self.stop.take() {
+            self.array.admin(now, id, AdminRequest::Stop);
+        }
+        self.array.take_actions(&mut out.actions);
+    }
+
+    /// Whether clients' requests are refused by now.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Whether an administrator's request would be refused, and what it would do.
+    ///
+    /// # Errors
+    /// Why it would be refused.
+    pub(super) fn check(&self, request: &AdminRequest) -> Result<super::AdminOutcome, AdminError> {
+        match request {
+            AdminRequest::Stop if self.stopping => Err(is_stopping_already()),
+            request => self.array.check(request),
+        }
+    }
+}
+
+fn is_stopping_already() -> AdminError {
+    AdminError("the array is stopping already".into())
+}

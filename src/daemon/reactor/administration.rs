@@ -1,0 +1,55 @@
+//! Administrators' requests inside volumes, and who waits for them. Must not know what they ask.
+
+use super::mailbox::Reply;
+use super::orders::ArrayId;
+use calpe_core::block_io::DeviceId;
+use calpe_core::volume::{AdminOutcome, RequestId};
+use std::collections::HashMap;
+
+/// Ids of administrators' requests have this bit, those of clients do not.
+const ADMIN_BIT: u64 = 1 << 63;
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Administration {
+    pending: HashMap<RequestId, Pending>,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Pending {
+    array: ArrayId,
+    /// Devices that came with it.
+    devices: Vec<DeviceId>,
+    reply: Reply<AdminOutcome>,
+}
+
+impl Administration {
+    /// A name for a request that nobody waits for.
+    pub(super) fn next_id(&mut self) -> RequestId {
+        self.last += 1;
+        RequestId(ADMIN_BIT | self.last)
+    }
+
+    /// Takes on a request, which came with these devices.
+    pub(super) fn begin(
+        &mut self,
+        array: ArrayId,
+        devices: Vec<DeviceId>,
+        reply: Reply<AdminOutcome>,
+    ) -> RequestId {
+        let id = self.next_id();
+        self.pending.insert(id, Pending { array, devices, reply });
+        id
+    }
+
+    /// A request has ended. Returns the devices that came with it, and who waits for it; none where nobody does.
+    pub(super) fn end(&mut self, id: RequestId) -> Option<(Vec<DeviceId>, Reply<AdminOutcome>)> {
+        self.pending.remove(&id).map(|pending| (pending.devices, pending.reply))
+    }
+
+    /// An array is gone: whoever waits for an answer of it learns by the end of the channel.
+    pub(super) fn forget(&mut self, array: ArrayId) {
+        self.pending.retain(|_, pending| pending.array != array);
+    }
+}

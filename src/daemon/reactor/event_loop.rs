@@ -1,0 +1,487 @@
+//! The reactor's loop. It carries orders from clients to arrays, and their outcomes back.
+//!
+//! A turn takes all completions, lets connections parse what came, hands orders to volumes, executes what these
+//! want, and submits everything with the one system call that also waits for the next completions. Replies of a
+//! turn leave in one message per connection.
+//!
+//! # Fencing: a write from a closed connection never lands after a later write from another
+//!
+//! A client that gives a connection up sends its requests again on another one, and goes on. A write of the old
+//! connection that still lies here unread, or that its volume is still working on, must not land on top of
+//! what was written since. The Linux driver does this whenever a connection is too slow for it.
+//!
+//! Invariants:
+//! - Nothing here blocks but the one system call (and copies on memory-backed members).
+//! - A request that modifies is handed to its volume only after its client was seen not to have hung up, in this very
+//!   parse run and after its payload was complete. What a client that hung up has left behind is dropped: nobody waits
+//!   for the replies.
+//! - A write waits while it overlaps another one, if either of them does not lie on blocks; also one that waits itself: what
+//!   comes later does not go first, or the one that waits would do so for as long as others come.
+//! - A request waits while it overlaps an orphan, that is a modifying request that a volume still has of a client that
+//!   hung up. Whether others have hung up is asked before the request is looked at; and whoever sends a request
+//!   again has hung up before.
+//!
+//! One thread parses for all, so what was handed over before the look was handed over before anything that is read
+//! later. On a unix socket, closing is told from closing one half. On TCP it is not, before something is sent: there an
+//! ended stream counts as hung up. Under TLS the network's socket is looked at too, and the goodbye that TLS has: what the
+//! pump still holds must not look like what a client says that is there. A hang-up that the network has not delivered
+//! cannot be seen: one behind more requests than the kernel takes for a connection that is not read from, above all. So TCP
+//! connections get all the receive buffer that the system allows for from the start (`listeners`).
+//!
+//! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify; two entries
+//! in an index for each that modifies (`order`). Must not know what volumes do, or how the protocol encodes things.
+
+use super::arrays::Arrays;
+use super::clients::{Clients, FAREWELL_NANOS, Taken};
+use super::connection::Connection;
+use super::jobs::Jobs;
+use super::listeners::Listeners;
+use super::long::Writing;
+use super::mailbox::{Command, Mailbox, ReactorError};
+use super::orders::{ArrayId, ConnectionId, Order, Outcome, Requester};
+use super::sockets::{SocketEvent, Sockets};
+use super::stopping::{DRAIN_NANOS, STOP_NANOS_MAX};
+use super::watchdog::Watchdog;
+use crate::daemon::{clock, drill, events::EventLog};
+use crate::member::{MemberIo, Ring, RingEvent};
+use crate::tls::PeerRules;
+use calpe_core::block_io::Pool;
+use calpe_core::nbd::Request;
+use calpe_core::units::Timestamp;
+use calpe_gpu::GpuRuntime;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `user_data` of member operations.
+const TAG_MEMBER: u32 = 1;
+
+/// `user_data` of socket operations.
+const TAG_SOCKET: u32 = 2;
+
+/// Longest wait while anything is going on: what volumes are promised.
+const TICK_BUSY: Duration = Duration::from_millis(100);
+
+/// Longest wait while nothing is going on.
+const TICK_IDLE: Duration = Duration::from_secs(1);
+
+/// How often member files are looked at, in nanoseconds.
+const LOOK_NANOS: u64 = 1_000_000_000;
+
+/// Member completions handled between two looks at the ring: background work on memory-backed members would
+/// otherwise keep the sockets waiting for ever.
+const COMPLETIONS_PER_TURN: usize = 256;
+
+/// How long completions are handled in a turn at least, in nanoseconds, although there is much to
+/// send: a quarter of what clients may spend of it, and of what they have spent where there are
+/// very many of them. Otherwise requests that need no member could keep those that do waiting for
+/// ever.
+const COMPLETION_NANOS_MIN: u64 = 500_000;
+
+/// How long a shutdown may take in all, in nanoseconds: what an array may take, and the farewells.
+const SHUTDOWN_NANOS_MAX: u64 = DRAIN_NANOS + STOP_NANOS_MAX + 2 * FAREWELL_NANOS;
+
+/// What a reactor has to work with.
+#[derive(Clone, Debug)]
+pub struct ReactorConfig {
+    /// Memory for requests and members; shared with the volumes.
+    pub pool: Pool,
+    /// Bytes of memory that the requests and unread replies of clients may take, in equal shares; each client has a little
+    /// beyond it, see `shares`.
+    pub payload_bytes: usize,
+    /// Clients at one time; more are let in and not served before others leave. Connections that have chosen no export do
+    /// not count.
+    pub connections_max: usize,
+    /// GPUs that bulk work may go to.
+    pub gpu: Option<GpuRuntime>,
+}
+
+/// See the head of this file.
+pub(super) struct Reactor {
+    sockets: Sockets,
+    clients: Clients,
+    listeners: Listeners,
+    arrays: Arrays,
+    mailbox: Arc<Mailbox>,
+    wake: Rc<OwnedFd>,
+    now: Timestamp,
+    last_tick: Timestamp,
+    last_look: Timestamp,
+    watchdog: Option<Watchdog>,
+    /// Being shut down since.
+    stopping: Option<Timestamp>,
+}
+
+impl Reactor {
+    pub(super) fn new(config: ReactorConfig, mailbox: Arc<Mailbox>, events: EventLog) -> io::Result<Reactor> {
+        let ReactorConfig { pool, payload_bytes, connections_max, gpu } = config;
+        let mut ring = Ring::new()?;
+        let mut members = MemberIo::new(TAG_MEMBER, &pool);
+        members.open_inbox(&mut ring)?;
+        let wake = Rc::new(mailbox.descriptor()?);
+        let jobs = Jobs::new(Arc::clone(&mailbox), gpu)?;
+        let now = clock::now();
+        Ok(Reactor {
+            sockets: Sockets::new(ring, TAG_SOCKET),
+            clients: Clients::new(pool.clone(), payload_bytes, connections_max),
+            listeners: Listeners::default(),
+            arrays: Arrays::new(members, jobs, pool, events, Arc::clone(&mailbox)),
+            mailbox,
+            wake,
+            now,
+            last_tick: now,
+            last_look: now,
+            watchdog: Watchdog::from_environment(),
+            stopping: None,
+        })
+    }
+
+    pub(super) fn run(mut self) -> io::Result<()> {
+        let mut events: Vec<RingEvent> = Vec::new();
+        self.sockets.poll(&self.wake);
+        loop {
+            self.arrays.end_turn();
+            let has_work = self.arrays.has_ended() || self.clients.has_work();
+            let wait = if has_work { None } else { Some(self.until_tick()) };
+            let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
+            let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
+            self.sockets.ring().enter(wait, &mut events)?;
+            self.now = clock::now();
+            self.clients.turn().count();
+            drill::point("reactor");
+            if let Some(watchdog) = &mut self.watchdog {
+                watchdog.turn(self.now);
+            }
+            for event in events.drain(..) {
+                self.dispatch(event);
+            }
+            self.arrays.pass_time(self.now);
+            self.tick_if_due();
+            self.work();
+            self.arrays.progress_stops(self.sockets.ring(), self.now);
+            self.pass_on();
+            if self.stopping.is_some_and(|since| self.may_end(since)) {
+                // Last replies may still be on their way through TLS.
+                self.clients.wait_for_tls();
+                let unclean = self.arrays.take_unclean();
+                return if unclean.is_empty() { Ok(()) } else { Err(io::Error::other(unclean.join("; "))) };
+            }
+        }
+    }
+
+    fn dispatch(&mut self, event: RingEvent) {
+        if (event.user_data >> 32) as u32 == TAG_MEMBER {
+            self.arrays.complete(self.sockets.ring(), event.user_data, event.result);
+            return;
+        }
+        match self.sockets.complete(event.user_data, event.result) {
+            None => {}
+            Some(SocketEvent::Received { owner, buf, result }) => {
+                let key = ConnectionId(owner);
+                if let Some(order) = self.clients.received(&mut self.sockets, self.now, key, buf, result) {
+                    self.begin(order, &mut false);
+                }
+            }
+            Some(SocketEvent::Sent { owner, message, result }) => {
+                self.clients.sent(ConnectionId(owner), message, result);
+            }
+            Some(SocketEvent::Accepted { owner, result }) => {
+                if let Some((connection, origin)) = self.listeners.accepted(owner, self.now, result) {
+                    let key = self.clients.accept(connection, origin);
+                    let address = self.listeners.address(owner);
+                    tracing::debug!(connection = %key, %address, "client connected");
+                    self.listeners.resume(&mut self.sockets);
+                }
+            }
+            Some(SocketEvent::Readable) => {
+                self.mailbox.was_woken();
+                for command in self.mailbox.take() {
+                    self.command(command);
+                }
+                self.sockets.poll(&self.wake);
+            }
+        }
+    }
+
+    /// Lets connections parse and members' completions flow until there is nothing left, or enough to send; then
+    /// sends.
+    fn work(&mut self) {
+        self.clients.turn().begin();
+        self.parse_dirty();
+        let began = clock::now();
+        let least = COMPLETION_NANOS_MIN.max(began.nanos_since(self.now) / 4);
+        for _ in 0..COMPLETIONS_PER_TURN {
+            if self.clients.turn().is_urgent() && clock::now().nanos_since(began) >= least {
+                break;
+            }
+            let may_go_on = self.arrays.advance(self.sockets.ring(), self.now);
+            self.pass_on();
+            if !may_go_on {
+                break;
+            }
+            self.parse_dirty();
+        }
+        self.arrays.do_small_jobs();
+        let mut touched = self.clients.turn().take_touched();
+        for key in touched.drain(..) {
+            if self.clients.contains(key) {
+                self.settle(key);
+            }
+        }
+        // Settling may have touched others.
+        self.clients.turn().recycle(touched);
+    }
+
+    fn parse_dirty(&mut self) {
+        while let Some(key) = self.clients.turn().next_dirty() {
+            self.parse(key);
+        }
+    }
+
+    /// Goes on with a connection's long requests and takes those that it has received, as far as it may start them and as its
+    /// share of this turn goes.
+    fn parse(&mut self, key: ConnectionId) {
+        self.clients.begin_parsing(key);
+        let mut looked = false;
+        let mut since = clock::now();
+        while self.clients.goes_on_parsing(key) {
+            let begun = self.begin_ready(key, &mut looked);
+            let long = self.clients.continue_longs(&mut self.sockets, &self.arrays, self.now, key);
+            let advanced = !matches!(long, Writing::Waits);
+            if let Writing::Order(order) = long {
+                self.begin(order, &mut looked);
+            }
+            let taken = self.take_next(key, &mut looked);
+            let now = clock::now();
+            self.clients.turn().spend_time(key, now.nanos_since(since));
+            since = now;
+            if !begun && !advanced && !taken {
+                return;
+            }
+        }
+    }
+
+    /// Takes the next message that a connection has received. Returns whether there may be another one.
+    fn take_next(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
+        match self.clients.take_next(&mut self.sockets, &self.arrays, self.now, key) {
+            Taken::Nothing => return false,
+            Taken::Something => {}
+            Taken::Selected => self.clients.seat(&self.arrays, self.now, key, self.listeners.has_unix()),
+            Taken::Order(order) => self.begin(order, looked),
+        }
+        true
+    }
+
+    /// Sends what there is for a connection, receives more, and sees whether it is over.
+    fn settle(&mut self, key: ConnectionId) {
+        self.clients.settle(&mut self.sockets, self.now, key);
+        if self.clients.is_broken(key) {
+            self.drop_ready(key);
+        }
+        if self.clients.close_if_done(key) {
+            self.clients.seat_waiting(&self.arrays, self.now, self.listeners.has_unix());
+        }
+    }
+}
+
+/// Orders and their outcomes.
+impl Reactor {
+    /// Hands an order to its volume, unless its client has hung up, or after those that it has to wait for. `looked`:
+    /// it was seen in this run which clients have hung up.
+    fn begin(&mut self, order: Order, looked: &mut bool) {
+        let Requester::Client(key) = order.requester;
+        let array = self.clients.array_of(key).filter(|&array| self.arrays.has(array));
+        let Some(array) = array else {
+            self.clients.drop_order(self.now, order);
+            self.clients.dismiss(self.now, key);
+            return;
+        };
+        if self.is_left_behind(key, array, &order.request, looked) {
+            self.clients.drop_order(self.now, order);
+        } else if !self.clients.answers_itself(&order) {
+            let request = order.request;
+            let began = self.arrays.submit(self.sockets.ring(), self.now, array, order);
+            self.clients.submitted(key, &request, began);
+            self.pass_on();
+        }
+    }
+
+    /// Goes on with a request of a connection that has waited for others. Returns whether there was one.
+    fn begin_ready(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
+        let Some(ticket) = self.clients.next_ready(key) else { return false };
+        let Some(array) = self.clients.array_of(key) else { return true };
+        let Some(order) = self.arrays.take_waiting(array, ticket) else { return true };
+        self.clients.resumes(key);
+        let request = order.request;
+        if self.is_left_behind(key, array, &request, looked) {
+            self.arrays.give_up(array, &request, ticket);
+            self.clients.drop_order(self.now, order);
+        } else {
+            let began = self.arrays.resubmit(self.sockets.ring(), self.now, array, order, ticket);
+            self.clients.submitted(key, &request, began);
+        }
+        self.pass_on();
+        true
+    }
+
+    /// Gives up what a connection that is broken has waited with long enough.
+    fn drop_ready(&mut self, key: ConnectionId) {
+        while let Some(ticket) = self.clients.next_ready(key) {
+            let Some(array) = self.clients.array_of(key) else { continue };
+            if let Some(order) = self.arrays.take_waiting(array, ticket) {
+                self.clients.resumes(key);
+                self.arrays.give_up(array, &order.request, ticket);
+                self.clients.drop_order(self.now, order);
+            }
+        }
+        self.pass_on();
+    }
+
+    /// Whether what a request asks for is not to be done any more, for its client has hung up.
+    fn is_left_behind(
+        &mut self,
+        key: ConnectionId,
+        array: ArrayId,
+        request: &Request,
+        looked: &mut bool,
+    ) -> bool {
+        let modifies = request.command.modifies();
+        let others = self.arrays.modifying(array) > self.clients.modifying(key);
+        if !*looked && (modifies || others) {
+            *looked = true;
+            for gone in self.clients.look(key, array) {
+                self.arrays.orphan(array, Requester::Client(gone));
+            }
+        }
+        modifies && self.clients.leaves_behind(key)
+    }
+
+    /// Passes on what arrays have for those who ask them.
+    fn pass_on(&mut self) {
+        while let Some(outcome) = self.arrays.next_outcome() {
+            match outcome {
+                Outcome::Answer(answer) => {
+                    if let Some((array, request)) = self.clients.answer(self.now, answer) {
+                        self.arrays.count(array, &request);
+                    }
+                }
+                Outcome::MayGoOn(Requester::Client(key), ticket) => self.clients.may_go_on(key, ticket),
+                Outcome::Dropped { order, waited } => self.clients.lose_order(self.now, order, waited),
+                Outcome::WritesLost(array) => self.clients.lose_writes(array),
+                Outcome::Gone(array) => self.clients.close_clients_of(self.now, array),
+            }
+        }
+    }
+}
+
+/// What other threads want.
+impl Reactor {
+    fn command(&mut self, command: Command) {
+        // A reply nobody waits for any more is no loss.
+        match command {
+            Command::AddArray { reply, .. } if self.stopping.is_some() => {
+                let _ = reply.send(Err(ReactorError::Gone));
+            }
+            Command::AddArray { id, array, reply } => {
+                let _ = reply.send(self.arrays.add(self.sockets.ring(), self.now, id, array));
+            }
+            Command::Admin { array, request, devices, reply } => {
+                self.arrays.admin(self.sockets.ring(), self.now, array, request, devices, reply);
+            }
+            Command::Check { array, request, reply } => {
+                let _ = reply.send(self.arrays.check(array, &request));
+            }
+            Command::Status { array, reply } => {
+                let facts = self.arrays.facts(array, self.clients.count_of(array), self.clients.turns());
+                let _ = reply.send(facts);
+            }
+            Command::SetRules { array, rules, reply } => {
+                let _ = reply.send(self.set_rules(array, rules));
+            }
+            Command::Peers { reply } => {
+                let _ = reply.send(Ok(self.clients.peers()));
+            }
+            Command::EndSessions { peers, anonymous, reply } => {
+                let _ = reply.send(Ok(self.clients.end_sessions(self.now, &peers, anonymous)));
+            }
+            Command::StopArray { array, reply } => {
+                if self.arrays.begin_stop(self.now, array, Some(reply)) {
+                    self.clients.close_clients_of(self.now, array);
+                }
+            }
+            Command::Listen { listener } => self.listeners.add(&mut self.sockets, listener),
+            Command::Shutdown => self.begin_shutdown(),
+        }
+        self.pass_on();
+    }
+
+    /// Replaces the rules of an array. Returns how many sessions end by it.
+    fn set_rules(&mut self, id: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<usize, ReactorError> {
+        self.arrays.set_rules(id, rules.clone())?;
+        let rules = rules.as_deref();
+        let ends = |connection: &Connection| connection.chosen() == Some(id) && connection.exceeds(rules);
+        Ok(self.clients.close_where(self.now, ends))
+    }
+
+    fn begin_shutdown(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(self.now);
+        self.listeners.close(&mut self.sockets);
+        for array in self.arrays.begin_stop_all(self.now) {
+            self.clients.close_clients_of(self.now, array);
+        }
+        self.clients.close_unattached(self.now);
+    }
+
+    /// Whether all is said and done after a shutdown, or has taken too long.
+    fn may_end(&self, since: Timestamp) -> bool {
+        let quiet = self.arrays.is_empty()
+            && self.clients.is_empty()
+            && self.listeners.is_empty()
+            && self.arrays.operations() == 0;
+        quiet || self.now.nanos_since(since) > SHUTDOWN_NANOS_MAX
+    }
+}
+
+/// Time.
+impl Reactor {
+    /// The longest wait until the next tick.
+    fn until_tick(&self) -> Duration {
+        let pace = self.pace();
+        let due = self.arrays.due();
+        due.map_or(pace, |due| pace.min(Duration::from_nanos(due.nanos_since(self.now))))
+    }
+
+    fn tick_if_due(&mut self) {
+        let (pace, now) = (self.pace().as_nanos() as u64, self.now);
+        let is_due = self.arrays.due().is_some_and(|due| due <= now);
+        if is_due || now.nanos_since(self.last_tick) >= pace {
+            self.last_tick = now;
+            self.arrays.tick(self.sockets.ring(), now);
+            self.pass_on();
+            self.clients.close_overdue(now);
+            self.listeners.resume(&mut self.sockets);
+            self.clients.resume_tls();
+            self.arrays.report_vanished(self.sockets.ring(), now);
+            self.arrays.leave_stragglers(self.sockets.ring(), now);
+            self.pass_on();
+            self.clients.clear_large_place(now);
+            self.clients.leave_waiting();
+            self.clients.leave_unheard();
+        }
+        if now.nanos_since(self.last_look) >= LOOK_NANOS {
+            self.last_look = now;
+            self.arrays.look_after_files(self.sockets.ring());
+        }
+    }
+
+    /// The longest time between two ticks.
+    fn pace(&self) -> Duration {
+        let is_busy = self.stopping.is_some() || self.clients.is_busy() || self.arrays.is_busy(self.now);
+        if is_busy { TICK_BUSY } else { TICK_IDLE }
+    }
+}

@@ -1,0 +1,113 @@
+//! What passes between clients and arrays: orders for volumes one way, their outcomes the other; and requests and replies
+//! of NBD translated to those of volumes. Plain data.
+
+use super::order::Ticket;
+use calpe_core::block_io::BufMut;
+use calpe_core::nbd::{Command, Errno, HEALTH_DEGRADED, HEALTH_LOST, Request, STATE_HOLE, STATE_ZERO};
+use calpe_core::units::VolumeOffset;
+use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, VolumeExtent};
+
+/// Names an array in one reactor; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ArrayId(pub u32);
+
+/// Names a connection in one reactor; used again once it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ConnectionId(pub(super) usize);
+
+impl std::fmt::Display for ConnectionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Who asks an array for something, and gets the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Requester {
+    /// A client, over its connection.
+    Client(ConnectionId),
+}
+
+/// A request for a volume, on its way.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) requester: Requester,
+    pub(super) request: Request,
+    pub(super) payload: Option<BufMut>,
+    /// Bytes of its requester's memory that it has.
+    pub(super) charge: usize,
+    /// The long request that it is a part of.
+    pub(super) long: Option<usize>,
+    /// Of a read: zeroes may stay out of the answer.
+    pub(super) sparse: bool,
+}
+
+/// What came of an order that its volume has ended.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) requester: Requester,
+    pub(super) request: Request,
+    pub(super) charge: usize,
+    pub(super) long: Option<usize>,
+    /// Of a question about two contexts: (bytes, flags) of base:allocation.
+    pub(super) allocation: Vec<(u64, u32)>,
+    pub(super) result: Result<ClientReply, ClientError>,
+}
+
+/// What arrays tell requesters.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// An order has ended.
+    Answer(Answer),
+    /// An order that has waited for others may go on.
+    MayGoOn(Requester, Ticket),
+    /// An order was dropped because its array is gone. `waited`: it waited for others, and the volume never had it.
+    Dropped { order: Order, waited: bool },
+    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them
+    /// must fail.
+    WritesLost(ArrayId),
+    /// An array is gone.
+    Gone(ArrayId),
+}
+
+/// A request without payload in a volume's terms; none for one that has some, or that no volume is asked.
+pub(super) fn client_request(request: &Request) -> Option<ClientRequest> {
+    let (offset, len) = (VolumeOffset(request.offset), request.length);
+    Some(match request.command {
+        Command::Flush => ClientRequest::Flush,
+        Command::Trim => ClientRequest::Trim { offset, len, fua: request.fua },
+        Command::WriteZeroes => ClientRequest::WriteZeroes {
+            offset,
+            len,
+            may_unmap: !request.no_hole,
+            fast_only: request.fast_zero,
+            fua: request.fua,
+        },
+        Command::BlockStatus if request.contexts.allocation => ClientRequest::BlockStatus { offset, len },
+        Command::BlockStatus => ClientRequest::Health { offset, len },
+        Command::Read | Command::Write | Command::Cache => return None,
+    })
+}
+
+/// Runs of base:allocation, as (bytes, flags).
+pub(super) fn allocation_of(extents: &[VolumeExtent]) -> Vec<(u64, u32)> {
+    extents.iter().map(|e| (e.len, if e.hole { STATE_HOLE | STATE_ZERO } else { 0 })).collect()
+}
+
+/// Runs of calpe:health, as (bytes, flags).
+pub(super) fn health_of(runs: &[(u64, Health)]) -> Vec<(u64, u32)> {
+    let flags = |health| match health {
+        Health::Clean => 0,
+        Health::Degraded => HEALTH_DEGRADED,
+        Health::Lost => HEALTH_LOST,
+    };
+    runs.iter().map(|&(len, health)| (len, flags(health))).collect()
+}
+
+pub(super) fn errno_of(error: ClientError) -> Errno {
+    match error {
+        ClientError::Io | ClientError::Stopping => Errno::Io,
+        ClientError::NoSpace => Errno::NoSpc,
+        ClientError::NotSupported => Errno::NotSup,
+    }
+}
