@@ -1,6 +1,6 @@
 //! Calpe: a software RAID in user space. See ARCHITECTURE.md for the map of the layers.
 
-pub mod attach;
+mod attach;
 pub mod cli;
 pub mod control;
 pub mod daemon;

@@ -1,9 +1,9 @@
-//! Attaching a device and staying with it: checks, the driver's CONNECT, and the loop that carries out what the keeper
-//! decides.
+//! Attaching a device and keeping it attached: the checks, the driver's CONNECT, and the loop that
+//! carries out what the keeper decides.
 //!
-//! Invariants: nothing is changed before every check has passed; one process keeps a device; when the keeper ends for
-//! any reason but a detach, the device stays attached, and the next keeper takes it over. Single-threaded, and no
-//! data passes through.
+//! Invariants: nothing is changed before every check has passed; one process keeps a device; when
+//! the keeper ends for any reason but a detach, the device stays attached, and the next keeper
+//! takes it over. Single-threaded; no data passes through.
 
 use super::device::{Attached, DeviceIndex, Host};
 use super::keeper::{Action, End, Event, Identity, Keeper, Tell};
@@ -24,44 +24,45 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// Connections when nobody says otherwise.
+/// Default number of connections.
 const CONNECTIONS: u32 = 4;
 
-/// Between two looks for an array that is waited for.
+/// Time between two attempts to find an array that is waited for.
 const WAIT_STEP: Duration = Duration::from_millis(500);
 
 /// What to attach, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// Where.
     pub device: DeviceIndex,
     /// What.
     pub target: Target,
-    /// Connections; none for as many as are good.
+    /// Number of connections; none for the best number.
     pub connections: Option<u32>,
-    /// Seconds after which the kernel gives a connection up that does not answer, and sends its requests again.
+    /// Seconds without an answer after which the kernel gives up a connection and sends its
+    /// requests again.
     pub timeout_s: u64,
     /// Seconds that requests wait for a server before they fail.
     pub dead_timeout_s: u64,
     /// Refuse writes.
     pub read_only: bool,
-    /// Bytes of a logical block; none for what the export demands.
+    /// Bytes of a logical block; none for the smallest that the export allows.
     pub block_size: Option<u64>,
     /// Seconds to wait for the array to be served.
     pub wait_s: u64,
 }
 
-/// A device that may be attached as asked for.
+/// A device that can be attached as requested.
 #[derive(Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     options: Options,
     server: Server,
-    /// What the server said about it.
+    /// What the server said about the export.
     export: RemoteExport,
     connections: u32,
     block: u64,
     flags: u64,
-    /// It is attached already and only needs a keeper.
+    /// The device is attached already and only needs a keeper.
     adopt: bool,
 }
 
@@ -69,10 +70,14 @@ pub struct Plan {
 ///
 /// # Errors
 /// When the device cannot be attached, and why.
-pub fn plan(host: &Host, options: &Options, directory: &mut dyn Directory) -> Result<Plan, AttachError> {
+pub(crate) fn plan(
+    host: &Host,
+    options: &Options,
+    directory: &mut dyn Directory,
+) -> Result<Plan, AttachError> {
     let device = options.device;
     host.exists(device)?;
-    // A look is free of charge; the connections that the driver gets are opened when they are wanted.
+    // This connection is only for the checks; those for the driver are opened when they are needed.
     let (server, export) = find(options, directory)?;
     let attached = host.attached(device);
     let adopt = match &attached {
@@ -97,16 +102,16 @@ pub fn plan(host: &Host, options: &Options, directory: &mut dyn Directory) -> Re
             return differs(if found.read_only { "no writes allowed" } else { "writes allowed" }.into());
         }
     } else {
-        // Nothing is attached, and still somebody may hold the node.
+        // Nothing is attached, but another process may have the device open.
         drop(host.claim(device, false)?);
     }
     Ok(Plan { options: options.clone(), server, export, connections, block, flags, adopt })
 }
 
 impl Plan {
-    /// What will be done, in one line; `done` when it is.
+    /// What will be done, in one line, or with `done` what was done.
     #[must_use]
-    pub fn describe(&self, done: bool) -> String {
+    pub(crate) fn describe(&self, done: bool) -> String {
         let Plan { options, server, export, .. } = self;
         let what = match (done, self.adopt) {
             (true, true) => "keeping again",
@@ -124,9 +129,9 @@ impl Plan {
         )
     }
 
-    /// What to know about it, a line each.
+    /// Warnings, a line each.
     #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let cached = &self.server.cached;
         let line = format!(
             "{} is in this host's page cache: when memory is short, writing it back may need memory; use members with \
@@ -140,7 +145,7 @@ impl Plan {
 
 /// A device that is attached, and the right to keep it.
 #[derive(Debug)]
-pub struct Attachment {
+pub(crate) struct Attachment {
     plan: Plan,
     host: Host,
     driver: Driver,
@@ -153,11 +158,11 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches a device, or takes one over that is attached to the same thing.
+    /// Attaches a device, or becomes the keeper of one that is attached to the same export.
     ///
     /// # Errors
-    /// When that is not possible: nothing is attached then.
-    pub fn start(
+    /// When that is not possible: then nothing is attached.
+    pub(crate) fn start(
         host: &Host,
         state: &StateDir,
         options: &Options,
@@ -171,7 +176,7 @@ impl Attachment {
         mask.thread_block().map_err(|errno| system("take over signals")(errno.into()))?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
             .map_err(|errno| system("take over signals")(errno.into()))?;
-        // Before there are connections that could die unheard.
+        // Before any connection exists whose end could go unnoticed.
         let notices = driver.listen()?;
         if !plan.adopt {
             connect(host, &mut driver, &plan)?;
@@ -183,22 +188,23 @@ impl Attachment {
 
     /// What was done, in one line.
     #[must_use]
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         self.plan.describe(true)
     }
 
-    /// What to know about it, a line each.
+    /// Warnings, a line each.
     #[must_use]
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         self.plan.warnings()
     }
 }
 
-/// Keeps a device until it is detached or this process is told to end, which leaves the device attached.
+/// Keeps a device until it is detached or this process is told to end, which leaves the device
+/// attached.
 ///
 /// # Errors
-/// When the device was taken away, or the driver cannot be talked to any more.
-pub fn keep(attachment: Attachment, directory: &mut dyn Directory) -> Result<(), AttachError> {
+/// When the device was taken away, or the driver does not answer any more.
+pub(crate) fn keep(attachment: Attachment, directory: &mut dyn Directory) -> Result<(), AttachError> {
     let clock = Instant::now();
     let now = move || Timestamp(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let identity = Identity {
@@ -243,7 +249,7 @@ enum Woken {
 }
 
 impl Attachment {
-    /// Waits for a signal, a notice about this device, or the end of so many nanoseconds.
+    /// Waits for a signal, a notice about this device, or the end of `nanos` nanoseconds.
     fn wait(&self, nanos: u64) -> Result<Woken, AttachError> {
         let mut fds = [
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
@@ -292,7 +298,7 @@ impl Attachment {
             Action::Reconnect => Ok(Some(match self.reconnect(directory) {
                 Ok(()) => Event::Connected,
                 Err(error) if may_come(&error) => Event::NoServer { why: error.to_string() },
-                // The driver may be busy disconnecting; the next look tells.
+                // The driver may be busy disconnecting; the next look at the device tells.
                 Err(error @ AttachError::Netlink(_)) => Event::NoServer { why: error.to_string() },
                 Err(error) => Event::Stranger { why: error.to_string() },
             })),
@@ -310,7 +316,8 @@ impl Attachment {
 
     /// Offers the driver a fresh socket for each connection.
     fn reconnect(&mut self, directory: &mut dyn Directory) -> Result<(), AttachError> {
-        // The kernel compares what it was told with what it is told now, but not where it was told nothing.
+        // The kernel compares the backend only where it was given one when the device was
+        // connected.
         let found = self.host.attached(self.plan.options.device);
         if self.shown && found.is_none_or(|found| found.backend.is_none()) {
             return Err(self.plan.server.stranger("the device is somebody else's now".into()));
@@ -328,7 +335,7 @@ impl Attachment {
         if identity(&line.export) != identity(&self.plan.export) {
             return Err(server.stranger(format!("it is another array: '{}'", line.export.description)));
         }
-        // What the driver was told once it will not ask again.
+        // The driver was given these flags at CONNECT and does not ask for them again.
         let promised = self.plan.flags & !flag::ROTATIONAL;
         let offered = server_flags(&line.export, self.plan.options.read_only);
         if offered & promised != promised
@@ -349,7 +356,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// Tells administrators and the supervisor how it goes.
+    /// Tells administrators and the supervisor whether connections are missing.
     fn publish(&self, waiting: bool) {
         let Plan { options, server, export, connections, flags, .. } = &self.plan;
         let kept = Kept {
@@ -367,12 +374,12 @@ impl Attachment {
             tracing::warn!(%error, "cannot tell what is kept");
         }
         let line = if waiting { "waiting for the daemon" } else { "connected" };
-        // Nobody listens unless a supervisor started us.
+        // Without a supervisor nothing listens.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Status(&format!("{}: {line}", server.name))]);
     }
 }
 
-/// Finds the server and the export, waiting for them as long as was asked for.
+/// Finds the server and the export, and waits for them as long as requested.
 fn find(options: &Options, directory: &mut dyn Directory) -> Result<(Server, RemoteExport), AttachError> {
     let begun = Instant::now();
     loop {
@@ -389,7 +396,7 @@ fn find(options: &Options, directory: &mut dyn Directory) -> Result<(Server, Rem
     }
 }
 
-/// How many connections are good, and allowed.
+/// How many connections to open: as requested, or the best number that the server allows.
 fn connections(options: &Options, server: &Server, export: &RemoteExport) -> Result<u32, AttachError> {
     let unfit = |why: &str| Err(AttachError::Unfit { what: server.name.clone(), why: why.into() });
     match options.connections {
@@ -440,7 +447,7 @@ fn connect(host: &Host, driver: &mut Driver, plan: &Plan) -> Result<(), AttachEr
     }
     let size = host.attached(device).map(|found| found.size);
     if size != Some(line.export.size) {
-        // Not what was asked for: nothing may use it.
+        // The device is not what was requested: nothing may use it.
         let _ = driver.ask(Request::Disconnect { index: device.0 });
         let source =
             io::Error::other(format!("the device has {size:?} bytes instead of {}", line.export.size));

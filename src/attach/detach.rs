@@ -1,8 +1,8 @@
 //! Detaching a device without losing what was written to it.
 //!
-//! Invariants: a device that is mounted, swapped to, built upon or open anywhere is left alone, and from the check to
-//! the end nobody can begin to mount it; what was written is flushed first, while the keeper still keeps the
-//! connections; there is no way to force it.
+//! Invariants: a device that is mounted, used as swap, built upon or open anywhere is left alone,
+//! and from the check to the end nothing can mount it; what was written is flushed first, while the
+//! keeper still keeps the connections. There is no way to force a detach.
 
 use super::device::{DeviceError, DeviceIndex, Host};
 use super::netlink::Driver;
@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-/// How long probing programs may have the device open.
+/// How long programs that probe devices may have this one open.
 const OPENERS: Duration = Duration::from_secs(3);
 
 /// How long a keeper may take to end.
@@ -28,9 +28,9 @@ const FREE: Duration = Duration::from_secs(30);
 /// Between two looks.
 const STEP: Duration = Duration::from_millis(50);
 
-/// A device that may be detached. While it is there, nobody can mount the device.
+/// A device that may be detached. While this value exists, nothing can mount the device.
 #[derive(Debug)]
-pub struct DetachPlan {
+pub(crate) struct DetachPlan {
     device: DeviceIndex,
     /// What is attached.
     name: String,
@@ -38,9 +38,9 @@ pub struct DetachPlan {
 }
 
 impl DetachPlan {
-    /// What will be done, in one line; `done` when it is.
+    /// What will be done, in one line, or with `done` what was done.
     #[must_use]
-    pub fn describe(&self, done: bool) -> String {
+    pub(crate) fn describe(&self, done: bool) -> String {
         format!("{} {} from {}", if done { "detached" } else { "would detach" }, self.name, self.device)
     }
 }
@@ -48,8 +48,8 @@ impl DetachPlan {
 /// Checks whether a device may be detached; changes nothing.
 ///
 /// # Errors
-/// When it may not: says who uses it.
-pub fn plan_detach(host: &Host, device: DeviceIndex) -> Result<DetachPlan, AttachError> {
+/// When it may not be detached: says what uses it.
+pub(crate) fn plan_detach(host: &Host, device: DeviceIndex) -> Result<DetachPlan, AttachError> {
     host.exists(device)?;
     let attached = host.attached(device).ok_or(AttachError::NotAttached { device })?;
     let backend = attached.backend.unwrap_or_default();
@@ -75,16 +75,16 @@ pub fn plan_detach(host: &Host, device: DeviceIndex) -> Result<DetachPlan, Attac
 /// Detaches a device, and waits until it is free.
 ///
 /// # Errors
-/// When it cannot be flushed: it stays attached then.
-pub fn detach(host: &Host, state: &StateDir, plan: DetachPlan) -> Result<String, AttachError> {
+/// When it cannot be flushed: then it stays attached.
+pub(crate) fn detach(host: &Host, state: &StateDir, plan: DetachPlan) -> Result<String, AttachError> {
     let device = plan.device;
     let line = plan.describe(true);
     let mut driver = Driver::open()?;
-    // Waits for the daemon, if need be: the keeper still brings it back.
+    // Waits for the daemon if need be: the keeper still reconnects.
     plan.claim.sync_all().map_err(|source| AttachError::Flush { device, source })?;
     end_keeper(state, device)?;
     driver.ask(Request::Disconnect { index: device.0 })?;
-    // The driver keeps the device for as long as somebody has it open.
+    // The driver keeps the device attached while any process has it open.
     drop(plan.claim);
     until(FREE, || host.attached(device).is_none_or(|left| left.size == 0))
         .map_err(|seconds| AttachError::Stuck { device, what: "the kernel's use of it", seconds })?;
@@ -110,7 +110,7 @@ fn end_keeper(state: &StateDir, device: DeviceIndex) -> Result<(), AttachError> 
     })
 }
 
-/// Waits until something is so; the seconds waited if it is not in time.
+/// Waits until `is_so`. The error is the number of seconds waited.
 fn until(limit: Duration, mut is_so: impl FnMut() -> bool) -> Result<(), u64> {
     let begun = Instant::now();
     while !is_so() {

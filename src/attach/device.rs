@@ -1,7 +1,8 @@
-//! What the system knows about /dev/nbdN: whether something is attached, who uses it, how its queue is set.
+//! What the system knows about /dev/nbdN: whether something is attached, what uses it, how its
+//! queue is set.
 //!
-//! Invariant: only reads, but for [`Host::tune`] and [`Host::announce`]. Where the files lie is an argument, so that
-//! tests may bring their own. Must not know netlink or servers.
+//! Invariant: only reads, except in [`Host::tune`] and [`Host::announce`]. The directories are
+//! arguments, so that tests can make their own. Must not know netlink or servers.
 
 use calpe_core::units::shown;
 use serde::{Deserialize, Serialize};
@@ -12,7 +13,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Devices that the kernel can number: a minor number has 20 bits, and partitions take some.
+/// Number of devices that the kernel can have: a minor number has 20 bits, and partitions take
+/// some.
 const INDEX_MAX: u32 = (1 << 15) - 1;
 
 /// Bytes of a sector in sysfs, whatever the device's are.
@@ -27,12 +29,12 @@ const REQUESTS: u64 = 256;
 /// A device of the NBD driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct DeviceIndex(pub u32);
+pub(crate) struct DeviceIndex(pub u32);
 
 impl DeviceIndex {
     /// "nbd0".
     #[must_use]
-    pub fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         format!("nbd{}", self.0)
     }
 }
@@ -45,7 +47,7 @@ impl fmt::Display for DeviceIndex {
 
 /// Why a path is not a device that can be used.
 #[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
+pub(crate) enum DeviceError {
     /// Not one of the driver's devices.
     #[error("{path}: not an NBD device: name one of /dev/nbd0, /dev/nbd1, ...")]
     NotNbd {
@@ -72,7 +74,7 @@ pub enum DeviceError {
         /// Which.
         device: DeviceIndex,
     },
-    /// There is a driver for it, but not in this kernel.
+    /// The kernel could have the driver, but has not loaded it.
     #[error("the kernel has no NBD driver loaded: run 'modprobe nbd' first")]
     NoDriver,
     /// Somebody uses it.
@@ -83,7 +85,7 @@ pub enum DeviceError {
         /// By whom.
         users: Vec<String>,
     },
-    /// The system does not let us see.
+    /// The system does not let us look.
     #[error("{}: {source}", shown(path))]
     Io {
         /// What was looked at.
@@ -95,10 +97,10 @@ pub enum DeviceError {
 
 /// What is attached to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
+pub(crate) struct Attached {
     /// Process that attached it.
     pub pid: String,
-    /// What it said it attached; none where it, or the kernel, says nothing.
+    /// The backend that it gave; none where it gave none, or the kernel does not show it.
     pub backend: Option<String>,
     /// Bytes.
     pub size: u64,
@@ -106,9 +108,9 @@ pub struct Attached {
     pub read_only: bool,
 }
 
-/// Where the system shows its devices.
+/// The directories where the system shows its devices.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub(crate) struct Host {
     sys: PathBuf,
     proc: PathBuf,
     dev: PathBuf,
@@ -121,11 +123,11 @@ impl Default for Host {
 }
 
 impl Host {
-    /// The device that a path, or a link to one, names.
+    /// The device that a path names, directly or by a link.
     ///
     /// # Errors
-    /// When it is not one of the driver's.
-    pub fn device(&self, given: &Path) -> Result<DeviceIndex, DeviceError> {
+    /// When it is not one of the driver's devices.
+    pub(crate) fn device(&self, given: &Path) -> Result<DeviceIndex, DeviceError> {
         let path = shown(given).to_string();
         let real = given.canonicalize().unwrap_or_else(|_| given.to_owned());
         let name = real.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -147,7 +149,7 @@ impl Host {
 
     /// Every device of the driver, in order.
     #[must_use]
-    pub fn devices(&self) -> Vec<DeviceIndex> {
+    pub(crate) fn devices(&self) -> Vec<DeviceIndex> {
         let Ok(entries) = fs::read_dir(self.sys.join("block")) else { return Vec::new() };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let indexes: BTreeSet<_> = names
@@ -161,7 +163,7 @@ impl Host {
     ///
     /// # Errors
     /// When it has not.
-    pub fn exists(&self, device: DeviceIndex) -> Result<(), DeviceError> {
+    pub(crate) fn exists(&self, device: DeviceIndex) -> Result<(), DeviceError> {
         if self.block(device).exists() {
             return Ok(());
         }
@@ -171,7 +173,7 @@ impl Host {
 
     /// What is attached to a device; none when nothing is.
     #[must_use]
-    pub fn attached(&self, device: DeviceIndex) -> Option<Attached> {
+    pub(crate) fn attached(&self, device: DeviceIndex) -> Option<Attached> {
         let read = |name: &str| -> Option<String> {
             Some(fs::read_to_string(self.block(device).join(name)).ok()?.trim().to_owned())
         };
@@ -185,9 +187,10 @@ impl Host {
         })
     }
 
-    /// Who uses a device, in words: mounts, swap, devices on top of it. Users that others' namespaces hide are missing.
+    /// What uses a device, in words: mounts, swap, devices on top of it. Users that other
+    /// namespaces hide are missing.
     #[must_use]
-    pub fn holders(&self, device: DeviceIndex) -> Vec<String> {
+    pub(crate) fn holders(&self, device: DeviceIndex) -> Vec<String> {
         let mut parts = vec![device.name()];
         let entries = fs::read_dir(self.block(device)).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -208,7 +211,7 @@ impl Host {
         users
     }
 
-    /// Where the device of that number, as "43:0", is mounted.
+    /// Where the device with that number, such as "43:0", is mounted.
     fn mounts(&self, number: &str) -> Vec<String> {
         let table = fs::read_to_string(self.proc.join("self/mountinfo")).unwrap_or_default();
         let mut found = Vec::new();
@@ -225,7 +228,7 @@ impl Host {
 
     /// Processes other than this one that have the device, or a partition of it, open.
     #[must_use]
-    pub fn openers(&self, device: DeviceIndex) -> Vec<String> {
+    pub(crate) fn openers(&self, device: DeviceIndex) -> Vec<String> {
         let mut found = Vec::new();
         for process in fs::read_dir(&self.proc).into_iter().flatten().flatten() {
             let name = process.file_name();
@@ -248,11 +251,12 @@ impl Host {
         found
     }
 
-    /// Opens a device so that nobody else can mount it, use it as swap or build on it, as long as it is open.
+    /// Opens a device so that nothing else can mount it, use it as swap or build on it while it is
+    /// open.
     ///
     /// # Errors
-    /// When somebody does already: says who.
-    pub fn claim(&self, device: DeviceIndex, write: bool) -> Result<File, DeviceError> {
+    /// When something uses it already: says what.
+    pub(crate) fn claim(&self, device: DeviceIndex, write: bool) -> Result<File, DeviceError> {
         let path = self.dev.join(device.name());
         let io = |source| DeviceError::Io { path: path.clone(), source };
         let file = OpenOptions::new().read(true).write(write).custom_flags(libc::O_EXCL).open(&path);
@@ -274,8 +278,9 @@ impl Host {
         }
     }
 
-    /// Raises the limits of a device's queue to what the protocol and the driver take. Whatever cannot be set stays.
-    pub fn tune(&self, device: DeviceIndex, request_bytes_max: u32) {
+    /// Raises the limits of a device's queue to what the protocol and the driver take. Limits that
+    /// cannot be set stay.
+    pub(crate) fn tune(&self, device: DeviceIndex, request_bytes_max: u32) {
         let queue = self.block(device).join("queue");
         let number =
             |name: &str| -> Option<u64> { fs::read_to_string(queue.join(name)).ok()?.trim().parse().ok() };
@@ -283,7 +288,8 @@ impl Host {
         if let Some(possible) = number("max_hw_sectors_kb") {
             self.set(&queue.join("max_sectors_kb"), &possible.min(largest).to_string());
         }
-        // The array sorts and merges by stripes itself; a second queue in front of it only adds delay.
+        // The array sorts and merges by stripes itself; a second queue in front of it only adds
+        // delay.
         self.set(&queue.join("scheduler"), "none");
         if number("nr_requests").is_some_and(|now| now < REQUESTS) {
             self.set(&queue.join("nr_requests"), &REQUESTS.to_string());
@@ -296,14 +302,14 @@ impl Host {
         }
     }
 
-    /// Has udev look at the device again: what is attached can be read only now.
-    pub fn announce(&self, device: DeviceIndex) {
+    /// Makes udev look at the device again: its content can be read only now.
+    pub(crate) fn announce(&self, device: DeviceIndex) {
         self.set(&self.block(device).join("uevent"), "change");
     }
 
-    /// Other devices that the same thing is attached to, for writing.
+    /// Other devices that are attached to the same backend, for writing.
     #[must_use]
-    pub fn twins(&self, device: DeviceIndex, backend: &str) -> Vec<DeviceIndex> {
+    pub(crate) fn twins(&self, device: DeviceIndex, backend: &str) -> Vec<DeviceIndex> {
         let mut others = self.devices();
         others.retain(|other| {
             *other != device

@@ -1,7 +1,8 @@
-//! Connections to an export, negotiated as the kernel's driver needs them: simple replies, compact headers.
+//! Connections to an export, negotiated as the kernel's driver needs them: simple replies, compact
+//! headers.
 //!
-//! Invariant: a socket that leaves here blocks, has no timeouts, and stands at the first request: nothing of the
-//! server's is unread in this process. Must not know the kernel's driver.
+//! Invariant: a socket that leaves here blocks, has no timeouts, and is at its first request: this
+//! process holds no unread bytes of the server's. Must not know the kernel's driver.
 
 use calpe_core::nbd::{
     ClientConnection, ClientEvent, ClientFatal, ClientOptions, NbdAddress, NbdUri, RemoteExport,
@@ -18,13 +19,13 @@ use std::time::Duration;
 /// How long one step of connecting and negotiating may take.
 const STEP_SECONDS: i64 = 10;
 
-/// Send buffer asked of the kernel: a few of the driver's largest requests, so that it does not wait in the middle of
-/// one.
+/// Send buffer asked of the kernel: a few of the driver's largest requests, so that it does not
+/// wait in the middle of one.
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub enum DialError {
+pub(crate) enum DialError {
     /// Nobody is there.
     #[error("cannot connect to {uri}: {source}")]
     Connect {
@@ -33,7 +34,7 @@ pub enum DialError {
         /// What the system said.
         source: io::Error,
     },
-    /// The conversation broke off.
+    /// The connection broke during the negotiation.
     #[error("{uri}: the server hung up while the export was negotiated: {source}")]
     Lost {
         /// Where.
@@ -41,7 +42,7 @@ pub enum DialError {
         /// What the system said.
         source: io::Error,
     },
-    /// The server does not grant the export, or does not keep to the protocol.
+    /// The server does not grant the export, or breaks the protocol.
     #[error("{uri}: {source}")]
     Server {
         /// Where.
@@ -49,7 +50,7 @@ pub enum DialError {
         /// How.
         source: ClientFatal,
     },
-    /// The server talks before it is asked.
+    /// The server sent bytes before the first request.
     #[error("{uri}: the server sent {bytes} bytes that nobody asked for")]
     Chatter {
         /// Where.
@@ -57,7 +58,7 @@ pub enum DialError {
         /// How many.
         bytes: usize,
     },
-    /// The kernel's driver has no TLS, and what was asked for is never weakened.
+    /// The URI demands TLS, which the kernel's driver does not have.
     #[error(
         "{uri}: devices cannot be attached by TLS, which the kernel's driver does not have: attach over a unix socket or plain TCP, \
          through a tunnel of this host's where the way is not to be trusted"
@@ -66,7 +67,7 @@ pub enum DialError {
         /// Where.
         uri: Box<NbdUri>,
     },
-    /// The export's name cannot travel.
+    /// The protocol cannot carry the export's name.
     #[error("{uri}: the export's name is {fault}")]
     Name {
         /// Where.
@@ -76,28 +77,29 @@ pub enum DialError {
     },
 }
 
-/// A connection that stands at its first request.
+/// A connection at its first request.
 #[derive(Debug)]
-pub struct Dialled {
+pub(super) struct Dialled {
     /// Its socket.
     pub socket: OwnedFd,
     /// What the server said about the export.
     pub export: RemoteExport,
 }
 
-/// A server's address, with names resolved: names are not looked up again while a device waits for its server.
+/// A server's address, with names resolved: no name is looked up while a device waits for its
+/// server.
 #[derive(Clone, Debug)]
-pub struct Address {
+pub(super) struct Address {
     uri: Box<NbdUri>,
     tcp: Vec<SocketAddr>,
 }
 
 impl Address {
-    /// Looks up whom the URI names.
+    /// Resolves the host of the URI.
     ///
     /// # Errors
     /// When the name is unknown, or TLS is demanded.
-    pub fn resolve(uri: &NbdUri) -> Result<Address, DialError> {
+    pub(super) fn resolve(uri: &NbdUri) -> Result<Address, DialError> {
         let tls = uri.tls;
         let address = &uri.address;
         let uri = || Box::new(uri.clone());
@@ -114,11 +116,12 @@ impl Address {
         Ok(Address { uri: uri(), tcp })
     }
 
-    /// Connects and negotiates. `timeout_s`: after so many seconds without an answer the kernel gives the connection up.
+    /// Connects and negotiates. `timeout_s`: after that many seconds without an answer the kernel
+    /// gives the connection up.
     ///
     /// # Errors
-    /// When nobody answers in time, or the export is not granted.
-    pub fn dial(&self, timeout_s: u64) -> Result<Dialled, DialError> {
+    /// When the server does not answer in time, or does not grant the export.
+    pub(super) fn dial(&self, timeout_s: u64) -> Result<Dialled, DialError> {
         let lost = |source| DialError::Connect { uri: self.uri.clone(), source };
         match &self.uri.address {
             NbdAddress::Unix { path } => {
@@ -128,8 +131,9 @@ impl Address {
             }
             NbdAddress::Tcp { .. } => {
                 let mut stream = self.connect_tcp().map_err(lost)?;
-                // What the other side has not acknowledged by then is not sent any more: no write is delivered after the
-                // kernel has sent it again elsewhere.
+                // Bytes that the server has not acknowledged within this time are not sent any
+                // more: so no write arrives after the kernel has sent it again on another
+                // connection.
                 let half_ms = u32::try_from(timeout_s.saturating_mul(500)).unwrap_or(u32::MAX);
                 setsockopt(&stream, sockopt::TcpUserTimeout, &half_ms).map_err(|errno| lost(errno.into()))?;
                 let export = self.negotiate(&mut stream)?;
@@ -189,16 +193,16 @@ impl Address {
 
 /// Makes a socket fit for the kernel.
 fn ready(socket: OwnedFd) -> io::Result<OwnedFd> {
-    // The driver takes the end of a wait for a dead connection.
+    // The driver takes the end of a read timeout for a dead connection.
     limit(&socket, 0)?;
-    // The privileged form is not bound by the system's default maximum; neither is vital.
+    // The privileged option is not bound by the system's default maximum; neither is vital.
     if setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
         let _ = setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER_BYTES);
     }
     Ok(socket)
 }
 
-/// Limits how long a call may block; 0 is for ever.
+/// Limits how long a call may block; 0 means for ever.
 fn limit(socket: &impl AsFd, seconds: i64) -> io::Result<()> {
     setsockopt(socket, sockopt::ReceiveTimeout, &TimeVal::seconds(seconds))?;
     setsockopt(socket, sockopt::SendTimeout, &TimeVal::seconds(seconds))?;

@@ -1,27 +1,30 @@
-//! What keeps a device going when its server is restarted, upgraded or killed: a state machine that is told what
-//! happened and says what to do. Sans-IO: time enters as an argument, netlink and sockets are the caller's.
+//! Keeps a device going while its server is restarted, upgraded or killed: a state machine that
+//! takes events and returns actions. Sans-IO: time is an argument; the caller owns netlink and the
+//! sockets.
 //!
-//! Invariants: a device is connected again only to an export of the same identity and size; no two attempts closer
-//! than the back-off allows; whatever was lost is made good by the next attempt, since one attempt offers a socket for
-//! every connection of the device and the kernel takes as many as are dead.
+//! Invariants: a device is connected again only to an export of the same identity and size; no two
+//! attempts are closer than the back-off allows; one attempt offers a socket for every connection
+//! of the device, and the kernel takes as many as are dead, so the next attempt makes up for any
+//! lost notice.
 
 use super::device::Attached;
 use calpe_core::units::Timestamp;
 
-/// From the notice of a dead connection to the first attempt, nanoseconds: the others die at about the same time.
+/// Time from the notice of a dead connection to the first attempt, nanoseconds: the other
+/// connections die at about the same time.
 const SETTLE_NANOS: u64 = 30_000_000;
 
-/// The first wait after a failed attempt, nanoseconds; it doubles with each further one.
+/// Wait after the first failed attempt, nanoseconds; it doubles with each further one.
 const BACKOFF_NANOS_MIN: u64 = 100_000_000;
 
-/// The longest wait between attempts, nanoseconds.
+/// Longest wait between attempts, nanoseconds.
 const BACKOFF_NANOS_MAX: u64 = 2_000_000_000;
 
-/// The wait after an attempt that met something else than what was attached, nanoseconds.
+/// Wait after an attempt that found another export than the attached one, nanoseconds.
 const STRANGER_NANOS: u64 = 10_000_000_000;
 
-/// From a good attempt to the one that makes sure, nanoseconds: a connection that the kernel gave up during the attempt
-/// was not offered a socket.
+/// Time from a successful attempt to the one that confirms it, nanoseconds: a connection that the
+/// kernel gave up during the attempt got no socket.
 const SURE_NANOS: u64 = 1_000_000_000;
 
 /// How often the device is looked at when nothing happens, nanoseconds.
@@ -29,28 +32,29 @@ const LOOK_NANOS: u64 = 5_000_000_000;
 
 /// What a device is attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// What the kernel was told.
+pub(super) struct Identity {
+    /// The backend that the kernel was given.
     pub backend: String,
     /// Bytes.
     pub size: u64,
-    /// The kernel shows what it was told: without it, something else is attached.
+    /// Whether the kernel shows the backend; if it does, a device that shows another is attached to
+    /// something else.
     pub shown: bool,
 }
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub(super) enum Event {
     /// The kernel gave up a connection of the device, or may have.
     LinkDead,
     /// The attempt put sockets where they were needed.
     Connected,
-    /// The attempt failed; the server may come.
+    /// The attempt failed; the server may come back.
     NoServer {
         /// In words.
         why: String,
     },
-    /// Somebody else answers at the server's place.
+    /// Another export answers at the server's address.
     Stranger {
         /// In words.
         why: String,
@@ -61,41 +65,42 @@ pub enum Event {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Offer the kernel a fresh socket for each connection; answer with `Connected`, `NoServer` or `Stranger`.
+pub(super) enum Action {
+    /// Offer the kernel a fresh socket for each connection; answer with `Connected`, `NoServer` or
+    /// `Stranger`.
     Reconnect,
     /// Look at the device; answer with `Looked`.
     Look,
     /// Tell the log.
     Tell(Tell),
-    /// Nothing is left to be kept.
+    /// There is nothing left to keep.
     End(End),
 }
 
 /// What the log is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tell {
+pub(super) enum Tell {
     /// Connections died.
     Lost,
-    /// They are there again, after so many nanoseconds.
+    /// The connections are there again, after this many nanoseconds.
     Again(u64),
     /// No server, and why.
     Waiting(String),
-    /// Somebody else, and how it differs.
+    /// Another export answers, and how it differs.
     Stranger(String),
 }
 
 /// Why keeping a device ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub(super) enum End {
     /// Nothing is attached to it any more.
     Detached,
     /// Something else is.
     TakenOver {
-        /// What, as far as it says so.
+        /// The backend that it shows, if any.
         backend: String,
     },
-    /// It has another size than what was attached.
+    /// Its size is not that of the attached export.
     Resized {
         /// Bytes.
         size: u64,
@@ -105,7 +110,7 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Up,
-    /// Good so far; one more attempt follows.
+    /// The last attempt succeeded; one more follows to confirm it.
     Unsure,
     Down {
         since: Timestamp,
@@ -116,24 +121,24 @@ enum State {
 
 /// Keeps one device.
 #[derive(Debug)]
-pub struct Keeper {
+pub(super) struct Keeper {
     identity: Identity,
     state: State,
     /// When the next attempt is due.
     attempt: Option<Timestamp>,
     /// An attempt is under way.
     attempting: bool,
-    /// A connection died while it was.
+    /// A connection died during the attempt.
     again: bool,
     look: Timestamp,
     out: Vec<Action>,
 }
 
 impl Keeper {
-    /// Keeps a device that was just attached, or, if `adopted`, one that was attached earlier and whose connections may
-    /// be dead.
+    /// Keeps a device that was just attached, or, if `adopted`, one that was attached earlier and
+    /// whose connections may be dead.
     #[must_use]
-    pub fn new(identity: Identity, adopted: bool, now: Timestamp) -> Keeper {
+    pub(super) fn new(identity: Identity, adopted: bool, now: Timestamp) -> Keeper {
         Keeper {
             identity,
             state: if adopted { State::Unsure } else { State::Up },
@@ -147,18 +152,18 @@ impl Keeper {
 
     /// Whether connections are missing, as far as is known.
     #[must_use]
-    pub fn is_down(&self) -> bool {
+    pub(super) fn is_down(&self) -> bool {
         matches!(self.state, State::Down { .. })
     }
 
-    /// When [`Keeper::step`] wants to be called at the latest.
+    /// When to call [`Keeper::step`] next at the latest.
     #[must_use]
-    pub fn deadline(&self) -> Timestamp {
+    pub(super) fn deadline(&self) -> Timestamp {
         self.attempt.map_or(self.look, |attempt| attempt.min(self.look))
     }
 
-    /// Takes what happened and says what is to be done now, in order.
-    pub fn step(&mut self, event: Option<Event>, now: Timestamp) -> Vec<Action> {
+    /// Takes an event and returns what to do now, in order.
+    pub(super) fn step(&mut self, event: Option<Event>, now: Timestamp) -> Vec<Action> {
         match event {
             None => {}
             Some(Event::LinkDead) => self.link_dead(now),
@@ -446,7 +451,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever dies and comes back when: some time after the server stays, every connection is alive.
+        /// Whatever dies and comes back when: some time after the server stays, every connection is
+        /// alive.
         #[test]
         fn in_the_end_every_connection_is_alive(steps in prop::collection::vec((0u8..4, 0usize..4, 0u64..4_000_000_000), 1..40)) {
             let mut world = World::new(4);

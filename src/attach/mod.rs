@@ -1,12 +1,13 @@
 //! An export as a block device of this machine: /dev/nbdN by way of the kernel's NBD driver.
 //!
-//! This process opens the connections, negotiates each, and gives the sockets to the driver by netlink; data never
-//! passes through it. A keeper stays and offers fresh sockets when the server was restarted, so that requests wait
-//! meanwhile instead of failing.
+//! This process opens the connections, negotiates each, and gives the sockets to the driver by
+//! netlink; data never passes through it. A keeper process stays and offers new sockets when the
+//! server was restarted, so that requests wait meanwhile instead of failing.
 //!
-//! Invariants: a device is attached and connected again only to what it was attached to, by identity and by size; a
-//! device that anybody uses is neither attached over nor detached; the driver is offered simple replies alone. Must not
-//! know how an array works, and runs in no reactor: netlink may block.
+//! Invariants: a device is attached and connected again only to the export that it was attached to,
+//! by identity and by size; a device that is in use is neither attached over nor detached; the
+//! driver is offered simple replies only. Must not know how an array works, and must not run in a
+//! reactor: netlink may block.
 
 mod attachment;
 mod detach;
@@ -17,20 +18,20 @@ mod netlink;
 mod server;
 mod state;
 
-pub use attachment::{Attachment, Options, Plan, keep, plan};
-pub use detach::{DetachPlan, detach, plan_detach};
-pub use device::{Attached, DeviceError, DeviceIndex, Host};
-pub use dial::DialError;
-pub use netlink::NetlinkError;
-pub use server::{Directory, LookupError, Target};
-pub use state::{Kept, STATE_DIR, StateDir, StateError};
+pub(crate) use attachment::{Attachment, Options, keep, plan};
+pub(crate) use detach::{detach, plan_detach};
+pub(crate) use device::{DeviceError, DeviceIndex, Host};
+pub(crate) use dial::DialError;
+pub(crate) use netlink::NetlinkError;
+pub(crate) use server::{Directory, LookupError, Target};
+pub(crate) use state::{Kept, STATE_DIR, StateDir, StateError};
 
 use calpe_core::nbd::UriError;
 use std::io;
 
 /// Why a device was not attached or detached.
 #[derive(Debug, thiserror::Error)]
-pub enum AttachError {
+pub(crate) enum AttachError {
     /// About the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -73,7 +74,7 @@ pub enum AttachError {
         /// Where it is.
         other: DeviceIndex,
     },
-    /// The device is attached as asked for, but not quite.
+    /// The device is attached to the requested export, but with other settings.
     #[error("{device}: attached to the same array with {differs}: detach it first")]
     Differs {
         /// Which device.
@@ -81,7 +82,7 @@ pub enum AttachError {
         /// In what.
         differs: String,
     },
-    /// The export cannot be a device of this kernel.
+    /// This kernel cannot make the export a device.
     #[error("{what}: {why}")]
     Unfit {
         /// The export.
@@ -89,7 +90,7 @@ pub enum AttachError {
         /// Why not.
         why: String,
     },
-    /// What answers is not what was asked for, or not the same on each connection.
+    /// The export that answers is not the requested one, or not the same on each connection.
     #[error("{what}: {differs}")]
     Stranger {
         /// The export.
@@ -111,7 +112,7 @@ pub enum AttachError {
         /// What it says it is.
         backend: String,
     },
-    /// What was written could not be brought to the server.
+    /// The device's writes could not be flushed to the server.
     #[error("{device}: not detached: what was written to it cannot be flushed: {source}")]
     Flush {
         /// Which device.
@@ -129,7 +130,7 @@ pub enum AttachError {
         /// How long.
         seconds: u64,
     },
-    /// The device was taken away under the keeper.
+    /// The device was detached or changed without its keeper.
     #[error("{device}: {why}: its keeper ends")]
     Lost {
         /// Which device.

@@ -1,5 +1,5 @@
-//! The server's side of a device: finding the export, connecting to it several times, and making sure that it is the
-//! right one. Must not know the kernel's driver.
+//! The server's side of a device: finds the export, opens several connections to it, and checks
+//! that it is the right one. Must not know the kernel's driver.
 
 use super::AttachError;
 use super::dial::{Address, DialError, Dialled};
@@ -8,28 +8,28 @@ use calpe_core::nbd::{NbdAddress, NbdUri, RemoteExport};
 use std::os::fd::OwnedFd;
 use uuid::Uuid;
 
-/// Starts every backend identifier of ours in sysfs.
+/// Prefix of all our backend identifiers in sysfs.
 pub(super) const PREFIX: &str = "calpe:";
 
-/// The block sizes that the driver takes, bytes.
+/// The block sizes that the driver takes, in bytes.
 const BLOCK_BYTES_MIN: u64 = 512;
 const BLOCK_BYTES_MAX: u64 = 4096;
 
-/// Flags of exports, as the kernel's linux/nbd.h and the protocol number them.
+/// Flags of exports, numbered as in the kernel's linux/nbd.h and in the protocol.
 pub(super) mod flag {
-    pub const HAS_FLAGS: u64 = 1 << 0;
-    pub const READ_ONLY: u64 = 1 << 1;
-    pub const FLUSH: u64 = 1 << 2;
-    pub const FUA: u64 = 1 << 3;
-    pub const ROTATIONAL: u64 = 1 << 4;
-    pub const TRIM: u64 = 1 << 5;
-    pub const WRITE_ZEROES: u64 = 1 << 6;
-    pub const MULTI_CONN: u64 = 1 << 8;
+    pub(crate) const HAS_FLAGS: u64 = 1 << 0;
+    pub(crate) const READ_ONLY: u64 = 1 << 1;
+    pub(crate) const FLUSH: u64 = 1 << 2;
+    pub(crate) const FUA: u64 = 1 << 3;
+    pub(crate) const ROTATIONAL: u64 = 1 << 4;
+    pub(crate) const TRIM: u64 = 1 << 5;
+    pub(crate) const WRITE_ZEROES: u64 = 1 << 6;
+    pub(crate) const MULTI_CONN: u64 = 1 << 8;
 }
 
-/// Why a daemon does not say where an array is.
+/// Why a daemon cannot say where an array is served.
 #[derive(Debug, thiserror::Error)]
-pub enum LookupError {
+pub(crate) enum LookupError {
     /// It cannot be asked.
     #[error("{0}")]
     Daemon(String),
@@ -39,17 +39,17 @@ pub enum LookupError {
 }
 
 /// Who knows arrays.
-pub trait Directory {
+pub(crate) trait Directory {
     /// The array of that name or uuid.
     ///
     /// # Errors
-    /// When nobody answers, or there is none.
+    /// When no daemon answers, or it has no such array.
     fn find(&mut self, array: &str) -> Result<ArrayReport, LookupError>;
 }
 
 /// What is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// An array of a daemon on this host, by name or uuid.
     Array(String),
     /// Any server's export.
@@ -61,11 +61,11 @@ pub enum Target {
 pub(super) struct Server {
     /// As users call it.
     pub name: String,
-    /// What the kernel is told, and shows.
+    /// The backend that the kernel is given, and shows.
     pub backend: String,
     /// The array's identity, if it is an array of a daemon that can be asked.
     array: Option<Uuid>,
-    /// The array's bytes, likewise.
+    /// The array's size in bytes, if it is an array of a daemon that can be asked.
     bytes: Option<u64>,
     /// Members whose transfers go through this host's page cache.
     pub cached: Vec<String>,
@@ -83,7 +83,7 @@ pub(super) struct Line {
 
 impl Server {
     /// Finds what is named.
-    pub fn find(
+    pub(super) fn find(
         target: &Target,
         timeout_s: u64,
         directory: &mut dyn Directory,
@@ -102,9 +102,10 @@ impl Server {
         }
     }
 
-    /// Connects to it again: where it was, and else, by its identity, wherever the daemon serves it now. A daemon that was
-    /// upgraded may not understand our questions any more, but its exports still say which array they are.
-    pub fn again(
+    /// Connects again: to the same address, or else, by its identity, to wherever the daemon serves
+    /// it now. A daemon that was upgraded may not understand our questions any more, but its
+    /// exports still say which array they are.
+    pub(super) fn again(
         &self,
         connections: u32,
         directory: &mut dyn Directory,
@@ -125,7 +126,7 @@ impl Server {
 
     fn of(report: &ArrayReport, timeout_s: u64) -> Result<Server, AttachError> {
         let uris: Vec<NbdUri> = report.uris.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
-        // A socket of this host costs less than TCP, and cannot be somebody else's.
+        // A unix socket costs less than TCP, and cannot belong to another host.
         let uri = uris.iter().min_by_key(|uri| matches!(uri.address, NbdAddress::Tcp { .. }));
         let uri = uri.ok_or_else(|| AttachError::NoAddress { array: report.name.clone() })?;
         Ok(Server {
@@ -140,7 +141,7 @@ impl Server {
     }
 
     /// Opens `connections` connections to it.
-    pub fn connect(&self, connections: u32) -> Result<Line, AttachError> {
+    pub(super) fn connect(&self, connections: u32) -> Result<Line, AttachError> {
         let Dialled { socket, export } = self.address.dial(self.timeout_s)?;
         self.check(&export)?;
         let mut line = Line { sockets: vec![socket], export };
@@ -169,17 +170,17 @@ impl Server {
         Ok(())
     }
 
-    pub fn stranger(&self, differs: String) -> AttachError {
+    pub(super) fn stranger(&self, differs: String) -> AttachError {
         AttachError::Stranger { what: self.name.clone(), differs }
     }
 }
 
-/// Which array an export says it is, if it is one; also of a daemon that cannot be asked.
+/// The array that an export says it is, if any; also works for a daemon that cannot be asked.
 pub(super) fn identity(export: &RemoteExport) -> Option<Uuid> {
     export.description.split([' ', ',']).find_map(|word| Uuid::try_parse(word).ok())
 }
 
-/// The size of a block for the driver: what was wished, or what the export demands.
+/// The block size for the driver: the requested one, or the smallest that the export allows.
 pub(super) fn block_size(what: &str, export: &RemoteExport, wished: Option<u64>) -> Result<u64, AttachError> {
     let unfit = |why: String| Err(AttachError::Unfit { what: what.to_owned(), why });
     let least = u64::from(export.block_min).max(BLOCK_BYTES_MIN);
@@ -215,7 +216,7 @@ pub(super) fn server_flags(export: &RemoteExport, read_only: bool) -> u64 {
     .fold(0, |flags, (set, flag)| if set { flags | flag } else { flags })
 }
 
-/// Whether an attempt failed because nobody is there yet, as opposed to somebody else being there.
+/// Whether an attempt failed because no server is there yet, rather than because a wrong one is.
 pub(super) fn may_come(error: &AttachError) -> bool {
     match error {
         AttachError::Lookup(_) | AttachError::NoAddress { .. } => true,

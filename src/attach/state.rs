@@ -1,7 +1,9 @@
-//! What keepers leave in the runtime directory: who keeps which device, attached to what.
+//! Files of the keepers in the runtime directory: which process keeps which device, and what it is
+//! attached to.
 //!
-//! Invariants: a device has at most one keeper: it holds the lock of its file, which the kernel takes away when it
-//! ends, however it ends. A file is replaced as a whole. Must not know netlink or servers.
+//! Invariants: a device has at most one keeper, the process that holds the lock of the device's
+//! file; the kernel releases the lock when that process ends. A file is replaced as a whole. Must
+//! not know netlink or servers.
 
 use super::device::DeviceIndex;
 use calpe_core::units::shown;
@@ -14,41 +16,42 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Version of the files; another one is not read.
+/// Version of the files; a file of another version is not read.
 const VERSION: u32 = 1;
 
-/// Where keepers leave their files when nobody says otherwise.
-pub const STATE_DIR: &str = "/run/calpe-attach";
+/// Default directory of the files.
+pub(crate) const STATE_DIR: &str = "/run/calpe-attach";
 
 /// Longest file that is read: a keeper writes a few hundred bytes.
 const STATE_BYTES_MAX: u64 = 64 << 10;
 
-/// How often a lock is tried, and how long between two tries: a look takes microseconds.
+/// How often a lock is tried, and the time between two tries: another process that only looks holds
+/// it for microseconds.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Why the runtime directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// A keeper is there already.
+pub(crate) enum StateError {
+    /// The device has a keeper already.
     #[error("{device}: a keeper runs for it{}: 'calpe detach {device}' ends it", named(pid))]
     Kept {
         /// Which device.
         device: DeviceIndex,
-        /// The keeper, if it can be said.
+        /// The keeper's process, if it is known.
         pid: Option<u32>,
     },
     /// The system refuses.
     #[error("{}: {source}{}", shown(path), advice(source))]
     Io {
-        /// What was to be read or written.
+        /// The file that was read or written.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
 }
 
-/// What a refusal of the system means, where it can be said.
+/// Advice for an error of the system, where there is some.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -62,16 +65,16 @@ fn named(pid: &Option<u32>) -> String {
     pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
 }
 
-/// What a keeper says about its device.
+/// What a keeper records about its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub(crate) struct Kept {
     /// Of whoever wrote it.
     pub version: u32,
     /// Which device.
     pub device: DeviceIndex,
     /// The array's name, or the URI.
     pub target: String,
-    /// What the kernel was told.
+    /// The backend that the kernel was given.
     pub backend: String,
     /// Bytes.
     pub size: u64,
@@ -88,20 +91,20 @@ pub struct Kept {
 impl Kept {
     /// With the version of this program.
     #[must_use]
-    pub fn version() -> u32 {
+    pub(crate) fn version() -> u32 {
         VERSION
     }
 }
 
 /// The runtime directory of the keepers.
 #[derive(Clone, Debug)]
-pub struct StateDir {
+pub(crate) struct StateDir {
     path: PathBuf,
 }
 
 /// The right to keep a device. Ends with this value, or with the process.
 #[derive(Debug)]
-pub struct KeeperLock {
+pub(crate) struct KeeperLock {
     _file: Flock<File>,
     dir: StateDir,
     device: DeviceIndex,
@@ -110,13 +113,13 @@ pub struct KeeperLock {
 impl StateDir {
     /// The directory at `path`, which need not exist.
     #[must_use]
-    pub fn new(path: &Path) -> StateDir {
+    pub(crate) fn new(path: &Path) -> StateDir {
         StateDir { path: path.to_owned() }
     }
 
-    /// Where the keeper of a device writes its log, when it has no other.
+    /// Log file of the keeper of a device, when it runs in the background.
     #[must_use]
-    pub fn log(&self, device: DeviceIndex) -> PathBuf {
+    pub(crate) fn log(&self, device: DeviceIndex) -> PathBuf {
         self.path.join(format!("{}.log", device.name()))
     }
 
@@ -124,7 +127,7 @@ impl StateDir {
     ///
     /// # Errors
     /// When that is not possible.
-    pub fn create(&self) -> Result<(), StateError> {
+    pub(crate) fn create(&self) -> Result<(), StateError> {
         fs::create_dir_all(&self.path).map_err(|source| self.io(&self.path, source))
     }
 
@@ -132,7 +135,7 @@ impl StateDir {
     ///
     /// # Errors
     /// When there is one.
-    pub fn lock(&self, device: DeviceIndex) -> Result<KeeperLock, StateError> {
+    pub(crate) fn lock(&self, device: DeviceIndex) -> Result<KeeperLock, StateError> {
         self.create()?;
         let path = self.lock_file(device);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
@@ -141,12 +144,13 @@ impl StateDir {
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(mut file) => {
-                    // Before anything is attached: what an earlier keeper left may name a process of somebody else's now.
+                    // Before anything is attached: the file of an earlier keeper may name a process
+                    // number that another process has now.
                     let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
                     written.map_err(|source| self.io(&path, source))?;
                     return Ok(KeeperLock { _file: file, dir: self.clone(), device });
                 }
-                // Somebody may merely look whether there is a keeper.
+                // Another process may hold the lock only to look for a keeper.
                 Err((same, Errno::EWOULDBLOCK)) if looks_left > 0 => {
                     looks_left -= 1;
                     file = same;
@@ -162,22 +166,24 @@ impl StateDir {
 
     /// Whether a keeper runs for a device.
     #[must_use]
-    pub fn is_kept(&self, device: DeviceIndex) -> bool {
+    pub(crate) fn is_kept(&self, device: DeviceIndex) -> bool {
         let Ok(file) = File::open(self.lock_file(device)) else { return false };
-        // Shared: those who look do not see each other.
+        // A shared lock: processes that look do not see each other.
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
     }
 
-    /// The process that keeps a device, if one does and it can be said.
+    /// The process that keeps a device, if there is one and it is known.
     #[must_use]
-    pub fn keeper(&self, device: DeviceIndex) -> Option<u32> {
-        // Not what is kept beside it, which may be of an earlier keeper: whoever has that number now is not to be ended.
+    pub(crate) fn keeper(&self, device: DeviceIndex) -> Option<u32> {
+        // The number in the file may be an earlier keeper's: the process that has it now must not
+        // be ended.
         let written = || {
             let bytes = files::read(&self.lock_file(device), Source::File, STATE_BYTES_MAX).ok()?;
             String::from_utf8(bytes).ok()?.trim().parse().ok()
         };
         let said: Option<u32> = written().filter(|pid| *pid > 1);
-        // Kept, and by the same one before and after: one that ended in between would leave its number to be read.
+        // The lock was held by the same process before and after: if it had ended in between, the
+        // number could be another's.
         said.filter(|_| self.is_kept(device) && written() == said && self.is_kept(device))
     }
 
@@ -185,11 +191,12 @@ impl StateDir {
         self.path.join(format!("{}.lock", device.name()))
     }
 
-    /// What the last keeper of a device said; none when there was none, or one of another version.
+    /// What the last keeper of a device recorded; none when there was none, or one of another
+    /// version.
     ///
     /// # Errors
     /// When the file is there and cannot be read.
-    pub fn read(&self, device: DeviceIndex) -> Result<Option<Kept>, StateError> {
+    pub(crate) fn read(&self, device: DeviceIndex) -> Result<Option<Kept>, StateError> {
         let path = self.file(device);
         let bytes = match files::read(&path, Source::File, STATE_BYTES_MAX) {
             Ok(bytes) => bytes,
@@ -201,8 +208,8 @@ impl StateDir {
     }
 
     /// Forgets a device.
-    pub fn remove(&self, device: DeviceIndex) {
-        // What stays says that its keeper is gone: the lock tells.
+    pub(crate) fn remove(&self, device: DeviceIndex) {
+        // The file stays; the free lock says that its keeper has gone.
         let _ = fs::remove_file(self.file(device));
     }
 
@@ -220,7 +227,7 @@ impl KeeperLock {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn write(&self, kept: &Kept) -> Result<(), StateError> {
+    pub(crate) fn write(&self, kept: &Kept) -> Result<(), StateError> {
         let path = self.dir.file(self.device);
         let new = path.with_extension("new");
         let text = serde_json::to_string_pretty(kept).expect("plain fields") + "\n";
@@ -257,7 +264,8 @@ mod tests {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o500)).unwrap();
         let state = StateDir::new(&dir.path().join("attached"));
         let told = std::thread::spawn(move || {
-            // Of this thread alone. Root becomes somebody else for files; others stay what they are.
+            // Of this thread alone. Root becomes somebody else for files; others stay what they
+            // are.
             nix::unistd::setfsuid(NOBODY);
             state.create().unwrap_err().to_string()
         });

@@ -13,9 +13,6 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Environment variable that names the daemon's control socket.
-pub const SOCKET_VARIABLE: &str = "CALPE_SOCKET";
-
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 error, 2 usage. 'status --test' has its own: see 'calpe status --help'.
 Sizes are bytes, or take KiB, MiB, GiB, TiB, PiB, fractions too (1.5TiB). A MEMBER is an index, a path or a uuid.";
@@ -23,7 +20,7 @@ Sizes are bytes, or take KiB, MiB, GiB, TiB, PiB, fractions too (1.5TiB). A MEMB
 /// Software RAID in user space: Reed-Solomon k+m over member disks, exported as NBD volumes.
 #[derive(Debug, Parser)]
 #[command(name = "calpe", version, after_help = EXIT_CODES, max_term_width = 110)]
-pub struct Cli {
+pub(super) struct Cli {
     /// Control socket of the daemon; with 'serve' the one to make, in place of the configured one;
     /// not with 'up' [default of commands that ask a daemon: $CALPE_SOCKET where it is set,
     /// otherwise the first that exists of ./calpe-data/control.sock,
@@ -43,7 +40,7 @@ pub struct Cli {
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(super) enum Command {
     /// Create (the first time) and serve an array of sparse files in one directory
     #[command(after_help = "\
 Examples:
@@ -64,7 +61,8 @@ Examples:
   calpe serve --config conf/calpe.toml
   calpe serve --config conf/calpe.toml --check      only validate the configuration")]
     Serve(ServeArgs),
-    /// Find the members of an array by their superblocks and start it; alone: list what could be imported
+    /// Find the members of an array by their superblocks and start it; alone: list what could be
+    /// imported
     #[command(after_help = "\
 Examples:
   calpe import --dir /srv/members               list the arrays found there
@@ -105,7 +103,8 @@ Examples:
   calpe online tank 3
   calpe online tank 3 --path /mnt/moved/m3.img      its device is at another path now")]
     Online(OnlineArgs),
-    /// Rebuild a member onto a new device; the old one, if there, serves until the new one is complete
+    /// Rebuild a member onto a new device; the old one, if there, serves until the new one is
+    /// complete
     #[command(after_help = "\
 Examples:
   calpe replace tank 3 /dev/disk/by-id/ata-new
@@ -193,7 +192,7 @@ Examples:
 
 /// Options of `attach`.
 #[derive(Debug, Clone, Args)]
-pub struct AttachArgs {
+pub(super) struct AttachArgs {
     /// Name or uuid of the array, or an nbd:// or nbd+unix:// URI
     #[arg(requires = "device")]
     pub name: Option<String>,
@@ -202,7 +201,8 @@ pub struct AttachArgs {
     /// Connections [default: 4, or 1 where the server does not keep several coherent]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub connections: Option<u32>,
-    /// Seconds without an answer after which a connection is given up and its requests are sent again
+    /// Seconds without an answer after which a connection is given up and its requests are sent
+    /// again
     #[arg(long, value_name = "SECS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub timeout: u64,
     /// Seconds that requests wait for the daemon to come back before they fail
@@ -217,7 +217,8 @@ pub struct AttachArgs {
     /// Seconds to wait until the array is served
     #[arg(long, value_name = "SECS", default_value_t = 0)]
     pub wait: u64,
-    /// Stay and keep the device, instead of leaving a process in the background (systemd Type=notify)
+    /// Stay and keep the device, instead of leaving a process in the background (systemd
+    /// Type=notify)
     #[arg(long)]
     pub foreground: bool,
     /// Only say what would be done
@@ -236,7 +237,7 @@ pub struct AttachArgs {
 
 /// Options of `detach`.
 #[derive(Debug, Clone, Args)]
-pub struct DetachArgs {
+pub(super) struct DetachArgs {
     /// /dev/nbd0, /dev/nbd1, ...
     pub device: PathBuf,
     /// Only say what would be done
@@ -249,8 +250,9 @@ pub struct DetachArgs {
 
 /// What can be done to GPUs.
 #[derive(Debug, Clone, Subcommand)]
-pub enum GpuCommand {
-    /// Make the next batch of work on a GPU go wrong, to see that clients notice nothing but a delay
+pub(super) enum GpuCommand {
+    /// Make the next batch of work on a GPU go wrong, to see that clients notice nothing but a
+    /// delay
     #[command(after_help = "\
 The GPU is given up, what it had under way is done by the CPU, and it is opened again: nothing is lost, and nothing wrong is \
 read. 'calpe events' tells what happened, 'calpe status -v' how long anybody waited for it.
@@ -264,7 +266,7 @@ Examples:
 
 /// Options of `gpu drill`.
 #[derive(Debug, Clone, Args)]
-pub struct DrillArgs {
+pub(super) struct DrillArgs {
     /// How it goes wrong
     pub kind: DrillKind,
     /// Only say what would be done
@@ -274,16 +276,16 @@ pub struct DrillArgs {
 
 /// How a GPU goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum DrillKind {
+pub(super) enum DrillKind {
     /// A kernel traps
     Error,
     /// A kernel does not end
     Hang,
 }
 
-/// Options of `up`. Those about the array count only when it is created.
+/// Options of `up`. Those about the shape of the array count only when it is created.
 #[derive(Debug, Clone, Args)]
-pub struct UpArgs {
+pub(super) struct UpArgs {
     /// Data chunks of a stripe [default: 4]
     #[arg(long, short = 'k', value_name = "K")]
     pub data: Option<u16>,
@@ -315,7 +317,7 @@ pub struct UpArgs {
 
 /// Options of `create`.
 #[derive(Debug, Clone, Args)]
-pub struct CreateArgs {
+pub(super) struct CreateArgs {
     /// Name of the array: 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit
     pub name: String,
     /// Data chunks of a stripe
@@ -333,7 +335,8 @@ pub struct CreateArgs {
     /// Checksum of each block: blake3, crc32c or none
     #[arg(long, value_name = "KIND", default_value = "blake3")]
     pub checksum: ChecksumKind,
-    /// Size of the volume [default: the largest that fits]; members that do not exist are then created as sparse files
+    /// Size of the volume [default: the largest that fits]; members that do not exist are then
+    /// created as sparse files
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteCount>,
     /// Only say what would be done
@@ -349,7 +352,7 @@ pub struct CreateArgs {
 
 /// Options of `serve`.
 #[derive(Debug, Clone, Args)]
-pub struct ServeArgs {
+pub(super) struct ServeArgs {
     /// Configuration [default: /etc/calpe/calpe.toml if there is one, otherwise built-in defaults]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -360,14 +363,15 @@ pub struct ServeArgs {
 
 /// Options of `import`.
 #[derive(Debug, Clone, Args)]
-pub struct ImportArgs {
+pub(super) struct ImportArgs {
     /// Name or uuid of the array; without it and without -a, what could be imported is listed
     #[arg(conflicts_with = "all")]
     pub array: Option<String>,
     /// Import every array found
     #[arg(long, short)]
     pub all: bool,
-    /// Look for members here, a directory or a device, beside the configured places; may be repeated
+    /// Look for members here, a directory or a device, beside the configured places; may be
+    /// repeated
     #[arg(long = "dir", value_name = "PATH")]
     pub dirs: Vec<PathBuf>,
     /// Start even where the members present cannot prove that they are the current ones
@@ -386,7 +390,7 @@ pub struct ImportArgs {
 
 /// Options of `export`.
 #[derive(Debug, Clone, Args)]
-pub struct ExportArgs {
+pub(super) struct ExportArgs {
     /// Name or uuid of the array
     pub name: String,
     /// Also while clients are attached, which lose it
@@ -399,7 +403,7 @@ pub struct ExportArgs {
 
 /// Options of `status`.
 #[derive(Debug, Clone, Args)]
-pub struct StatusArgs {
+pub(super) struct StatusArgs {
     /// Name or uuid of the array; all without it
     pub name: Option<String>,
     /// Only arrays that are not healthy
@@ -421,7 +425,7 @@ pub struct StatusArgs {
 
 /// An array and a member.
 #[derive(Debug, Clone, Args)]
-pub struct MemberArgs {
+pub(super) struct MemberArgs {
     /// Name or uuid of the array
     pub name: String,
     /// Index, path or uuid of the member
@@ -433,7 +437,7 @@ pub struct MemberArgs {
 
 /// Options of `online`.
 #[derive(Debug, Clone, Args)]
-pub struct OnlineArgs {
+pub(super) struct OnlineArgs {
     /// The array and the member.
     #[command(flatten)]
     pub which: MemberArgs,
@@ -444,7 +448,7 @@ pub struct OnlineArgs {
 
 /// Options of `replace`.
 #[derive(Debug, Clone, Args)]
-pub struct ReplaceArgs {
+pub(super) struct ReplaceArgs {
     /// Name or uuid of the array
     pub name: String,
     /// Index, path or uuid of the member
@@ -469,7 +473,7 @@ pub struct ReplaceArgs {
 
 /// Options of `scrub`.
 #[derive(Debug, Clone, Args)]
-pub struct ScrubArgs {
+pub(super) struct ScrubArgs {
     /// Name or uuid of the array
     pub name: String,
     /// Pause the one that runs; it keeps its position
@@ -488,7 +492,7 @@ pub struct ScrubArgs {
 
 /// Options of `repair`.
 #[derive(Debug, Clone, Args)]
-pub struct RepairArgs {
+pub(super) struct RepairArgs {
     /// Name or uuid of the array
     pub name: String,
     /// Wait for its end; exit 0 only if everything known to be damaged can be read
@@ -501,7 +505,7 @@ pub struct RepairArgs {
 
 /// Options of `clear`.
 #[derive(Debug, Clone, Args)]
-pub struct ClearArgs {
+pub(super) struct ClearArgs {
     /// Name or uuid of the array
     pub name: String,
     /// Index, path or uuid of a member; all of them and the array without it
@@ -513,7 +517,7 @@ pub struct ClearArgs {
 
 /// Options of `wait`.
 #[derive(Debug, Clone, Args)]
-pub struct WaitArgs {
+pub(super) struct WaitArgs {
     /// Name or uuid of the array
     pub name: String,
     /// What to wait for: rebuild, scrub, repair, separated by commas [default: all of them]
@@ -523,7 +527,7 @@ pub struct WaitArgs {
 
 /// What can be waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum WaitKind {
+pub(super) enum WaitKind {
     /// Members that are re-created
     Rebuild,
     /// A scrub
@@ -534,7 +538,7 @@ pub enum WaitKind {
 
 /// Options of `events`.
 #[derive(Debug, Clone, Args)]
-pub struct EventsArgs {
+pub(super) struct EventsArgs {
     /// Go on with what happens from now on
     #[arg(long, short)]
     pub follow: bool,
@@ -545,7 +549,7 @@ pub struct EventsArgs {
 
 /// Options of `history`.
 #[derive(Debug, Clone, Args)]
-pub struct HistoryArgs {
+pub(super) struct HistoryArgs {
     /// Name or uuid of the array
     pub name: String,
     /// One JSON object a line
@@ -555,7 +559,7 @@ pub struct HistoryArgs {
 
 /// Options of `inspect`.
 #[derive(Debug, Clone, Args)]
-pub struct InspectArgs {
+pub(super) struct InspectArgs {
     /// Block device or file
     pub member: PathBuf,
     /// As JSON
@@ -568,7 +572,7 @@ pub struct InspectArgs {
 
 /// Options of `check`.
 #[derive(Debug, Clone, Args)]
-pub struct CheckArgs {
+pub(super) struct CheckArgs {
     /// The block devices or files of all members
     #[arg(required = true, value_name = "MEMBER")]
     pub members: Vec<PathBuf>,
@@ -579,7 +583,7 @@ pub struct CheckArgs {
 
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
-pub enum BenchCommand {
+pub(super) enum BenchCommand {
     /// Parity engines against the memory bandwidth of one core
     #[command(after_help = "\
 Examples:
@@ -599,7 +603,7 @@ Examples:
 
 /// What `bench codec` measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BenchEngine {
+pub(super) enum BenchEngine {
     /// An engine of the CPU.
     Cpu(Engine),
     /// The first GPU.
@@ -619,7 +623,7 @@ impl FromStr for BenchEngine {
 
 /// Options of `bench hash`.
 #[derive(Debug, Clone, Args)]
-pub struct BenchHashArgs {
+pub(super) struct BenchHashArgs {
     /// The CPU's, or 'cuda' for the first GPU
     #[arg(long, value_name = "ENGINE", default_value = "cpu", value_parser = ["cpu", "cuda"])]
     pub engine: String,
@@ -633,9 +637,9 @@ pub struct BenchHashArgs {
 
 /// Options of `bench codec`.
 #[derive(Debug, Clone, Args)]
-pub struct BenchCodecArgs {
-    /// Only this engine; may be repeated [default: all of the CPU]. 'cuda', by itself, is the first GPU; its geometries and sizes
-    /// are fixed
+pub(super) struct BenchCodecArgs {
+    /// Only this engine; may be repeated [default: all of the CPU]. 'cuda', by itself, is the first
+    /// GPU; its geometries and sizes are fixed
     #[arg(long = "engine", value_name = "ENGINE")]
     pub engines: Vec<BenchEngine>,
     /// With --engine cuda: try other ways to drive it, too

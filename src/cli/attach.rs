@@ -1,7 +1,9 @@
-//! `attach` and `detach`: what to attach, who stays to keep it, and the list of what is attached.
+//! `attach` and `detach`: what to attach, which process stays as the keeper, and the list of
+//! attached devices.
 //!
-//! Unless told to stay in the foreground, `attach` starts itself once more as the keeper, in a session of its own, and
-//! waits for one line of JSON that says how it went.
+//! Unless told to stay in the foreground, `attach` starts itself once more as the keeper, in a
+//! session of its own, and waits for one line of JSON that tells whether the keeper attached the
+//! device.
 
 use super::args::{AttachArgs, DetachArgs};
 use super::client::{Client, ClientError, Server};
@@ -25,13 +27,13 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
-/// Asks the daemon anew each time: it may be another one by then.
+/// Finds the daemon anew for each question: it may have been restarted in between.
 struct Daemons {
-    /// What was named on the command line.
+    /// The socket named on the command line.
     socket: Option<PathBuf>,
-    /// How long it may take to answer.
+    /// How long the daemon may take to answer.
     patience: Duration,
-    /// Where one was found, and whom it may belong to.
+    /// Where a daemon was found, and which user it may belong to.
     server: Option<Server>,
 }
 
@@ -43,7 +45,7 @@ impl Directory for Daemons {
         };
         let mut client =
             server.and_then(Client::open).map_err(|error| LookupError::Daemon(error.to_string()))?;
-        // From now on this daemon's successor is meant, not whichever comes first.
+        // From now on only this daemon and its successors are asked, not whichever comes first.
         self.server.get_or_insert_with(|| client.server().clone());
         let status = client.status(Some(array)).map_err(|error| match error {
             ClientError::Refused(refused) if refused.code == ErrorCode::NoSuchArray => {
@@ -121,7 +123,8 @@ pub(super) fn attach(
         return in_background(&state, options.device);
     }
     if args.keeper {
-        // Away from the terminal and its signals. Fails only for what leads a group already.
+        // Leave the terminal and its signals. This fails only for a process that leads a group
+        // already.
         let _ = nix::unistd::setsid();
     }
     let protection = reclaim::protect();
@@ -143,20 +146,21 @@ pub(super) fn attach(
     if args.foreground {
         say(&format!("{}\n", attachment.describe()))?;
     }
-    // Nobody listens unless a supervisor started us.
+    // Without a supervisor nothing listens.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     devices::keep(attachment, &mut directory)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lets go of the pipe to whoever started this keeper.
+/// Closes the pipe to the process that started this keeper.
 fn leave_standard_output() -> io::Result<()> {
     let nothing = OpenOptions::new().write(true).open("/dev/null")?;
     nix::unistd::dup2_stdout(&nothing)?;
     Ok(())
 }
 
-/// Starts this command once more as the keeper, and waits until it is at work.
+/// Starts this command once more as the keeper, and waits until the keeper has attached the device
+/// or failed.
 fn in_background(state: &StateDir, device: DeviceIndex) -> Outcome {
     state.create().map_err(devices::AttachError::from)?;
     let log = state.log(device);
@@ -207,7 +211,7 @@ pub(super) fn detach(args: &DetachArgs) -> Outcome {
 #[derive(Debug, Serialize)]
 struct Listed {
     device: String,
-    /// What is attached, as far as it says so.
+    /// What is attached, as far as the kernel shows it.
     backend: Option<String>,
     /// Bytes.
     size: u64,

@@ -1,10 +1,11 @@
-//! The client half of the control socket: find the daemon, speak its version, ask. Must not know what is printed.
+//! The client half of the control socket: finds the daemon, agrees on the version, asks. Must not
+//! know what is printed.
 //!
-//! Invariants: a daemon that does not answer is given up within a time limit; one that works on a request is not, however
-//! long that takes. A socket that nobody named is spoken to only if it belongs to this user, to root, or to the user that
-//! root gave the system's runtime directory to. A socket that was named is believed: whoever names it knows whose it is.
+//! Invariants: a daemon that does not answer is given up within a time limit; one that works on a
+//! request is not, however long that takes. A socket found by default is used only if it belongs to
+//! this user, to root, or to the user to whom root gave the system's runtime directory. A socket
+//! that the user named is trusted.
 
-use super::args::SOCKET_VARIABLE;
 use crate::control::{
     MAX_REPLY_BYTES, PROTOCOL_VERSION, Reply, Request, RequestError, Status, WireError, read_message,
     write_message,
@@ -20,26 +21,33 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Seconds that a daemon may take to accept a connection and to answer a ping, when nobody says otherwise. A daemon does both at
-/// once, whatever its arrays do; a machine that swaps or is loaded without mercy may take seconds for it.
-pub const PATIENCE_SECS: u16 = 10;
+/// Environment variable that names the daemon's control socket.
+const SOCKET_VARIABLE: &str = "CALPE_SOCKET";
 
-/// The part of patience after which a daemon that has not answered a request is asked whether it is there.
+/// Seconds that a daemon may take to accept a connection and to answer a ping, unless the command
+/// line says otherwise. A daemon does both at once, whatever its arrays do; a machine that swaps or
+/// is overloaded may need seconds.
+pub(super) const PATIENCE_SECS: u16 = 10;
+
+/// Divisor of the patience: after this fraction of it, a daemon that has not answered a request is
+/// pinged.
 const WAITED_BEFORE_PING: u32 = 4;
 
-/// How long a question, which no device is asked for, may take while pings are answered. Reports come from the threads that
-/// serve clients within milliseconds, under load within a few seconds: after this a thread of the daemon hangs.
+/// How long a request that no device is asked for may take while pings are answered. Reports come
+/// from the threads that serve clients within milliseconds, under load within a few seconds: a
+/// longer wait means that a thread of the daemon hangs.
 const QUESTION_MAX: Duration = Duration::from_secs(60);
 
-/// How long the rest of a reply may take once its first byte is there: it is complete by then.
+/// How long the rest of a reply may take once its first byte has arrived: the daemon has the whole
+/// reply by then.
 const REST_OF_REPLY_MAX: Duration = Duration::from_secs(60);
 
-/// Where `calpe up` listens, seen from where it was started.
+/// Where `calpe up` listens, relative to the directory that it was started in.
 const PLACE_HERE: &str = "calpe-data/control.sock";
 
 /// Why the daemon did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub(super) enum ClientError {
     /// There is no socket anywhere.
     #[error(
         "no daemon found (looked for {}): start one with 'calpe up' or 'calpe serve', or name its socket with --socket",
@@ -49,7 +57,7 @@ pub enum ClientError {
         /// Where was looked.
         tried: Vec<PathBuf>,
     },
-    /// There is a socket, and nobody behind it.
+    /// There is a socket, and no process behind it.
     #[error(
         "{}: no daemon answers ({source}): start it, or name another socket with --socket",
         shown(socket)
@@ -73,7 +81,7 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
-    /// There is a socket, and a process that does not answer.
+    /// A process has the socket open and does not answer.
     #[error(
         "{}: the daemon does not answer (waited {} s): it is stopped, hangs, or has not started yet: look at its process and its log, restart it if it stays so, or name another socket with --socket",
         shown(socket),
@@ -82,10 +90,10 @@ pub enum ClientError {
     Silent {
         /// The socket.
         socket: PathBuf,
-        /// How long it was waited for.
+        /// How long this command waited.
         waited: Duration,
     },
-    /// The daemon answers, but not this question.
+    /// The daemon answers pings, but not this request.
     #[error(
         "{}: the daemon is there and has not answered this question for {} s: a part of it hangs: look at its log, and restart it if it stays so",
         shown(socket),
@@ -94,10 +102,10 @@ pub enum ClientError {
     Stuck {
         /// The socket.
         socket: PathBuf,
-        /// How long it was waited for.
+        /// How long this command waited.
         waited: Duration,
     },
-    /// Somebody else's socket, which nobody named.
+    /// The socket belongs to somebody else, and the user did not name it.
     #[error(
         "{}: not trusted: {stranger}, and this command runs as {own}; whoever owns a socket decides what is reported and what is done: if you mean that daemon, name it with --socket {}",
         shown(socket),
@@ -111,7 +119,7 @@ pub enum ClientError {
         /// Who asks.
         own: Owner,
     },
-    /// Something else listens there.
+    /// Something other than a daemon's control listens there.
     #[error(
         "{}: what listens there is no control socket of a daemon (is it the socket for NBD clients?): name the control socket with --socket",
         shown(socket)
@@ -120,7 +128,7 @@ pub enum ClientError {
         /// The socket.
         socket: PathBuf,
     },
-    /// The conversation broke off.
+    /// The connection broke.
     #[error("{}: {source}", shown(socket))]
     Wire {
         /// The socket.
@@ -152,10 +160,10 @@ fn list(paths: &[PathBuf]) -> String {
 
 /// What a change did.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// One line: what was done.
+pub(super) struct Done {
+    /// One line that says what was done.
     pub message: String,
-    /// More to know, a line each.
+    /// Warnings, a line each.
     pub warnings: Vec<String>,
     /// What was refused or failed while the rest was done.
     pub failures: Vec<RequestError>,
@@ -163,21 +171,21 @@ pub struct Done {
 
 /// A socket to find a daemon at.
 #[derive(Clone, Debug)]
-pub struct Server {
+pub(super) struct Server {
     socket: PathBuf,
-    /// Whom it may belong to; none where somebody named it, and knows.
+    /// Which users it may belong to; none where the user named the socket.
     trust: Option<Trust>,
-    /// How long it may take to connect, and to answer a ping.
+    /// How long connecting may take, and answering a ping.
     patience: Duration,
 }
 
 impl Server {
-    /// The socket that the user named on the command line or in the environment, or else the first place that exists.
-    /// `patience`: how long its daemon may take to answer at all.
+    /// The socket that the user named on the command line or in the environment, or else the first
+    /// default place that exists. `patience`: how long its daemon may take to answer a ping.
     ///
     /// # Errors
     /// When there is none.
-    pub fn choose(given: Option<&Path>, patience: Duration) -> Result<Server, ClientError> {
+    pub(super) fn choose(given: Option<&Path>, patience: Duration) -> Result<Server, ClientError> {
         let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(socket) = given.map(Path::to_owned).or_else(|| environment(SOCKET_VARIABLE)) {
             return Ok(Server { socket, trust: None, patience });
@@ -189,7 +197,7 @@ impl Server {
         Ok(Server { socket, trust, patience })
     }
 
-    /// A connection to whoever listens there, if it is somebody trusted.
+    /// Connects to the process that listens there, if its user is trusted.
     fn connect(&self) -> Result<UnixStream, ClientError> {
         let socket = &self.socket;
         let untrusted =
@@ -206,7 +214,8 @@ impl Server {
             _ => no_answer(source),
         })?;
         if let Some(trust) = &self.trust {
-            // The path may be another one's by now; the daemon that answers stays.
+            // The path may lead to another socket by now; the daemon behind this connection stays
+            // the same.
             let owner = Owner::of_peer(&stream).map_err(no_answer)?;
             trust.check_server(socket, owner).map_err(untrusted)?;
         }
@@ -214,8 +223,8 @@ impl Server {
         Ok(stream)
     }
 
-    /// Whether a new connection is answered within this time. A daemon that has no place for one
-    /// more says so, which is an answer.
+    /// Whether a new connection is answered within this time. A daemon that has no place for
+    /// another connection says so, which is an answer.
     fn answers(&self, patience: Duration) -> bool {
         let begun = Instant::now();
         let mut server = Server { patience, ..self.clone() };
@@ -236,12 +245,12 @@ impl Server {
 
 /// A conversation with the daemon.
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     server: Server,
     stream: BufReader<Timed>,
 }
 
-/// A stream that is read until a moment, however it trickles.
+/// A stream that is read until a deadline, however slowly bytes arrive.
 #[derive(Debug)]
 struct Timed {
     stream: UnixStream,
@@ -272,16 +281,16 @@ impl Client {
     /// Finds the daemon and agrees on the version. `given` is what the user said.
     ///
     /// # Errors
-    /// When there is none, one of somebody else that was not named, or one of another version.
-    pub fn connect(given: Option<&Path>, patience: Duration) -> Result<Client, ClientError> {
+    /// When there is none, its user is not trusted, or it has another version.
+    pub(super) fn connect(given: Option<&Path>, patience: Duration) -> Result<Client, ClientError> {
         Client::open(Server::choose(given, patience)?)
     }
 
     /// Connects to a server that was chosen, and agrees on the version.
     ///
     /// # Errors
-    /// When nobody answers, somebody who is not trusted, or a daemon of another version.
-    pub fn open(server: Server) -> Result<Client, ClientError> {
+    /// When nothing answers, its user is not trusted, or it has another version.
+    pub(super) fn open(server: Server) -> Result<Client, ClientError> {
         let stream = server.connect()?;
         let mut client = Client { server, stream: BufReader::new(Timed::new(stream)) };
         let pong = client.ask(&Request::Ping { version: PROTOCOL_VERSION }).map_err(|error| match error {
@@ -302,15 +311,15 @@ impl Client {
     }
 
     /// Where the daemon was found.
-    pub fn server(&self) -> &Server {
+    pub(super) fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Asks, and takes any answer but a refusal.
+    /// Sends a request, and takes any answer but a refusal.
     ///
     /// # Errors
-    /// When the conversation breaks off, or the daemon refuses.
-    pub fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+    /// When the connection breaks, or the daemon refuses.
+    pub(super) fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
         match self.exchange(request)? {
             Reply::Error(error) => Err(error.into()),
             reply => Ok(reply),
@@ -321,7 +330,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::ask`].
-    pub fn change(&mut self, request: &Request) -> Result<Done, ClientError> {
+    pub(super) fn change(&mut self, request: &Request) -> Result<Done, ClientError> {
         match self.ask(request)? {
             Reply::Done { message, warnings, failures } => Ok(Done { message, warnings, failures }),
             other => Err(self.unexpected(&other)),
@@ -332,7 +341,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::ask`].
-    pub fn status(&mut self, array: Option<&str>) -> Result<Status, ClientError> {
+    pub(super) fn status(&mut self, array: Option<&str>) -> Result<Status, ClientError> {
         match self.ask(&Request::Status { array: array.map(str::to_owned) })? {
             Reply::Status(status) => Ok(status),
             other => Err(self.unexpected(&other)),
@@ -340,7 +349,7 @@ impl Client {
     }
 
     /// The error for a reply of the wrong kind.
-    pub fn unexpected(&self, reply: &Reply) -> ClientError {
+    pub(super) fn unexpected(&self, reply: &Reply) -> ClientError {
         let kind =
             serde_json::to_value(reply).ok().and_then(|value| Some(value["reply"].as_str()?.to_owned()));
         let text = format!("the daemon's answer has the wrong kind ({})", kind.unwrap_or_default());
@@ -353,7 +362,7 @@ impl Client {
         if let Err(error) = &sent
             && error.kind() == io::ErrorKind::InvalidData
         {
-            // It cannot be put in words: nothing was sent, and there will be no answer.
+            // The request cannot be encoded: nothing was sent, and no answer will come.
             let error = io::Error::new(error.kind(), format!("the request cannot be sent: {error}"));
             return Err(self.server.broken(error.into()));
         }
@@ -363,7 +372,7 @@ impl Client {
         let limit = if is_ping { self.server.patience } else { REST_OF_REPLY_MAX };
         self.stream.get_mut().until = if is_ping { began } else { Instant::now() } + limit;
         let failed = match read_message(&mut self.stream, MAX_REPLY_BYTES) {
-            // A daemon that turns a client away says why before it is asked.
+            // A daemon that turns a client away says why before it reads a request.
             Ok(Some(reply)) => return Ok(reply),
             Ok(None) => WireError::Cut,
             Err(WireError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
@@ -374,17 +383,18 @@ impl Client {
         Err(self.server.broken(sent.err().map_or(failed, WireError::Io)))
     }
 
-    /// Waits until a reply begins. An order takes as long as it takes, while the daemon answers others.
+    /// Waits until a reply begins. A request that changes something may take any time, as long as
+    /// the daemon answers pings.
     fn wait_for_reply(&self, request: &Request, was_sent: bool) -> Result<(), ClientError> {
         let began = Instant::now();
         let patience = self.server.patience;
         let is_ping = matches!(request, Request::Ping { .. });
-        // Whether anybody is there is asked early enough to know when patience is over.
+        // The ping is sent early enough that its answer is known when the patience is over.
         let is_last = is_ping || !was_sent;
         let first = if is_last { patience } else { patience / WAITED_BEFORE_PING };
         let is_readable = |time| self.is_readable(time).map_err(|error| self.server.broken(error.into()));
         while !is_readable(first)? {
-            // What has come meanwhile counts, whatever a ping has come to.
+            // A reply that has arrived meanwhile counts, whatever became of the ping.
             if is_last || (!self.server.answers(patience - first) && !is_readable(Duration::ZERO)?) {
                 return Err(self.server.silent(began.elapsed().min(patience)));
             }
@@ -398,7 +408,7 @@ impl Client {
         Ok(())
     }
 
-    /// Whether there is something to read, or the end, within this time.
+    /// Whether there are bytes to read, or the end, within this time.
     fn is_readable(&self, time: Duration) -> io::Result<bool> {
         if !self.stream.buffer().is_empty() {
             return Ok(true);
@@ -406,7 +416,7 @@ impl Client {
         let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            // Rounded up: what is left is never waited for in a busy loop.
+            // Rounded up, so that the rest of a millisecond is not waited for in a busy loop.
             let left = PollTimeout::try_from(left.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
             match poll(&mut [PollFd::new(self.stream.get_ref().stream.as_fd(), PollFlags::POLLIN)], left) {
                 Err(Errno::EINTR) => {}
@@ -426,8 +436,9 @@ fn places(xdg_runtime_dir: Option<PathBuf>) -> Vec<PathBuf> {
     [Some(here), session, Some(system)].into_iter().flatten().collect()
 }
 
-/// The first place that exists. One that exists and does not answer is not passed over: the next daemon might have an
-/// array of the same name. One in a directory that this user may not look into comes last.
+/// The first place that exists. One that exists and does not answer is not passed over: the next
+/// daemon might have an array of the same name. A place in a directory that this user may not enter
+/// comes last.
 fn find(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
     let is_there = |place: &&PathBuf| place.exists();
     let is_hidden = |place: &&PathBuf| matches!(place.try_exists(), Err(error) if error.kind() == io::ErrorKind::PermissionDenied);
@@ -552,7 +563,8 @@ mod tests {
         std::fs::set_permissions(&hidden, PermissionsExt::from_mode(0o000)).unwrap();
         let looked_for = vec![dir.path().join("nowhere"), socket.clone()];
         let told = thread::spawn(move || {
-            // Of this thread alone. Root becomes somebody else for files; others stay what they are.
+            // Of this thread alone. Root becomes somebody else for files; others stay what they
+            // are.
             nix::unistd::setfsuid(NOBODY);
             assert_eq!(find(looked_for).unwrap(), socket, "it is there, as far as can be seen");
             Client::connect(Some(&socket), PATIENCE).unwrap_err()

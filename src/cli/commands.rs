@@ -1,4 +1,5 @@
-//! The commands that talk to a running daemon. Each asks, prints, and says how the process ends.
+//! The commands that talk to a running daemon. Each sends requests, prints the answers, and returns
+//! the exit code of the process.
 
 use super::args::{
     BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, HistoryArgs, ImportArgs, OnlineArgs,
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
-/// Between two looks of `status --watch` and `events -f`.
+/// Time between two reports of `status --watch` and `events -f`.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Runs a command.
@@ -111,7 +112,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
         let verdict = verdict(&status.arrays);
         match show_status(status, args) {
             Ok(()) => {}
-            // The exit code is the answer: whoever reads the text has enough of it, or has not got it.
+            // The exit code is the answer, so it does not matter whether the text could be printed.
             Err(error) if args.test && error.kind() == io::ErrorKind::BrokenPipe => {
                 return Ok(verdict.exit_code().into());
             }
@@ -207,7 +208,7 @@ fn scrub(mut client: Client, args: ScrubArgs) -> Outcome {
         (_, true) => ScrubAction::Stop,
         _ => ScrubAction::Start,
     };
-    // What is wrong with the name is told by the request itself, which is an event.
+    // The request for history reports a bad name itself.
     let since = scrub_mark(&mut client, &args.name);
     tell(
         client.change(&Request::Scrub { array: args.name.clone(), action, dry_run: args.dry_run })?,
@@ -258,7 +259,7 @@ fn scan_kind(kind: WaitKind) -> ScanKind {
     }
 }
 
-/// Looks at the array until the goal is decided.
+/// Reads the status of the array again and again until the goal is decided.
 fn follow(mut client: Client, name: &str, goal: Goal, paths: &Paths) -> Outcome {
     let mut waiter = Waiter::new(goal);
     let mut progress = Progress::new();

@@ -1,5 +1,6 @@
-//! The command line: parses, asks the daemon or looks at devices, prints. Owns standard output and the exit codes: 0
-//! done, 1 error, 2 usage, and those of `status --test`. Must not know how arrays work.
+//! The command line: parses, asks the daemon or opens devices itself, prints. Owns standard output
+//! and the exit codes: 0 done, 1 error, 2 usage, and those of `status --test`. Must not know how
+//! arrays work.
 
 mod args;
 mod attach;
@@ -11,7 +12,7 @@ mod run;
 mod text;
 mod wait;
 
-pub use args::Cli;
+use args::Cli;
 
 use crate::daemon::panic::say_at_once;
 use calpe_core::units::{Printable, PrintableLines, is_unprintable};
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 /// An error for the person at the command line.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
-    /// From the daemon, or on the way to it.
+    /// From the daemon, or from the connection to it.
     #[error(transparent)]
     Client(#[from] client::ClientError),
     /// Standard output failed.
@@ -32,13 +33,14 @@ enum CliError {
     /// An array cannot be created.
     #[error(transparent)]
     Create(#[from] crate::daemon::create::CreateError),
-    /// Nothing can be said about an array.
+    /// The check of an array came to no result.
     #[error(transparent)]
     Check(#[from] crate::daemon::check::CheckError),
     /// A device cannot be used.
     #[error(transparent)]
     Device(#[from] crate::member::DeviceError),
-    /// The configuration cannot be used. Its problems start their lines, so that editors find the places.
+    /// The configuration cannot be used. Each problem starts a line, so that editors find the
+    /// place.
     #[error("the configuration cannot be used:\n{0}")]
     Config(#[from] crate::daemon::config::ConfigError),
     /// The daemon could not start, or not stop cleanly.
@@ -47,15 +49,15 @@ enum CliError {
     /// A device was not attached or detached.
     #[error(transparent)]
     Attach(#[from] crate::attach::AttachError),
-    /// What was waited for did not end well, or was not there.
+    /// The operation that was waited for did not end well, or did not exist.
     #[error("{0}")]
     Outcome(String),
-    /// What was written on the command line cannot be meant, whatever the devices and the daemon are like.
+    /// The command line makes no sense, whatever the devices and the daemon are like.
     #[error("{0}")]
     Usage(String),
 }
 
-/// Exit code of a command line that cannot be meant; the parser's own, too.
+/// Exit code of a command line that makes no sense; the parser uses the same.
 const USAGE: u8 = 2;
 
 impl CliError {
@@ -81,10 +83,11 @@ type Outcome = Result<ExitCode, CliError>;
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    // The first of all: a reload that is asked for before the daemon can take it waits, and ends nothing.
+    // Blocked before anything else: a reload that is requested before the daemon can handle it
+    // waits, and does not end the process.
     let hangup = SigSet::from(Signal::SIGHUP);
     let was_blocked = SigSet::thread_get_mask().is_ok_and(|mask| mask.contains(Signal::SIGHUP));
-    // Cannot fail with a valid set.
+    // This cannot fail with a valid set.
     let _ = hangup.thread_block();
     keep_file_size_errors();
     let cli = match Cli::try_parse() {
@@ -96,7 +99,7 @@ pub fn main() -> ExitCode {
         // Help, or the version.
         Err(error) => error.exit(),
     };
-    // Whoever reads what a daemon says may have stopped long before its end.
+    // The reader of a daemon's output may have gone long before the daemon ends.
     let serves = matches!(cli.command, args::Command::Up(_) | args::Command::Serve(_));
     let is_daemon = matches!(&cli.command, args::Command::Serve(args) if !args.check);
     if !is_daemon && !was_blocked {
@@ -104,7 +107,7 @@ pub fn main() -> ExitCode {
     }
     match commands::run(cli) {
         Ok(code) => code,
-        // Whoever reads our output has enough of it.
+        // The reader of our output has gone: it has enough.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             if serves {
@@ -117,21 +120,23 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Has a write beyond the limit on the size of files (`ulimit -f`) give an error, EFBIG, as a full filesystem does: by default
-/// its signal ends the process in the middle of what it writes. It is blocked, not ignored: a blocked one is inherited by
-/// threads, and does nothing.
+/// Makes a write beyond the limit on the size of files (`ulimit -f`) fail with EFBIG, like a write
+/// to a full filesystem. By default its signal, SIGXFSZ, ends the process in the middle of the
+/// write. The signal is blocked, not ignored: threads inherit the mask, and a blocked SIGXFSZ has
+/// no effect.
 fn keep_file_size_errors() {
-    // Cannot fail with a valid set.
+    // This cannot fail with a valid set.
     let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
 }
 
-/// Prints what is wrong with a command line. It repeats what was written, which may be the name of a file that a shell put
-/// there: it is told of the same line with every argument made printable, where that has an error, too.
+/// Prints what is wrong with a command line. The parser's message repeats arguments, which may be
+/// names of files that a shell expanded. So the message is made from the same line with every
+/// argument made printable, where that line is wrong, too.
 fn explain(error: &clap::Error) {
     let arguments = std::env::args_os().map(|argument| Printable(&argument.to_string_lossy()).to_string());
     let printable = Cli::try_parse_from(arguments).err().filter(clap::Error::use_stderr);
     let text = printable.as_ref().unwrap_or(error).render().to_string();
-    // Where standard error fails there is nobody left to tell.
+    // Where standard error fails, there is no other place to report to.
     let _ = write!(io::stderr(), "{}", PrintableLines(&text));
 }
 
@@ -140,25 +145,25 @@ fn complain(error: &dyn std::error::Error) {
     tell(&error.to_string());
 }
 
-/// Prints what a person should know on standard error.
+/// Prints a notice on standard error.
 fn tell(text: &str) {
-    // Where standard error fails there is nobody left to tell.
+    // Where standard error fails, there is no other place to report to.
     let _ = writeln!(io::stderr(), "calpe: {}", PrintableLines(text));
 }
 
-/// Writes to standard output at once. Whatever is in the text, it cannot steer a terminal.
+/// Writes to standard output and flushes. Control characters in the text are made printable.
 fn say(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{}", PrintableLines(text))?;
     out.flush()
 }
 
-/// Clears the terminal that standard output is, and goes to its upper left corner.
+/// Clears the terminal at standard output, and moves to its upper left corner.
 fn clear_terminal() -> io::Result<()> {
     io::stdout().lock().write_all(b"\x1b[H\x1b[2J\x1b[3J")
 }
 
-/// Prints what a person should know besides, each on a line.
+/// Prints warnings, each on a line.
 fn tell_warnings(warnings: &[String]) {
     warnings.iter().for_each(|warning| tell(warning));
 }
@@ -173,8 +178,8 @@ fn say_json_line(value: &impl serde::Serialize) -> io::Result<()> {
     say_json_text(&serde_json::to_string(value)?)
 }
 
-/// Writes JSON and a newline. JSON escapes what is below a space by itself; the other characters that a terminal would act
-/// upon can stand in texts alone, where their escapes mean the same.
+/// Writes JSON and a newline. JSON escapes the characters below a space by itself. The other
+/// characters that a terminal acts upon occur only in strings, where their escapes mean the same.
 fn say_json_text(json: &str) -> io::Result<()> {
     let mut text = String::with_capacity(json.len() + 1);
     for c in json.chars() {

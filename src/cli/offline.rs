@@ -30,7 +30,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// When a person is told that a member does not answer.
+/// How long an inspection may take before a notice says that the member does not answer.
 const WAIT_TOLD: Duration = Duration::from_secs(5);
 
 /// `calpe create`.
@@ -72,7 +72,8 @@ pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, 
     Ok(ExitCode::SUCCESS)
 }
 
-/// `calpe inspect`. Another process looks at a local member: one that a filesystem does not answer cannot end before it does.
+/// `calpe inspect`. A child process opens a local member: a process that waits for a filesystem
+/// which does not answer cannot end, and this one must.
 pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     if args.here || is_remote(&args.member) {
         return inspect_here(args);
@@ -80,7 +81,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     let mut looker = Command::new("/proc/self/exe");
     looker.args(["inspect", "--here"]).args(args.json.then_some("--json")).arg("--").arg(&args.member);
     looker.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Where there is no process to be had, this one does it.
+    // Where no child process can be started, this process does it.
     let Ok(looker) = looker.spawn() else { return inspect_here(args) };
     let pid = looker.id().cast_signed();
     let (over, is_over) = channel::<()>();
@@ -89,7 +90,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
         shown(&args.member),
         drill::device_limit().as_secs()
     );
-    // Without a thread nothing is told until the end.
+    // Without a thread, there is no notice until the end.
     let _ = std::thread::Builder::new().spawn(move || {
         if is_over.recv_timeout(WAIT_TOLD) == Err(RecvTimeoutError::Timeout) {
             tell(&waits);
@@ -98,12 +99,12 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     let looked = within(&args.member, "look at it", drill::device_limit(), move || looker.wait_with_output());
     drop(over);
     if looked.is_err() {
-        // It may have ended just now.
+        // The inspection may have ended just now.
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
     let looked = looked?;
     let output = looked.map_err(|error| DeviceError::from_io(&args.member, "look at it", error))?;
-    // Where standard error fails there is nobody left to tell.
+    // Where standard error fails, there is no other place to report to.
     let _ = io::stderr().write_all(&output.stderr);
     let mut out = io::stdout().lock();
     out.write_all(&output.stdout)?;
@@ -112,7 +113,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Fails when there is no usable superblock, after having told all that is known.
+/// Fails when there is no usable superblock, after printing everything that was found.
 fn inspect_here(args: &InspectArgs) -> Outcome {
     let device = Device::open(&args.member, Access::ReadOnly)?;
     let inspection = superblocks::inspect(&device);
@@ -127,7 +128,7 @@ fn inspect_here(args: &InspectArgs) -> Outcome {
     }
 }
 
-/// `calpe check`. Fails unless all is proved good, after having told all that is known.
+/// `calpe check`. Fails unless everything is proved good, after printing everything that was found.
 pub(super) fn check(args: &CheckArgs, connect: impl FnOnce() -> Result<Client, ClientError>) -> Outcome {
     let served = Served::among(&args.members, connect);
     served.refuse(&args.members)?;
@@ -154,14 +155,15 @@ pub(super) fn check(args: &CheckArgs, connect: impl FnOnce() -> Result<Client, C
     if report.good { Ok(ExitCode::SUCCESS) } else { Err(CliError::Outcome(report.verdict())) }
 }
 
-/// What is known of members that a daemon serves. Local ones are locked; over NBD there are no locks.
+/// Which members a daemon serves. Local members are locked; over NBD there are no locks, so the
+/// daemon is asked.
 struct Served {
-    /// Arrays of the daemon that was asked; none where there was nobody to ask, or nothing to ask about.
+    /// Arrays of the daemon; none where there is no daemon, or no member is remote.
     arrays: Vec<ArrayReport>,
 }
 
 impl Served {
-    /// Asks the daemon, if there is one, and some of these are remote.
+    /// Asks the daemon, if there is one and some of these members are remote.
     fn among(members: &[PathBuf], connect: impl FnOnce() -> Result<Client, ClientError>) -> Served {
         let ask = || connect().and_then(|mut client| client.status(None)).ok();
         let status = if members.iter().any(|member| is_remote(member)) { ask() } else { None };
@@ -191,7 +193,7 @@ impl Served {
         Ok(())
     }
 
-    /// What is to be said of a check of remote members, which may have been written meanwhile.
+    /// The warning for a check of remote members, which another host may have written meanwhile.
     fn unnoticed(&self, members: &[PathBuf], array: Uuid, clean: bool) -> Option<String> {
         if !members.iter().any(|member| is_remote(member)) {
             return None;
@@ -211,7 +213,7 @@ impl Served {
     }
 }
 
-/// Refuses a place that no daemon takes: what it is told is text.
+/// Refuses a path that cannot be sent to a daemon, which takes only text.
 fn check_place(member: &Path) -> Result<(), CliError> {
     let absolute = std::path::absolute(member).unwrap_or_else(|_| member.to_owned());
     let place = if is_remote(member) { Some(member) } else { absolute.parent() };
@@ -285,15 +287,15 @@ pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a column can have so many bytes.
+/// Whether a column can have this many bytes.
 fn is_block(bytes: u64) -> bool {
     bytes > 0 && bytes.is_multiple_of(bench::BLOCK_BYTES_MIN as u64)
 }
 
-/// Longest run of a benchmark: an hour is enough for any.
+/// Longest run of a benchmark: an hour is enough.
 const BENCH_SECONDS_MAX: f64 = 3600.0;
 
-/// The time that a benchmark may take.
+/// Checks the time that a benchmark may take.
 fn bench_seconds(seconds: f64) -> Result<f64, CliError> {
     if seconds > 0.0 && seconds <= BENCH_SECONDS_MAX {
         return Ok(seconds);
@@ -308,11 +310,11 @@ fn bench_seconds(seconds: f64) -> Result<f64, CliError> {
 struct GpuBench {
     #[serde(flatten)]
     report: gpu_bench::BenchReport,
-    /// From which size on it is worth it, against threads of this CPU.
+    /// From which size on the GPU is as fast, against threads of this CPU.
     crossovers: Vec<Crossover>,
 }
 
-/// Memory that crossovers are measured in, as much as a daemon has by default.
+/// Memory that crossovers are measured in: as much as a daemon has by default.
 const GPU_BENCH_MEMORY: usize = 256 << 20;
 
 fn bench_gpu(sweep: bool, json: bool) -> Outcome {

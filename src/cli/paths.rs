@@ -1,5 +1,5 @@
-//! Paths of the command line on their way to the daemon, which has another working directory, and back: the person reads
-//! them as they were written. Must not know what they lead to.
+//! Translates paths of the command line for the daemon, which has another working directory, and
+//! back, so that messages show the paths as they were typed. Must not know what the paths lead to.
 
 use super::CliError;
 use super::client::ClientError;
@@ -8,25 +8,26 @@ use calpe_core::units::shown;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The error for a path that cannot be told to a daemon.
-pub fn not_utf8(path: &Path) -> CliError {
+/// The error for a path that cannot be sent to a daemon.
+pub(super) fn not_utf8(path: &Path) -> CliError {
     let bytes = path.as_os_str().as_bytes().escape_ascii();
     CliError::Usage(format!("{bytes}: is not UTF-8, and a daemon takes only paths that are: rename it"))
 }
 
-/// The paths of a command: as given, and as the daemon got them.
+/// The paths of a command: as typed, and as sent to the daemon.
 #[derive(Debug, Default)]
-pub struct Paths {
-    /// Text of the absolute path, text of the given one.
+pub(super) struct Paths {
+    /// Pairs of the absolute path and the typed one, as text.
     said: Vec<(String, String)>,
 }
 
 impl Paths {
-    /// A path as the daemon needs it: independent of the working directory, links kept. URIs stay as they are.
+    /// A path as the daemon needs it: independent of the working directory, links kept. URIs stay
+    /// as they are.
     ///
     /// # Errors
     /// When the path is empty or not UTF-8, or there is no working directory.
-    pub fn absolute(&mut self, path: &Path) -> Result<PathBuf, CliError> {
+    pub(super) fn absolute(&mut self, path: &Path) -> Result<PathBuf, CliError> {
         if path.as_os_str().is_empty() {
             return Err(CliError::Usage("'' is empty: name a path".into()));
         }
@@ -40,7 +41,8 @@ impl Paths {
         check(&absolute)?;
         if absolute.as_os_str() != path.as_os_str() {
             self.said.push((shown(&absolute).to_string(), shown(path).to_string()));
-            // What is below a directory that was given has it as its beginning.
+            // A path below a directory that was typed starts with that directory: longer paths
+            // first.
             self.said.sort_by_key(|(absolute, _)| std::cmp::Reverse(absolute.len()));
         }
         Ok(absolute)
@@ -50,21 +52,21 @@ impl Paths {
     ///
     /// # Errors
     /// See [`Paths::absolute`].
-    pub fn member(&mut self, member: MemberRef) -> Result<MemberRef, CliError> {
+    pub(super) fn member(&mut self, member: MemberRef) -> Result<MemberRef, CliError> {
         match member {
             MemberRef::Path(path) => self.absolute(&path).map(MemberRef::Path),
             other => Ok(other),
         }
     }
 
-    /// A text of the daemon with the paths in it as they were given.
+    /// A text of the daemon, with each path as it was typed.
     #[must_use]
-    pub fn as_given(&self, text: &str) -> String {
+    pub(super) fn as_given(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         'text: while let Some(next) = rest.chars().next() {
             let before = out.chars().next_back();
-            // A path in a URI is whole where it is, whatever the working directory.
+            // A path inside a URI stays as it is.
             if before.is_none_or(ends_word) {
                 let word = &rest[..rest.find(ends_word).unwrap_or(rest.len())];
                 if word.contains("://") {
@@ -89,8 +91,8 @@ impl Paths {
         out
     }
 
-    /// An error of the daemon with the paths in it as they were given.
-    pub fn error(&self, error: ClientError) -> ClientError {
+    /// An error of the daemon, with each path as it was typed.
+    pub(super) fn error(&self, error: ClientError) -> ClientError {
         match error {
             ClientError::Refused(mut refused) => {
                 refused.message = self.as_given(&refused.message);
@@ -110,12 +112,12 @@ fn belongs_to_path(c: char) -> bool {
     c.is_alphanumeric() || "/._-+@~%".contains(c)
 }
 
-/// Whether a path that stands before `after` ends there, or goes on with a name below it.
+/// Whether a path that stands before `after` ends there, or continues with a name below it.
 fn is_end(after: &str) -> bool {
     let mut chars = after.chars();
     match (chars.next(), chars.next()) {
         (None | Some('/'), _) => true,
-        // The end of a sentence, or of a name.
+        // A full stop ends a path; any other dot belongs to a name.
         (Some('.'), second) => second.is_none_or(char::is_whitespace),
         (Some(first), _) => !belongs_to_path(first),
     }

@@ -15,10 +15,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tracing::level_filters::LevelFilter;
 
-/// The configuration when none is named, if it exists.
+/// The configuration that is used when none is named, if it exists.
 const SYSTEM_CONFIG: &str = "/etc/calpe/calpe.toml";
 
-/// `calpe up`. Its sockets lie in its directory, so that the other commands find them from there.
+/// `calpe up`. Its sockets are in its directory, where the other commands find them.
 pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
     let log_format = log_format.unwrap_or_default();
     let _log = logging::start_queued(log_format, LevelFilter::INFO);
@@ -29,13 +29,14 @@ pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `calpe serve`. Options go before the configuration.
+/// `calpe serve`. Options override the configuration.
 pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option<LogFormat>) -> Outcome {
     let file = args.config.or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
     let check = args.check;
     let name = file.as_ref().map_or("built-in configuration".to_owned(), |file| shown(file).to_string());
     let read = move || -> Result<Config, ConfigError> {
-        // One that was not there at the start may be there by now; one that was must not have gone.
+        // A file that did not exist at the start may exist at a reload; one that existed must still
+        // exist.
         let file = file.clone().or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
         let mut config = file.map_or_else(|| Ok(Config::default()), |file| Config::load(&file))?;
         if let Some(socket) = &socket {
@@ -50,7 +51,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
             let most = config.listen.max_connections as usize;
             say(&places(most))?;
         }
-        // Beside a configuration that a daemon starts with.
+        // These are warnings: a daemon starts with this configuration.
         match certificate_advice(&config) {
             Ok(advice) => advice.iter().for_each(|line| tell(&format!("warning: {line}"))),
             Err(error) => tell(&format!("warning: cannot tell when certificates end: {error}")),
@@ -64,7 +65,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the places for clients are shared between the sockets, a line.
+/// One line about how the places for clients are shared between the sockets.
 fn places(most: usize) -> String {
     let network = network_places(most);
     match most - network {

@@ -1,6 +1,7 @@
 //! Text for people: how status, progress and events look. Pure: facts in, text out.
 //!
-//! Invariant: what comes from a daemon, names and paths above all, is printable before it is laid out.
+//! Invariant: what comes from a daemon, names and paths above all, is made printable before it is
+//! laid out.
 
 use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
@@ -18,10 +19,11 @@ use std::path::Path;
 const FOLD_COLUMNS: usize = 100;
 /// Width of the labels before the colon.
 const LABEL_COLUMNS: usize = 8;
-/// Fields of reports that may have several lines; a line break in any other one is somebody's attempt to forge a line.
+/// Fields of reports that may have several lines. A line break in any other field would forge a
+/// line, so it is escaped.
 const FIELDS_OF_LINES: [&str; 3] = ["status", "action", "problem"];
 
-/// A report with every text in it made printable.
+/// A copy of a report with every text in it made printable.
 fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
     fn clean(value: &mut Value, may_have_lines: bool) {
         match value {
@@ -41,9 +43,10 @@ fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
     serde_json::from_value(value).expect("its form is the same")
 }
 
-/// The status of arrays: of all, or of the one that was asked for; `unhealthy` leaves out those that are well.
+/// The status of all arrays, or of the one that was asked for. `unhealthy`: only those that are not
+/// healthy.
 #[must_use]
-pub fn status(arrays: &[ArrayReport], asked: Option<&str>, unhealthy: bool, verbose: bool) -> String {
+pub(super) fn status(arrays: &[ArrayReport], asked: Option<&str>, unhealthy: bool, verbose: bool) -> String {
     let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || !is_healthy(array)).collect();
     if arrays.is_empty() {
         return "no arrays are imported: 'calpe import' lists what could be\n".into();
@@ -58,9 +61,9 @@ pub fn status(arrays: &[ArrayReport], asked: Option<&str>, unhealthy: bool, verb
     shown.into_iter().map(text).collect::<Vec<_>>().join("\n")
 }
 
-/// What is wrong with the daemon itself; nothing while all is well.
+/// Problems of the daemon itself; empty when there are none.
 #[must_use]
-pub fn problems(problems: &[String]) -> String {
+pub(super) fn problems(problems: &[String]) -> String {
     if problems.is_empty() {
         return String::new();
     }
@@ -70,9 +73,9 @@ pub fn problems(problems: &[String]) -> String {
     text
 }
 
-/// What is to be done about certificates; nothing while all is well.
+/// What to do about certificates; empty when there is nothing to do.
 #[must_use]
-pub fn certificates(certificates: &[CertificateReport], now_unix: u64) -> String {
+pub(super) fn certificates(certificates: &[CertificateReport], now_unix: u64) -> String {
     let advice = certificates.iter().filter_map(|certificate| certificate.advice(certificates, now_unix));
     let advice: Vec<_> = advice.collect();
     if advice.is_empty() {
@@ -155,7 +158,7 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
     text
 }
 
-/// What is known of an array that is to be served and is not.
+/// What is known of an array that should be served and is not.
 fn not_served(text: &mut String, array: &ArrayReport, start: &StartReport, verbose: bool) {
     labelled(text, "looked", &format!("in {}", start.searched.join(", ")));
     labelled(text, "found", &start.notes.join("\n"));
@@ -163,7 +166,7 @@ fn not_served(text: &mut String, array: &ArrayReport, start: &StartReport, verbo
         text.push_str("members:\n\n");
         text.push_str(&member_table(array, verbose));
         text.push('\n');
-        // Of members that were not found nothing but their place is known.
+        // Only the place of a member that was not found is known.
         if !array.volume.kind.is_empty() {
             labelled(text, "volume", &volume_line(array));
         }
@@ -291,11 +294,11 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
     table
 }
 
-/// Why a member is not online, and what else there is to know.
+/// Why a member is not online, and other remarks.
 fn remarks(member: &MemberReport) -> String {
     // The count says it.
     let conditions = member.conditions.iter().filter(|condition| **condition != Condition::Repaired);
-    // Nor twice what the reason says.
+    // A remark that the reason contains is left out.
     let reason = member.reason.as_deref().unwrap_or_default();
     let says = |condition: &Condition| {
         let is_gone = *condition == Condition::Overwritten && reason.contains("holds no Calpe superblock");
@@ -314,16 +317,16 @@ fn name_only(name: String) -> [String; 7] {
 
 /// A pass in one line: "rebuild 41.3 %, 1.2 GiB of 3 GiB, 210 MiB/s, 0:08:35 left".
 #[must_use]
-pub fn scan_line(scan: &ScanReport) -> String {
+pub(super) fn scan_line(scan: &ScanReport) -> String {
     scan_line_in(scan, scan.kind.word(), "repaired")
 }
 
-/// The same of a pass that goes by another word, and of which another word says what becomes of errors.
+/// The same line with other words: `pass` for the pass, `repaired` for what becomes of errors.
 #[must_use]
-pub fn scan_line_in(scan: &ScanReport, pass: &str, repaired: &str) -> String {
+pub(super) fn scan_line_in(scan: &ScanReport, pass: &str, repaired: &str) -> String {
     let mut line = format!(
         "{pass} {:.1} %, {} of {}",
-        // What is listed is not over: never say done before it is.
+        // A listed pass is not over: it is never shown as complete.
         scan.percent.min(ScanReport::RUNNING_PERCENT_MAX),
         HumanSize(scan.done),
         HumanSize(scan.total)
@@ -347,7 +350,8 @@ pub fn scan_line_in(scan: &ScanReport, pass: &str, repaired: &str) -> String {
     line
 }
 
-/// What a rebuild could not build at first, or a scrub could not read.
+/// Places that a rebuild could not build at first, or a scrub could not read, and that are tried
+/// again.
 pub(super) fn retried(scan: &ScanReport) -> Option<String> {
     let slots = match scan.retried {
         0 => None,
@@ -365,7 +369,7 @@ pub(super) fn retried(scan: &ScanReport) -> Option<String> {
 
 /// The last scrub in one line.
 #[must_use]
-pub fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
+pub(super) fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
     let unchecked = &array.last_scrub_unchecked[..];
     let when = timestamp(scrub.finished_unix);
     let counts = format!("{}, {} repaired", Count(scrub.errors, "error"), Count(scrub.repaired, "block"));
@@ -395,8 +399,8 @@ pub fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
 
 /// An event in one line.
 #[must_use]
-pub fn event_line(event: &Event) -> String {
-    // An event is a line, however many its message has.
+pub(super) fn event_line(event: &Event) -> String {
+    // An event is one line, however many lines its message has.
     let text = event.text.lines().map(str::trim).collect::<Vec<_>>().join("; ");
     let event = printable(&Event { text, ..event.clone() });
     let subject = match (&event.array, event.member) {
@@ -416,7 +420,7 @@ pub fn event_line(event: &Event) -> String {
 
 /// Arrays that could be imported.
 #[must_use]
-pub fn importable(arrays: &[Importable]) -> String {
+pub(super) fn importable(arrays: &[Importable]) -> String {
     if arrays.is_empty() {
         return "no arrays found that are not imported: name more places with --dir\n".into();
     }
@@ -455,7 +459,7 @@ pub fn importable(arrays: &[Importable]) -> String {
     arrays.iter().map(|array| one(&printable(array))).collect::<Vec<_>>().join("\n")
 }
 
-/// Where its members are, as options of `calpe import`.
+/// Where the members of an array are, as options of `calpe import`.
 fn dirs_of(array: &Importable) -> String {
     let paths = array.members.iter().filter_map(|member| member.path.as_deref());
     let remote = |path: &Path| path.to_str().is_some_and(|path| path.contains("://"));
@@ -464,7 +468,8 @@ fn dirs_of(array: &Importable) -> String {
     places.iter().map(|place| format!(" --dir {}", quoted(place))).collect()
 }
 
-/// `label: text`, further lines and what does not fit the width indented below; nothing for an empty text.
+/// `label: text`. Further lines, and text that does not fit the width, are indented below. Nothing
+/// for an empty text.
 fn labelled(out: &mut String, label: &str, text: &str) {
     let mut label = format!("{label:>width$}:", width = LABEL_COLUMNS - 1);
     for line in text.lines().flat_map(fold) {
@@ -473,7 +478,8 @@ fn labelled(out: &mut String, label: &str, text: &str) {
     }
 }
 
-/// Breaks a sentence at spaces. A word that is too long (a URI) stays whole, and so does a path in quotes.
+/// Breaks a sentence at spaces. A word that is too long (a URI) stays whole, and so does a path in
+/// quotes.
 fn fold(line: &str) -> Vec<String> {
     let room = FOLD_COLUMNS - LABEL_COLUMNS - 1;
     let mut lines = vec![String::new()];
@@ -491,7 +497,7 @@ fn fold(line: &str) -> Vec<String> {
     lines
 }
 
-/// A sentence at its spaces, but those that a shell would take as parts of a word.
+/// Splits a sentence at its spaces, except inside quotes.
 fn words(line: &str) -> Vec<&str> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     let at_space = move |c| {
@@ -500,7 +506,7 @@ fn words(line: &str) -> Vec<&str> {
         is_escaped = c == '\\' && !is_escaped;
         is_space
     };
-    // Quotes of a sentence need not come in pairs.
+    // Without a partner for each quote, no quote counts.
     match line.matches('"').count().is_multiple_of(2) {
         true => line.split(at_space).collect(),
         false => line.split(' ').collect(),
@@ -509,7 +515,7 @@ fn words(line: &str) -> Vec<&str> {
 
 /// `1:02:03`, with days before it when there are any.
 #[must_use]
-pub fn duration(seconds: u64) -> String {
+pub(super) fn duration(seconds: u64) -> String {
     let (days, rest) = (seconds / 86400, seconds % 86400);
     let clock = format!("{}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60);
     if days == 0 { clock } else { format!("{days} days {clock}") }
@@ -517,7 +523,7 @@ pub fn duration(seconds: u64) -> String {
 
 /// `2025-11-21 12:25:00 UTC` for seconds since 1970.
 #[must_use]
-pub fn timestamp(unix: u64) -> String {
+pub(super) fn timestamp(unix: u64) -> String {
     UnixTime(unix).to_string()
 }
 

@@ -1,6 +1,6 @@
-//! Waiting for passes over an array. [`Waiter`] decides, from one status after the other, whether what was waited for
-//! goes on, ended well, or did not; [`Progress`] shows it, as a bar on a terminal and as lines elsewhere. The deciding
-//! half is pure: the caller asks the daemon and sleeps.
+//! Waiting for passes over an array. [`Waiter`] decides from successive statuses whether the
+//! operation runs on, ended well, or did not. [`Progress`] shows it, as a bar on a terminal and as
+//! lines elsewhere. The deciding half is pure: the caller asks the daemon and sleeps.
 
 use super::text::{duration, retried, scan_line, scan_line_in};
 use crate::control::{
@@ -15,15 +15,17 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Between two looks at the status: often enough for a smooth bar, and to see a pass of a small array at all.
-pub const POLL: Duration = Duration::from_millis(250);
+/// Time between two statuses: short enough for a smooth bar, and to see a pass of a small array at
+/// all.
+pub(super) const POLL: Duration = Duration::from_millis(250);
 
-/// Looks after which passes that all rest, of a daemon that does not say why, are taken for paused by a person.
+/// Number of statuses in a row in which every pass rests for no stated reason, after which the
+/// passes count as paused by an administrator.
 const PAUSED_LOOKS: u32 = 8;
 
 /// What is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Goal {
+pub(super) enum Goal {
     /// The end of all passes of these kinds that run.
     Passes {
         /// Which.
@@ -59,10 +61,11 @@ impl Goal {
     }
 }
 
-/// A moment before a scrub, to tell its result from that of an earlier one. Either half may fail alone: two scrubs of
-/// a small array end in one second with the same result; and the daemon's clock may be a little behind.
+/// A moment before a scrub, to tell its result from that of an earlier one. Either half may fail
+/// alone: two scrubs of a small array end in one second with the same result; and the daemon's
+/// clock may be a little behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScrubMark {
+pub(super) struct ScrubMark {
     /// Seconds since 1970.
     pub unix: u64,
     /// The last result then.
@@ -78,7 +81,7 @@ impl ScrubMark {
 
 /// What a look at the status told.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Look {
+pub(super) enum Look {
     /// It goes on; the pass to show, if one is under way.
     Running(Option<ScanReport>),
     /// It ended well; what to say.
@@ -89,7 +92,7 @@ pub enum Look {
 
 /// Follows an array until the goal is reached, or cannot be any more.
 #[derive(Debug)]
-pub struct Waiter {
+pub(super) struct Waiter {
     goal: Goal,
     scrub_seen: bool,
     repair_seen: bool,
@@ -125,12 +128,12 @@ impl Built {
 impl Waiter {
     /// Begins to wait.
     #[must_use]
-    pub fn new(goal: Goal) -> Waiter {
+    pub(super) fn new(goal: Goal) -> Waiter {
         Waiter { goal, scrub_seen: false, repair_seen: false, built: BTreeMap::new(), paused_looks: 0 }
     }
 
     /// Looks at the next status of the array.
-    pub fn look(&mut self, array: &ArrayReport) -> Look {
+    pub(super) fn look(&mut self, array: &ArrayReport) -> Look {
         if array.state == ArrayState::Waiting {
             return Look::Running(None);
         }
@@ -439,20 +442,21 @@ fn is_rebuilding(member: &MemberReport) -> bool {
 
 /// Shows how far a pass is.
 #[derive(Debug)]
-pub struct Progress {
+pub(super) struct Progress {
     /// On a terminal.
     bar: Option<ProgressBar>,
     /// What was shown last: the pass, of lines the tenth of the way, whether something was tried
     /// again, and what it waited for.
     told: Option<(ScanKind, u64, bool, ScanState)>,
-    /// What the pass is called, and what its errors are that others could make good, if not by its kind.
+    /// What the pass is called, and what its errors are that others could make good, if not by its
+    /// kind.
     words: Option<[&'static str; 2]>,
 }
 
 impl Progress {
     /// A bar when standard output is a terminal, lines otherwise.
     #[must_use]
-    pub fn new() -> Progress {
+    pub(super) fn new() -> Progress {
         let bar = io::stdout().is_terminal().then(|| {
             // Nothing is drawn before there is something to show.
             let bar = ProgressBar::hidden();
@@ -470,7 +474,7 @@ impl Progress {
 
     /// The same, of a check, which repairs nothing.
     #[must_use]
-    pub fn of_check() -> Progress {
+    pub(super) fn of_check() -> Progress {
         Progress { words: Some(["check", "repairable"]), ..Progress::new() }
     }
 
@@ -478,7 +482,7 @@ impl Progress {
     ///
     /// # Errors
     /// When standard output fails.
-    pub fn show(&mut self, scan: &ScanReport) -> io::Result<()> {
+    pub(super) fn show(&mut self, scan: &ScanReport) -> io::Result<()> {
         match &self.bar {
             Some(bar) => {
                 bar.set_prefix(self.words.map_or(scan.kind.word(), |[pass, _]| pass));
@@ -499,7 +503,7 @@ impl Progress {
     }
 
     /// Takes the bar away.
-    pub fn clear(&self) {
+    pub(super) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

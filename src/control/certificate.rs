@@ -1,10 +1,10 @@
-//! Certificates of the daemon, and what becomes of them.
+//! Certificates of the daemon, and when to renew them.
 
 use serde::{Deserialize, Serialize};
 
-/// From when on it is said that a certificate is about to expire, in seconds before: time to have a new one
-/// signed by somebody who is on holiday.
-pub const EXPIRY_NOTICE_SECONDS: u64 = 30 * 86_400;
+/// How many seconds before its end a certificate counts as about to expire: time to have a new one
+/// signed even in a holiday.
+pub(super) const EXPIRY_NOTICE_SECONDS: u64 = 30 * 86_400;
 
 /// A certificate that the daemon shows or trusts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,19 +27,19 @@ pub struct CertificateReport {
 pub enum CertificateRole {
     /// Shown to NBD clients.
     Server,
-    /// Signs those of NBD clients.
+    /// Signs the certificates of NBD clients.
     ClientCa,
     /// Shown to the servers of remote members.
     Remote,
-    /// Signs those of the servers of remote members.
+    /// Signs the certificates of the servers of remote members.
     RemoteCa,
 }
 
-/// How it stands with a certificate.
+/// Whether a certificate is valid, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateState {
-    /// It has more than [`EXPIRY_NOTICE_SECONDS`] left.
+    /// It has more than `EXPIRY_NOTICE_SECONDS` left.
     Valid,
     /// It has less.
     Expiring,
@@ -48,7 +48,7 @@ pub enum CertificateState {
 }
 
 impl CertificateState {
-    /// The state at a time, both in seconds since 1970.
+    /// The state at the time `now_unix`, in seconds since 1970.
     #[must_use]
     pub const fn at(not_after_unix: u64, now_unix: u64) -> CertificateState {
         if now_unix > not_after_unix {
@@ -62,7 +62,7 @@ impl CertificateState {
 }
 
 impl CertificateReport {
-    /// What is to be done about it, in a sentence; none while there is nothing. `all`: the daemon's
+    /// What to do about it, in a sentence; none while there is nothing to do. `all`: the daemon's
     /// certificates, this one among them.
     #[must_use]
     pub fn advice(&self, all: &[CertificateReport], now_unix: u64) -> Option<String> {
@@ -102,7 +102,7 @@ impl CertificateReport {
     }
 }
 
-/// Seconds as people count them.
+/// A time in the units that people use.
 fn span(seconds: u64) -> String {
     match (seconds / 86_400, seconds / 3600) {
         (days @ 2.., _) => format!("{days} days"),

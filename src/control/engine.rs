@@ -1,4 +1,4 @@
-//! What computes parity and hashes: the CPU's engine, and GPUs with what they did and why.
+//! What computes parity and hashes: the CPU's engine, and the GPUs with their counts and decisions.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,17 +15,17 @@ pub struct EngineReport {
 /// The GPUs of a daemon; they serve all its arrays.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuReport {
-    /// What was asked for: "auto", "off" or "require".
+    /// The configured mode: "auto", "off" or "require".
     pub mode: String,
     /// Why there are none.
     pub reason: Option<String>,
     /// One entry a device.
     pub devices: Vec<GpuDeviceReport>,
-    /// What became of the jobs that were offered to them.
+    /// How many of the jobs offered to them were taken, and why others were not.
     pub decisions: GpuDecisions,
     /// Jobs taken that the CPU did, because a device failed.
     pub rerun_jobs: u64,
-    /// The longest that anybody waited for one of them, in microseconds.
+    /// The longest time that a requester waited for one of them, in microseconds.
     pub rerun_us_max: u64,
     /// Rows of blocks that the CPU computed again for comparison.
     pub verified_rows: u64,
@@ -35,24 +35,25 @@ pub struct GpuReport {
     pub waiting_bytes: u64,
 }
 
-/// Jobs by what was decided.
+/// Number of jobs for each decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuDecisions {
     /// Taken for a device.
     pub taken: u64,
-    /// Left to the CPU, which is faster at so little.
+    /// Left to the CPU, which is faster for so few bytes.
     pub small: u64,
-    /// Left to the CPU, as the devices had enough to do.
+    /// Left to the CPU, because the devices had enough to do.
     pub spill: u64,
-    /// Left to the CPU, as no device computes that checksum.
+    /// Left to the CPU, because no device computes that checksum.
     pub hasher: u64,
-    /// Left to the CPU for their form.
+    /// Left to the CPU, because no device takes jobs of this shape.
     pub shape: u64,
-    /// Left to the CPU, as no device ran.
+    /// Left to the CPU, because no device ran.
     pub unavailable: u64,
 }
 
 /// One GPU.
+// More than 15 fields: mirrors the JSON of `calpe status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuDeviceReport {
     /// Its number, from 0.
@@ -63,7 +64,7 @@ pub struct GpuDeviceReport {
     pub uuid: String,
     /// The driver's version.
     pub driver: String,
-    /// None while it runs; else why it does not.
+    /// None while it runs; else why it does not run.
     pub failed: Option<String>,
     /// Jobs done.
     pub jobs: u64,
@@ -71,21 +72,21 @@ pub struct GpuDeviceReport {
     pub bytes: u64,
     /// Launches.
     pub batches: u64,
-    /// Times that it failed, wrong results included.
+    /// How often it failed, wrong results included.
     pub errors: u64,
-    /// Times that it did not answer.
+    /// How often it did not answer.
     pub hangs: u64,
-    /// Times that it computed something else than the CPU.
+    /// How often it computed something else than the CPU.
     pub mismatches: u64,
-    /// Times that it was opened again.
+    /// How often it was opened again.
     pub reopened: u64,
-    /// Half of the launches took no longer, in microseconds.
+    /// Median time of a batch, in microseconds.
     pub batch_us_p50: u64,
-    /// 99 of 100 took no longer.
+    /// 99th percentile of the time of a batch, in microseconds.
     pub batch_us_p99: u64,
     /// The longest.
     pub batch_us_max: u64,
-    /// From which size on it is worth it.
+    /// From which size on it is as fast as the CPU.
     pub crossovers: Vec<GpuCrossover>,
 }
 

@@ -1,9 +1,11 @@
-//! The vocabulary between the daemon and whoever administers it: requests, replies, status, events.
+//! The vocabulary between the daemon and the programs that administer it: requests, replies,
+//! status, events.
 //!
-//! On the wire each message is one line of JSON over a unix socket; a client sends a request and reads one reply line
-//! before it sends the next. The names of the fields of [`Status`] are what `calpe status --json` prints: a contract
-//! with scripts, versioned by [`OUTPUT_VERSION`]. Pure types and rules: must not know of sockets, threads, clocks or
-//! terminals, nor of the layers that the facts come from (the daemon translates).
+//! On the wire each message is one line of JSON over a unix socket; a client sends a request and
+//! reads one reply line before it sends the next. The names of the fields of [`Status`] are what
+//! `calpe status --json` prints: a contract with scripts, versioned by [`OUTPUT_VERSION`]. Pure
+//! types and rules: must not know sockets, threads, clocks or terminals, nor the layers that the
+//! facts come from (the daemon translates).
 
 mod certificate;
 mod engine;
@@ -13,7 +15,7 @@ mod status;
 mod verdict;
 mod wire;
 
-pub use certificate::{CertificateReport, CertificateRole, CertificateState, EXPIRY_NOTICE_SECONDS};
+pub use certificate::{CertificateReport, CertificateRole, CertificateState};
 pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
@@ -24,8 +26,9 @@ pub use status::{
     MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, ScanState,
     StartReport, Status, VolumeReport,
 };
-pub use verdict::{Explanation, Verdict, explain, is_healthy, verdict};
+pub(crate) use verdict::{Verdict, explain, is_healthy, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};
 
-/// Version of this vocabulary. A daemon refuses a client of another version, and says both.
+/// Version of this vocabulary. A daemon refuses a client of another version, and names both
+/// versions.
 pub const PROTOCOL_VERSION: u32 = 2;

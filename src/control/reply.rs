@@ -17,29 +17,29 @@ pub enum Reply {
     Events {
         /// Oldest first.
         events: Vec<Event>,
-        /// What to ask for next to see only what is new.
+        /// The `since` of the next request, which then gets only newer events.
         next: u64,
     },
     /// Arrays that could be imported.
     Importable {
         /// In order of name.
         arrays: Vec<Importable>,
-        /// What looks like a member and cannot be used, a line each.
+        /// What looks like a member and cannot be used, one line for each.
         #[serde(default)]
         warnings: Vec<String>,
     },
-    /// It is done, or with `dry_run` it would have been.
+    /// The request is done, or with `dry_run` it would have been.
     Done {
         /// One line for a person: what was done.
         message: String,
-        /// More that the person should know, a line each.
+        /// Warnings for a person, one line each.
         #[serde(default)]
         warnings: Vec<String>,
-        /// Of an order about several things, what was refused or failed while others were done.
+        /// What was refused or failed while the rest of a request was done.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         failures: Vec<RequestError>,
     },
-    /// It was refused, or failed.
+    /// The request was refused, or failed.
     Error(RequestError),
 }
 
@@ -58,7 +58,7 @@ pub struct Pong {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct RequestError {
-    /// Which class, for scripts.
+    /// The class of the error, for scripts.
     pub code: ErrorCode,
     /// What failed, where, and what to do.
     pub message: String,
@@ -68,64 +68,64 @@ pub struct RequestError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
-    /// Not a request, or one of another version.
+    /// Not a request, or a request of another version.
     BadRequest,
     /// No array of this name or uuid.
     NoSuchArray,
     /// No such member in the array.
     NoSuchMember,
-    /// Against the rules in the present state; nothing was changed.
+    /// Not allowed in the present state; nothing was changed.
     Refused,
     /// Needs `force`.
     NeedsForce,
     /// A device cannot be used.
     Device,
-    /// Something went wrong on the way.
+    /// The operation failed on the way.
     Failed,
 }
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts events; goes on over restarts.
+    /// Number of the event; numbering continues after a restart.
     pub sequence: u64,
-    /// Seconds since 1970; of the last time, where it happened several times.
+    /// Seconds since 1970; of the last occurrence, where there were several.
     pub unix: u64,
-    /// When it happened for the first time.
+    /// Time of the first occurrence.
     #[serde(default)]
     pub first_unix: u64,
-    /// How often it happened, one time right after the other; of some kinds, how many like it there were.
+    /// How often it happened in a row; for some kinds, how many events like it there were.
     #[serde(default = "once")]
     pub count: u64,
-    /// What kind of thing it is: a name that never changes its meaning.
+    /// Kind of the event: a name that never changes its meaning.
     #[serde(default)]
     pub kind: String,
     /// How bad.
     pub severity: Severity,
     /// Name of the array it is about.
     pub array: Option<String>,
-    /// Identity of that array, as far as is known: another one may have its name later.
+    /// Identity of that array, where it is known: another array may have its name later.
     #[serde(default)]
     pub array_uuid: Option<Uuid>,
     /// The member it is about.
     pub member: Option<u16>,
-    /// Where in the volume, in bytes, if it is about one place.
+    /// Offset in the volume, in bytes, if the event is about one place.
     #[serde(default)]
     pub offset: Option<u64>,
-    /// The user who asked for it, if it is what an administrator's command has done.
+    /// The user that requested it, if a command of an administrator caused it.
     #[serde(default)]
     pub uid: Option<u32>,
     /// One sentence: what, where, what to do.
     pub text: String,
 }
 
-/// Kinds of events that one bad device brings about by the hundred, one for every place of it.
+/// Kinds of events that one bad device causes by the hundred, one for each of its bad places.
 const KINDS_OF_MANY: [&str; 4] =
     ["blocks_repaired", "blocks_unreadable", "page_repaired", "scrub_unresolved"];
 
 impl Event {
-    /// Whether it is of a kind that comes by the hundred: then it stands for all of its kind in one pass over a member, and its
-    /// text is that of the last.
+    /// Whether its kind comes by the hundred: then one event stands for all of its kind in one pass
+    /// over a member, and its text is the last one's.
     #[must_use]
     pub fn is_of_many(&self) -> bool {
         KINDS_OF_MANY.contains(&self.kind.as_str())
@@ -175,7 +175,8 @@ pub struct Importable {
     pub volume_bytes: u64,
     /// Why it cannot be imported as it is, if so.
     pub problem: Option<String>,
-    /// Members that an import would have in service; 0 where it cannot be imported, or an older daemon does not say.
+    /// Members that an import would have in service; 0 where it cannot be imported, or an older
+    /// daemon does not say.
     #[serde(default)]
     pub usable: u16,
     /// Every member, in order of index.
@@ -191,7 +192,7 @@ pub struct ImportableMember {
     pub uuid: Uuid,
     /// Where it was found, if it was.
     pub path: Option<PathBuf>,
-    /// What is special about it ("stale: will be rebuilt").
+    /// A remark about it ("stale: will be rebuilt").
     pub note: Option<String>,
 }
 

@@ -1,5 +1,6 @@
-//! What can be asked of the daemon. Everything that changes something has a `dry_run`: check all, change nothing, and
-//! tell what would be done. Paths are absolute: the daemon's working directory is not the client's.
+//! What can be asked of the daemon. Each request that changes something has a `dry_run`: the daemon
+//! checks everything, changes nothing, and says what would be done. Paths are absolute: the
+//! daemon's working directory is not the client's.
 
 use calpe_core::units::shown;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use uuid::Uuid;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Is anybody there, and of which version. Answered by `Pong`.
+    /// Asks whether a daemon is there, and of which version. Answered by `Pong`.
     Ping {
         /// The client's [`super::PROTOCOL_VERSION`].
         version: u32,
@@ -23,19 +24,19 @@ pub enum Request {
         /// Name or uuid of the array.
         array: Option<String>,
     },
-    /// What happened. Answered by `Events`.
+    /// Events. Answered by `Events`.
     Events {
-        /// The first event wanted; 0 for all that are kept.
+        /// Number of the first event wanted; 0 for all that are kept.
         since: u64,
     },
-    /// What was done to an array and what state it was in. Answered by `Events`.
+    /// Commands and states of one array. Answered by `Events`.
     History {
         /// Name or uuid of the array.
         array: String,
     },
     /// Arrays found by their superblocks that are not imported. Answered by `Importable`.
     ListImportable {
-        /// Where to look beside the configured places: directories or devices.
+        /// Directories or devices to search beside the configured places.
         dirs: Vec<PathBuf>,
     },
     /// Find members by superblock and start arrays. Answered by `Done`.
@@ -44,22 +45,22 @@ pub enum Request {
         array: Option<String>,
         /// Every array found.
         all: bool,
-        /// Where to look beside the configured places: directories or devices.
+        /// Directories or devices to search beside the configured places.
         dirs: Vec<PathBuf>,
         /// Start even where the present members cannot prove that they are the current ones.
         force: bool,
-        /// Not again after a restart of the daemon.
+        /// Do not import it again when the daemon restarts.
         #[serde(default)]
         once: bool,
         /// Only tell.
         dry_run: bool,
     },
-    /// Stop an array cleanly, and do not serve it again after a restart. Answered by `Done` when it is
-    /// stopped.
+    /// Stop an array cleanly, and do not serve it again after a restart. Answered by `Done` when it
+    /// is stopped.
     Export {
         /// Name or uuid of the array.
         array: String,
-        /// Also while clients are attached, which lose it.
+        /// Even while clients are attached: they lose it.
         #[serde(default)]
         force: bool,
         /// Only tell.
@@ -89,7 +90,7 @@ pub enum Request {
         array: String,
         /// Which member.
         member: MemberRef,
-        /// Where its device is now, if not where it was.
+        /// Path of its device, if that has changed.
         path: Option<PathBuf>,
         /// Only tell.
         dry_run: bool,
@@ -100,7 +101,7 @@ pub enum Request {
         array: String,
         /// Which member.
         old: MemberRef,
-        /// The new device. A file that does not exist is created when that is possible.
+        /// The new device. A file that does not exist is created where possible.
         new: PathBuf,
         /// Even over recognised data.
         force: bool,
@@ -125,7 +126,8 @@ pub enum Request {
         /// Only tell.
         dry_run: bool,
     },
-    /// Look again at every block that is set aside or called lost. Answered by `Done` when that has begun.
+    /// Look again at every block that is set aside or called lost. Answered by `Done` when the pass
+    /// has begun.
     Repair {
         /// Name or uuid of the array.
         array: String,
@@ -192,7 +194,8 @@ pub enum MemberRef {
 impl FromStr for MemberRef {
     type Err = Infallible;
 
-    /// Digits are an index, a uuid with hyphens is a uuid, all else is a path; a file called `3` is `./3`.
+    /// Digits are an index, a uuid with hyphens is a uuid, all else is a path; a file called `3` is
+    /// `./3`.
     fn from_str(text: &str) -> Result<MemberRef, Infallible> {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let index = if digits { text.parse().ok() } else { None };

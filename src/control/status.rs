@@ -1,4 +1,5 @@
-//! The state of arrays as users see it: the same facts for `status` as text, as JSON, and for `wait`.
+//! The state of arrays as users see it: the same facts for `status` as text, as JSON, and for
+//! `wait`.
 
 use super::certificate::CertificateReport;
 use super::engine::EngineReport;
@@ -6,20 +7,22 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use uuid::Uuid;
 
-/// Version of the JSON fields; rises when one changes its meaning or goes. New ones may come at any time.
+/// Version of the JSON fields; rises when a field changes its meaning or is removed. New fields may
+/// come at any time.
 pub const OUTPUT_VERSION: u32 = 1;
 
 /// State of arrays.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// [`OUTPUT_VERSION`] of whoever made it.
+    /// [`OUTPUT_VERSION`] of the program that made it.
     pub output_version: u32,
     /// In order of name.
     pub arrays: Vec<ArrayReport>,
-    /// What the daemon shows and trusts under TLS.
+    /// Certificates that the daemon shows and trusts under TLS.
     #[serde(default)]
     pub certificates: Vec<CertificateReport>,
-    /// What is wrong with the daemon itself, a line each: the state directory cannot be written to.
+    /// Problems of the daemon itself, a line each, for example that the state directory cannot be
+    /// written to.
     #[serde(default)]
     pub problems: Vec<String>,
 }
@@ -33,16 +36,17 @@ impl Status {
 }
 
 /// One array.
+// More than 15 fields: mirrors the JSON of `calpe status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrayReport {
     /// Its name.
     pub name: String,
-    /// Its identity; nil, which is null in JSON, where it is not known, because nothing of the array was found.
+    /// Its identity; nil, which is null in JSON, where no member was found that tells it.
     #[serde(with = "nil_as_null")]
     pub uuid: Uuid,
     /// How it is.
     pub state: ArrayState,
-    /// The same in a sentence, empty when there is nothing to say. See [`super::explain`].
+    /// Its state in a sentence, empty when there is nothing to say. See `explain`.
     pub status: String,
     /// What to do about it in a sentence, empty when there is nothing to do.
     pub action: String,
@@ -77,73 +81,77 @@ pub struct ArrayReport {
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
     pub last_scrub: Option<LastScrub>,
-    /// Members that the last scrub could not check everywhere, as they were out of service, or the
-    /// host lacked resources to read them.
+    /// Members that the last scrub could not check everywhere, because they were out of service, or
+    /// the host lacked resources to read them.
     #[serde(default)]
     pub last_scrub_unchecked: Vec<u16>,
     /// What computes parity.
     pub engine: EngineReport,
-    /// What clients had to suffer.
+    /// Errors that clients got.
     pub errors: ErrorReport,
-    /// Parts of the volume that are beyond repair, ascending: reading them is an error until they are written.
+    /// Ranges of the volume that are beyond repair, ascending: reading them is an error until they
+    /// are written.
     #[serde(default)]
     pub lost: Vec<LostReport>,
-    /// Parts that were set aside when the rest of their rows was written, ascending: reading them is an error until their members
-    /// can read them again, or they are written.
+    /// Ranges that were set aside when the rest of their rows was written, ascending: reading them
+    /// is an error until their members can read them again, or they are written.
     #[serde(default)]
     pub set_aside: Vec<LostReport>,
-    /// The members that alone have these.
+    /// The members that alone hold the ranges of `set_aside`.
     #[serde(default)]
     pub set_aside_members: Vec<u16>,
-    /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
+    /// Ranges that could not be read at the last attempt, ascending. Nothing shows that they are
+    /// lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
-    /// Metadata pages that cannot be read for now: what they have the checksums of is in
+    /// Metadata pages that cannot be read for now. The ranges whose checksums they hold are in
     /// `unreadable`, and can be neither read nor written.
     #[serde(default)]
     pub unreadable_pages: u64,
-    /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they
-    /// are looked at. What was written or mended just before the end may be among them.
+    /// Ranges that were beyond repair or unreadable when the daemon ended, ascending, and that have
+    /// not been looked at since. Ranges that were written or mended just before the end may be
+    /// among them.
     #[serde(default)]
     pub unconfirmed: Vec<LostReport>,
-    /// Why it is not served, of an array that is to be: then what was found of it is all that is known.
+    /// For an array that should be served and is not: the attempts to serve it. The other fields
+    /// then show only what was found of it.
     #[serde(default)]
     pub start: Option<StartReport>,
 }
 
-/// A uuid that may not be known.
+/// Serializes a uuid that may not be known.
 mod nil_as_null {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use uuid::Uuid;
 
-    pub fn serialize<S: Serializer>(uuid: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(uuid: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
         Some(uuid).filter(|uuid| !uuid.is_nil()).serialize(serializer)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
         Ok(Option::deserialize(deserializer)?.unwrap_or_default())
     }
 }
 
-/// Attempts to serve an array that have not succeeded.
+/// The attempts to serve an array; none has succeeded yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartReport {
-    /// How many have failed; 0 while the first is under way.
+    /// How many attempts have failed; 0 while the first runs.
     pub attempts: u64,
-    /// What was in the way the last time.
+    /// Why the last attempt failed.
     pub problem: Option<String>,
     /// What to do about it.
     pub advice: String,
     /// Where its members are looked for.
     pub searched: Vec<String>,
-    /// What was found there and cannot be used, a line each.
+    /// What was found there and cannot be used, one line for each.
     pub notes: Vec<String>,
 }
 
-/// A part of a volume that cannot be read, in bytes.
+/// A range of a volume that cannot be read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReport {
-    /// Where it starts in the volume.
+    /// Its start in the volume, in bytes.
     pub offset: u64,
     /// How long it is.
     pub bytes: u64,
@@ -156,13 +164,14 @@ pub struct LogReport {
     pub state: LogState,
     /// Why it is refused.
     pub reason: Option<String>,
-    /// Where it is refused: `calpe import --force` goes on, and gives up what is in the way.
+    /// Whether `calpe import --force` goes on where it is refused, and gives up what is in the way.
     #[serde(default)]
     pub yields_to_force: bool,
 }
 
 impl ArrayReport {
-    /// Whether the last scrub had something to compare throughout: without checksums, that is more members than hold data.
+    /// Whether the last scrub could compare everything: without checksums, that takes more members
+    /// than hold data.
     #[must_use]
     pub fn last_scrub_compared(&self) -> bool {
         self.checksum != "none" || self.last_scrub_unchecked.len() < usize::from(self.parity)
@@ -175,7 +184,8 @@ impl ArrayReport {
 pub enum LogState {
     /// It is being replayed after a stop; requests wait.
     Replaying,
-    /// It was replayed after a stop, and what it held waits for room to go in place; reads are served, writes wait.
+    /// It was replayed after a stop, and its content waits for room to be written in place; reads
+    /// are served, writes wait.
     Settling,
     /// It is in service.
     Serving,
@@ -207,9 +217,10 @@ pub enum ArrayState {
     Online,
     /// Some members are not in service; all data can be served.
     Degraded,
-    /// Too few members, or not served for another reason: I/O is refused and nothing is written.
+    /// Too few members, or not served for another reason: requests are refused and nothing is
+    /// written.
     Failed,
-    /// It is to be served, and its members are being looked for for the first time.
+    /// Its members are being looked for, for the first time since the daemon started.
     Waiting,
 }
 
@@ -231,9 +242,9 @@ pub enum MemberState {
     Missing,
     /// Waiting to replace a member.
     Spare,
-    /// It is there, and its array is not served.
+    /// Its device is there, and its array is not served.
     Found,
-    /// It is about to be looked for, for the first time.
+    /// Its device is about to be looked for, for the first time.
     Waiting,
 }
 
@@ -268,7 +279,7 @@ pub struct VolumeReport {
     pub kind: String,
     /// Size that clients see.
     pub bytes: u64,
-    /// Bytes written by clients, for a volume that stores less than that.
+    /// Bytes that clients have written, for a volume that stores fewer bytes than that.
     pub logical: Option<u64>,
     /// Bytes stored for them.
     pub stored: Option<u64>,
@@ -279,7 +290,7 @@ pub struct VolumeReport {
 pub struct MemberReport {
     /// Its place.
     pub index: u16,
-    /// Path of its device, or of the device it last had; the uuid where no path is known.
+    /// Path of its present or last device; its uuid where no path is known.
     pub name: String,
     /// Identity of its device.
     pub uuid: Uuid,
@@ -295,22 +306,22 @@ pub struct MemberReport {
     pub repaired: u64,
     /// Why it is not online.
     pub reason: Option<String>,
-    /// What a person should know beside.
+    /// Further conditions that a person should know.
     #[serde(default)]
     pub conditions: Vec<Condition>,
-    /// Its transfers go through the page cache of the daemon's host: with a block device of the array on the same host,
-    /// writing memory back may need memory.
+    /// Its transfers go through the page cache of the daemon's host. If the array is a block device
+    /// of the same host, writing memory back may then need memory.
     #[serde(default)]
     pub cached: bool,
-    /// Seconds until the next attempt to bring it back by itself; none where one is under way, or
-    /// there is none to come.
+    /// Seconds until the next attempt to bring it back; none where an attempt runs, or none will
+    /// follow.
     #[serde(default)]
     pub tried_in_s: Option<u64>,
-    /// What is being built in its place.
+    /// The device that is being built in its place.
     pub replacement: Option<ReplacementReport>,
 }
 
-/// Something about a member that a person should know beside its state.
+/// A condition of a member that a person should know beside its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Condition {
@@ -318,43 +329,46 @@ pub enum Condition {
     Full,
     /// The storage under the device that is being built in its place is full.
     NewDeviceFull,
-    /// The daemon's host lacks memory or the like for operations on it.
+    /// The daemon's host lacks memory or another resource for operations on it.
     HostShort,
-    /// Its errors do not end, and others could not be read without it.
+    /// It has errors without end, and stays because others could not be read without it.
     KeptDespiteErrors,
     /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
     NotMended,
-    /// Its device went into service without blocks that could not be read: they are built when they can be.
+    /// Its device went into service without blocks that could not be read: they are built when they
+    /// can be.
     LacksBlocks,
     /// Its reads and writes take far longer than those of the others.
     Slow,
-    /// It is out of service, and comes back by itself: when its host answers, or when there is room.
+    /// It is out of service, and comes back by itself when its host answers, or when there is room.
     Returning,
-    /// It is out of service, and what answers in its place is something else, smaller than it was, or read-only; it comes
-    /// back by itself when that is its own device again.
+    /// It is out of service, and another device answers in its place, or its own is smaller than it
+    /// was or read-only. It comes back by itself when its own device is there again.
     Displaced,
-    /// It is out of service, and its server answers and does not give its device, or this host has
-    /// nothing to ask it with (no certificates); it comes back by itself when that is mended.
+    /// It is out of service: its server answers and does not give its device, or this host has no
+    /// certificates to ask with. It comes back by itself when that is mended.
     Refused,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
-    /// It comes back by itself, and is not tried yet: writes of the connection that was lost may
-    /// still land on it.
+    /// It comes back by itself, but is not tried yet: writes of the lost connection may still land
+    /// on it.
     Quarantined,
-    /// It was in service until the array failed, and can come back to it: such members come first.
+    /// It was in service until the array failed. Such members come back first.
     ServedLast,
-    /// Its device is there and not used, and holds what may be nowhere else: it is kept from being built over.
+    /// Its device is there and not used, and may hold the only copy of something: nothing is built
+    /// over it.
     Kept,
-    /// It is out of service, and what was found in its place holds no superblock: it can only be built anew.
+    /// It is out of service, and the device in its place holds no superblock: it can only be built
+    /// anew.
     Overwritten,
     /// It is out of service, and its device is smaller than it was: it can only be replaced.
     CutOff,
-    /// It is out of service, as several devices claim to be it, and nothing tells which is the copy.
+    /// It is out of service: several devices claim to be it, and nothing tells which is the copy.
     Claimed,
     /// It is out of service, and may be on a device that the daemon's user may not read.
     Forbidden,
-    /// It is out of service, and operations on it from before it left have not ended: it cannot
-    /// come back before they have.
+    /// It is out of service, and operations from before it left have not ended: it cannot come back
+    /// before they have.
     Unanswered,
 }
 
@@ -403,7 +417,7 @@ pub enum ScanKind {
     Rebuild,
     /// Everything is read and verified.
     Scrub,
-    /// Blocks that are set aside or called lost are looked at again.
+    /// Blocks that are set aside or called lost are read again.
     Repair,
 }
 
@@ -430,15 +444,15 @@ pub enum ScanState {
     Paused,
     /// A rebuild goes first.
     WaitsForRebuild,
-    /// A member is full: what the redo log held at the start goes in place first, or what the pass
-    /// has under way waits for room.
+    /// A member is full: the content of the redo log from the start goes in place first, or the
+    /// operations of the pass wait for room.
     WaitsForRoom,
-    /// Too few members are there: the array has failed.
+    /// Too few members are in service: the array has failed.
     WaitsForMembers,
 }
 
 impl ScanState {
-    /// The words for it; none for what runs.
+    /// The words for it; none while it runs.
     #[must_use]
     pub const fn words(self) -> Option<&'static str> {
         match self {
@@ -462,18 +476,18 @@ pub struct ScanReport {
     pub done: u64,
     /// Bytes to cover.
     pub total: u64,
-    /// Bytes a second lately; none when not known (yet), or when it does not run.
+    /// Bytes a second lately; none when not known yet, or when it does not run.
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
-    /// Slots that are tried again, as a rebuild could not read blocks of them, or the host lacked
-    /// resources to for a scrub.
+    /// Slots that are tried again, because a rebuild could not read blocks of them, or the host
+    /// lacked resources for a scrub.
     #[serde(default)]
     pub retried: u64,
     /// Metadata pages that could not be read for a device under construction, and are tried again.
     #[serde(default)]
     pub retried_pages: u64,
-    /// It does not run, for whatever reason: see `state`.
+    /// It does not run; `state` says why.
     pub paused: bool,
     /// Whether it runs, and what it waits for.
     #[serde(default)]
@@ -485,10 +499,10 @@ pub struct ScanReport {
 }
 
 impl ScanReport {
-    /// The most that is told of a pass that is not over, of 100.
+    /// The highest percentage that is shown of a pass that is not over.
     pub const RUNNING_PERCENT_MAX: f64 = 99.9;
 
-    /// Done, of 100; all of nothing is done.
+    /// Percentage done; 100 of a pass over nothing.
     #[must_use]
     pub fn percent_of(done: u64, total: u64) -> f64 {
         if total == 0 { 100.0 } else { done.min(total) as f64 * 100.0 / total as f64 }
@@ -506,7 +520,8 @@ pub struct LastScrub {
     pub repaired: u64,
 }
 
-/// What clients had to suffer until `calpe clear`; a restart forgets nothing where the daemon has a state directory.
+/// Errors that clients got, until `calpe clear`. With a state directory, the counts survive a
+/// restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReport {
     /// Requests that ended in an I/O error, or for lack of space.
@@ -569,7 +584,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A pass that runs, so far into so many bytes, and has met nothing.
+    /// A running pass without errors, for tests.
     pub(crate) fn running(kind: ScanKind, done: u64, total: u64) -> ScanReport {
         ScanReport {
             kind,

@@ -1,5 +1,6 @@
-//! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
-//! what to do. One place, so that text, JSON and exit code never disagree.
+//! What the facts of an array mean: the exit code of `status --test`, and the sentences that say
+//! what state an array is in and what to do. One place, so that text, JSON and exit code never
+//! disagree.
 
 mod returning;
 mod without_data;
@@ -12,7 +13,7 @@ use std::path::Path;
 
 /// What `status --test` answers, with its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// All is well.
     Healthy = 0,
     /// Degraded, a scrub found errors, blocks are beyond repair, or clients saw errors.
@@ -26,14 +27,15 @@ pub enum Verdict {
 impl Verdict {
     /// The exit code.
     #[must_use]
-    pub const fn exit_code(self) -> u8 {
+    pub(crate) const fn exit_code(self) -> u8 {
         self as u8
     }
 }
 
-/// The worst of all arrays. No array at all cannot be told from one that failed to start, so it is not healthy.
+/// The worst of all arrays. Without any array the answer is not healthy: an array may have failed
+/// to start.
 #[must_use]
-pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
+pub(crate) fn verdict(arrays: &[ArrayReport]) -> Verdict {
     let verdicts = || arrays.iter().map(verdict_of);
     [Verdict::Failed, Verdict::Degraded, Verdict::Healthy]
         .into_iter()
@@ -62,24 +64,24 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     }
 }
 
-/// Whether an array is healthy: what `status --test` answers of it alone.
+/// Whether `status --test` answers healthy for this array alone.
 #[must_use]
-pub fn is_healthy(array: &ArrayReport) -> bool {
+pub(crate) fn is_healthy(array: &ArrayReport) -> bool {
     verdict_of(array) == Verdict::Healthy
 }
 
-/// How an array is, and what to do; both empty when there is nothing to say.
+/// What state an array is in, and what to do; both empty when there is nothing to say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Explanation {
+pub(crate) struct Explanation {
     /// For [`ArrayReport::status`].
     pub status: String,
     /// For [`ArrayReport::action`].
     pub action: String,
 }
 
-/// Puts the facts of an array in sentences. Looks at everything but the sentences already there.
+/// Puts the facts of an array in sentences. Reads every field but the sentences of the report.
 #[must_use]
-pub fn explain(array: &ArrayReport) -> Explanation {
+pub(crate) fn explain(array: &ArrayReport) -> Explanation {
     let absent: Vec<_> = array.members.iter().filter(|member| !in_service(member)).collect();
     if let Some(start) = &array.start {
         return explain_start(start);
@@ -97,7 +99,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     with_full(array, with_new_device_full(array, with_unanswered(&absent, explanation)))
 }
 
-/// Adds that members which hang cannot come back yet, whatever would bring them back.
+/// Adds that members with unfinished operations cannot come back yet.
 fn with_unanswered(absent: &[&MemberReport], explanation: Explanation) -> Explanation {
     let hangs = |member: &&&MemberReport| member.conditions.contains(&Condition::Unanswered);
     let hanging: Vec<&MemberReport> = absent.iter().filter(hangs).copied().collect();
@@ -143,7 +145,8 @@ fn with_new_device_full(array: &ArrayReport, explanation: Explanation) -> Explan
     }
 }
 
-/// Adds what full storage means for clients and for redundancy, whatever else is to be said: nothing else is as urgent.
+/// Adds what full storage means for clients and for redundancy, as the first thing: nothing else is
+/// as urgent.
 fn with_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
     let is_served = array.state != ArrayState::Waiting && array.state != ArrayState::Failed;
     let is_full = |member: &&MemberReport| in_service(member) && member.conditions.contains(&Condition::Full);
@@ -214,8 +217,9 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
     }
 }
 
-/// Only what was in service until the array failed can come back to it; what left before lacks what was written since, and is
-/// caught up when the array serves again.
+/// How to bring members of a failed array back. Only members that were in service until the array
+/// failed can come back to it; others lack what was written since, and are caught up when the array
+/// serves again.
 fn bring_back(array: &ArrayReport, absent: &[&MemberReport]) -> String {
     let name = &array.name;
     let served_last = |member: &&&MemberReport| {
@@ -267,7 +271,7 @@ fn explain_refused(array: &ArrayReport) -> Explanation {
     }
 }
 
-/// What stops an array that serves no request: whoever is connected gets only errors of it.
+/// How to stop an array that serves no request: its clients get only errors.
 fn export(array: &ArrayReport) -> String {
     let force = if array.clients > 0 { "--force " } else { "" };
     format!("calpe export {force}{}", array.name)
@@ -284,21 +288,21 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     // Clients do not depend on the room of a device that is being built.
     let lacks = |member: &&MemberReport| member.conditions.contains(&Condition::LacksBlocks);
     let lacking: Vec<&MemberReport> = array.members.iter().filter(lacks).collect();
-    // Their bad blocks are looked at again, which takes a while.
+    // Their bad blocks are read again, which takes a while.
     let is_troubled = |member: &&MemberReport| {
         let bad = [Condition::NotMended, Condition::KeptDespiteErrors];
         in_service(member) && bad.iter().any(|bad| member.conditions.contains(bad))
     };
     let troubled: Vec<&MemberReport> = array.members.iter().filter(is_troubled).collect();
     let may_meet = absent.len() + troubled.len() > usize::from(array.parity);
-    // Which blocks these are is not known any more after a restart.
+    // After a restart it is not known any more which blocks these are.
     let has_unrepaired = array.last_scrub.is_some_and(|scrub| scrub.errors > scrub.repaired);
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed, ",
-        // The rebuild has met what cannot be read, and the list of that does not have it before it
-        // was tried for a while.
+        // The rebuild has met blocks that cannot be read; the list has them only after some
+        // attempts.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
         _ if !lacking.is_empty() || lacks_data(array) || may_meet || has_unrepaired => "",
         LogState::Settling => {
@@ -392,7 +396,8 @@ fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
     )
 }
 
-/// What to do about members whose devices are there, as far as is known, and that 'calpe online' alone does not bring back.
+/// What to do about members whose devices are there, as far as is known, and that need more than
+/// 'calpe online'.
 fn use_what_is_there(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let one = |member: &&MemberReport| {
         let online = format!("calpe online {} {}", array.name, member.index);
@@ -424,8 +429,7 @@ fn keep(array: &ArrayReport, kept: &[&MemberReport], first: u16) -> String {
     )
 }
 
-/// Whether its device is there, as far as is known, and 'calpe online' alone does not bring it
-/// back.
+/// Whether its device is there, as far as is known, and it needs more than 'calpe online'.
 fn is_there(member: &MemberReport) -> bool {
     [Condition::Claimed, Condition::Forbidden].iter().any(|there| member.conditions.contains(there))
 }
@@ -583,7 +587,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
     let troubled: Vec<_> = array.members.iter().filter(has_errors).collect();
     match troubled.first() {
         Some(member) => Explanation {
-            // Whether all of it was made good does not show: what was lost may have been written again.
+            // The report does not show whether everything was repaired: lost blocks may have been
+            // written again.
             status: match troubled.len() {
                 1 => format!("Member {} ({}) had errors", member.index, shown_name(member)),
                 many => format!("{many} members had errors ({})", names(&troubled)),
@@ -602,7 +607,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
     }
 }
 
-/// What to do about a member in service that is best replaced: `advice` of that command, unless that is under way.
+/// What to do about a member in service that should be replaced: `advice`, unless a replacement is
+/// under way.
 fn unless_replaced(
     array: &ArrayReport,
     member: &MemberReport,
@@ -625,7 +631,7 @@ fn returns(member: &MemberReport) -> bool {
     returns && !is_kept(member)
 }
 
-/// Whether it comes back by itself, and not by waiting alone.
+/// Whether it comes back by itself, but not without help.
 fn is_blocked(member: &MemberReport) -> bool {
     is_displaced(member) || is_refused(member)
 }
@@ -635,7 +641,7 @@ fn is_refused(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Refused)
 }
 
-/// Whether it is known that what is in its place cannot serve.
+/// Whether the device in its place is known to be unable to serve.
 fn is_displaced(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Displaced)
 }
@@ -654,13 +660,13 @@ fn scrub_errors(array: &ArrayReport) -> u64 {
     running.fold(last, u64::saturating_add)
 }
 
-/// The name of a member as a part of a sentence, which may have several lines: a path must not pass
-/// for one.
+/// The name of a member for a sentence that may have several lines: line breaks in a path are
+/// escaped.
 fn shown_name(member: &MemberReport) -> Printable<'_> {
     Printable(&member.name)
 }
 
-/// The absent members, for people; cut short on very wide arrays.
+/// The absent members, for people; shortened on very wide arrays.
 fn names(members: &[&MemberReport]) -> String {
     const SHOWN: usize = 8;
     let one = |member: &&MemberReport| format!("{}: {}", member.index, shown_name(member));

@@ -1,4 +1,4 @@
-//! Messages as lines: one JSON value, one newline, a limit on the length in each direction.
+//! Messages as lines: one JSON value and one newline, with a limit on the length in each direction.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,13 +18,13 @@ pub enum WireError {
     /// The peer went away in the middle of a line.
     #[error("connection ended in the middle of a message")]
     Cut,
-    /// The line is longer than allowed; the connection is of no more use.
+    /// The line is longer than allowed; the connection cannot be used any more.
     #[error("message is longer than {limit} bytes")]
     TooLong {
         /// The limit.
         limit: usize,
     },
-    /// The line is not a message. The next one may be.
+    /// The line is not a message. The next line may be one.
     #[error("message is not understood: {0}")]
     Malformed(#[from] serde_json::Error),
 }
@@ -32,7 +32,7 @@ pub enum WireError {
 /// Reads one message; none when the peer ended the connection between messages.
 ///
 /// # Errors
-/// When there is no whole, understood message of at most `limit` bytes.
+/// When the connection fails, or the line is too long or no message.
 pub fn read_message<T: DeserializeOwned>(
     reader: &mut impl BufRead,
     limit: usize,

@@ -1,7 +1,8 @@
-//! Jobs of one kind put together, so that a device does them at once, and the memory of them kept meanwhile.
+//! Jobs of one kind put together, so that a device does them at once; owns their memory meanwhile.
 //!
-//! Invariants: while a device has the addresses of a batch, nobody but the batch has its buffers; outputs that it may
-//! still write after it was given up are leaked, never reused. Must not know of devices, threads or policies.
+//! Invariants: while a device has the addresses of a batch, only the batch has its buffers; outputs
+//! that a device may still write after it was given up are leaked, never reused. Must not know of
+//! devices, threads or policies.
 
 use std::mem;
 use std::ptr::NonNull;
@@ -10,11 +11,11 @@ use calpe_core::block_io::Pool;
 use calpe_core::codec::{BlockHasher, CodecJob, Outputs, Transform};
 use calpe_core::units::{BlockHash, ROW_BYTES};
 
-use super::device::{Digest, Piece, Work};
+use super::device::{Digest, HostRange, Work};
 
 const BLOCK: usize = ROW_BYTES as usize;
 
-/// What the addresses of columns are multiples of: the widest access of a kernel.
+/// Alignment of columns: the widest access of a kernel.
 const ALIGNMENT: usize = 16;
 
 /// Why a device cannot do a job.
@@ -22,7 +23,8 @@ const ALIGNMENT: usize = 16;
 pub(super) enum Unfit {
     /// It hashes otherwise.
     Hasher,
-    /// Its columns are of wrong lengths, lie badly or are too many bytes, or there is nothing to compute.
+    /// Its columns have wrong lengths or addresses or too many bytes, or there is nothing to
+    /// compute.
     Shape,
 }
 
@@ -33,7 +35,8 @@ pub(super) struct Kind {
     pub(super) hash: bool,
     /// Whether outputs have no place in host memory.
     hidden: bool,
-    /// Input columns of a batch: those of each job, or one in which all inputs lie one behind the other.
+    /// Input columns of a batch: those of each job, or one column in which all inputs follow one
+    /// another.
     columns: usize,
 }
 
@@ -73,7 +76,7 @@ impl Kind {
         if !even || !whole {
             return Err(Unfit::Shape);
         }
-        // Without hashes nobody looks at inputs beyond those of the transform.
+        // Without hashes, inputs beyond those of the transform are not used.
         let columns = if hash { job.inputs.len() } else { transform.inputs() };
         Ok(Kind { transform: Some(transform.clone()), hash, hidden, columns })
     }
@@ -92,7 +95,7 @@ impl Kind {
         self.transform.as_ref().map_or(0, Transform::outputs)
     }
 
-    /// Bytes of each column of a batch that are a job's.
+    /// Bytes that a job takes of each column of a batch.
     fn column_bytes(&self, job: &CodecJob) -> usize {
         if self.transform.is_some() { job.inputs[0].len() } else { job.input_bytes() }
     }
@@ -123,7 +126,7 @@ impl Batch {
         self.jobs.iter().map(|job| self.kind.column_bytes(job)).sum()
     }
 
-    /// What a device is told. The addresses are those of this batch's buffers.
+    /// The work for a device. The addresses are those of this batch's buffers.
     pub(super) fn work(&mut self) -> Work {
         let column_bytes = self.total_column_bytes();
         let Batch { kind, jobs } = self;
@@ -136,7 +139,7 @@ impl Batch {
                 // The device only reads it.
                 let start = NonNull::from(&source[..]).cast::<u8>();
                 if column < kind.columns && !source.is_empty() {
-                    inputs.push(Piece { column, offset, start, bytes: source.len() });
+                    inputs.push(HostRange { column, offset, start, bytes: source.len() });
                 }
                 if kind.transform.is_none() {
                     offset += source.len();
@@ -145,7 +148,7 @@ impl Batch {
             if let (Outputs::Into(targets), false) = (&mut job.outputs, kind.hidden) {
                 for (column, target) in targets.iter_mut().enumerate() {
                     let start = NonNull::new(target.as_mut_ptr()).expect("a buffer has an address");
-                    outputs.push(Piece { column, offset: at, start, bytes: target.len() });
+                    outputs.push(HostRange { column, offset: at, start, bytes: target.len() });
                 }
             }
             at += kind.column_bytes(job);
@@ -154,10 +157,11 @@ impl Batch {
         Work { transform, hash, columns: kind.columns, column_bytes, inputs, outputs }
     }
 
-    /// The digests of a device as the fingerprints of each job, in the order of [`CodecJob::run`].
+    /// Turns the digests of a device into the fingerprints of each job, in the order of
+    /// [`CodecJob::run`].
     ///
     /// # Errors
-    /// How many there should be, when there are more or fewer.
+    /// The right number of digests, when there are more or fewer.
     pub(super) fn hashes(&self, digests: &[Digest]) -> Result<Vec<Vec<BlockHash>>, usize> {
         let columns = if self.kind.hash { self.kind.columns + self.kind.outputs() } else { 0 };
         let rows = self.total_column_bytes() / BLOCK;
@@ -179,8 +183,8 @@ impl Batch {
     }
 }
 
-/// Makes a job safe from a device that was given up and may still be at it: what it could write is replaced and leaked,
-/// what it could read stays mapped.
+/// Separates a job from a device that was given up and may still use its memory: outputs are
+/// replaced and leaked, inputs stay mapped.
 pub(super) fn part_from_device(job: &mut CodecJob, pools: &[Pool]) {
     let fresh = &pools[0];
     if let (Outputs::Into(outputs), true) = (&mut job.outputs, job.transform.is_some()) {
@@ -190,7 +194,8 @@ pub(super) fn part_from_device(job: &mut CodecJob, pools: &[Pool]) {
         }
     }
     for input in &job.inputs {
-        // The slabs of known pools stay for ever once a device was given up; other memory has nobody else.
+        // The slabs of known pools stay for ever once a device was given up; other memory has no
+        // other owner.
         if !pools.iter().any(|pool| pool.contains(input.as_ptr(), input.len())) {
             input.keep_mapped();
         }
@@ -278,8 +283,8 @@ mod tests {
         let mut batch = Batch::new(Kind::of(&jobs[0]).expect("fit"), jobs);
         let work = batch.work();
         assert_eq!((work.columns, work.column_bytes, work.bytes()), (2, 4 * BLOCK, 12 * BLOCK));
-        let places = |pieces: &[Piece]| -> Vec<_> {
-            pieces.iter().map(|piece| (piece.column, piece.offset / BLOCK, piece.bytes / BLOCK)).collect()
+        let places = |ranges: &[HostRange]| -> Vec<_> {
+            ranges.iter().map(|range| (range.column, range.offset / BLOCK, range.bytes / BLOCK)).collect()
         };
         assert_eq!(places(&work.inputs), [(0, 0, 1), (1, 0, 1), (0, 1, 3), (1, 1, 3)]);
         assert_eq!(places(&work.outputs), [(0, 0, 1), (0, 1, 3)]);
@@ -298,7 +303,7 @@ mod tests {
         let mut batch = Batch::new(Kind::of(&jobs[0]).expect("fit"), jobs);
         let work = batch.work();
         assert_eq!((work.columns, work.column_bytes, work.outputs.len()), (1, 4 * BLOCK, 0));
-        let offsets: Vec<_> = work.inputs.iter().map(|piece| (piece.column, piece.offset / BLOCK)).collect();
+        let offsets: Vec<_> = work.inputs.iter().map(|range| (range.column, range.offset / BLOCK)).collect();
         assert_eq!(offsets, [(0, 0), (0, 2), (0, 3)]);
     }
 

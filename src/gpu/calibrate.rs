@@ -1,5 +1,5 @@
-//! How long a device takes for batches of several sizes, and this CPU for the same: measured at start, or read from where
-//! an earlier start kept it. Must not know what the figures decide.
+//! How long a device and this CPU take for batches of several sizes: measured at start, or read
+//! from a file of an earlier start. Must not know what the figures decide.
 
 use std::fs;
 use std::io;
@@ -20,25 +20,26 @@ use super::trial;
 /// Sizes of the batches that are measured, in bytes of input.
 const SIZES: [usize; 6] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
-/// Bytes of the columns of the jobs that larger batches consist of: what the array gives away at a time.
+/// Bytes of the columns of jobs in larger batches: the most that the array puts in one job.
 const COLUMN_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes of input that the CPU is measured with: more than its inner caches hold.
+/// Bytes of input for the CPU's measurement: more than its inner caches hold.
 const CPU_BYTES: usize = 4 << 20;
 
-/// How often a batch is repeated; the fastest counts, since nothing makes a device faster than it is.
+/// How often a batch is repeated; the fastest counts, since nothing makes a device faster than it
+/// is.
 const REPEATS: usize = 4;
 
-/// Measuring ends when it took as long as this, with the sizes it has by then.
+/// Time after which measuring ends, with the sizes that it has by then.
 const BUDGET: Duration = Duration::from_millis(900);
 
-/// Bytes of input memory at most; larger batches read them several times over.
+/// Most bytes of input memory; larger batches read them several times.
 const INPUT_BYTES_MAX: usize = 16 << 20;
 
 /// Longest file of figures that is read: a device has a few KiB of them.
 const KEPT_BYTES_MAX: u64 = 4 << 20;
 
-/// The version of the file's form.
+/// Version of the file's format.
 const FORM: u32 = 1;
 
 /// Where figures come from.
@@ -46,13 +47,14 @@ const FORM: u32 = 1;
 pub enum CalibrationSource {
     /// They are measured now.
     Measure,
-    /// From this file, if it has those of the same device, driver, version and CPU; measured and written there otherwise.
+    /// From this file, if it has figures for the same device, driver, version and CPU; else
+    /// measured and written there.
     Cache(PathBuf),
-    /// They are these: one entry a device, by the driver's number; the last for all beyond.
+    /// Given: one entry per device, by the driver's number; the last entry for all further devices.
     Given(Vec<Costs>),
 }
 
-/// What figures hold for. Another device, driver, version or CPU has others.
+/// What figures are valid for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Key {
     uuid: String,
@@ -88,10 +90,10 @@ impl Key {
     }
 }
 
-/// The costs of a device, and why they could not be kept for the next start, if so.
+/// The costs of a device, and why they could not be stored for the next start, if so.
 ///
 /// # Errors
-/// When the device fails at being measured; it is to be abandoned then.
+/// When the device fails during the measurement; it must be abandoned then.
 pub(super) fn costs(
     source: &CalibrationSource,
     device: &mut dyn Device,
@@ -112,7 +114,7 @@ pub(super) fn costs(
                 return Ok((kept.costs.clone(), None));
             }
             let costs = measure(device, pool, hang_after)?;
-            // Figures of the same device under another driver or version are of no more use.
+            // Figures of the same device under another driver or version are useless.
             entries.retain(|entry| entry.key.uuid != key.uuid);
             entries.push(Entry { key, costs: costs.clone() });
             Ok((costs, write(path, entries).err()))
@@ -120,7 +122,8 @@ pub(super) fn costs(
     }
 }
 
-/// What the file holds; nothing if it is not there or means nothing, since all of it can be measured again.
+/// The entries of the file; none if it does not exist or cannot be parsed, since they can be
+/// measured again.
 fn read(path: &Path) -> Vec<Entry> {
     let kept = files::read(path, Source::File, KEPT_BYTES_MAX)
         .ok()
@@ -147,16 +150,16 @@ fn cpu_model() -> String {
     model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Measures, in well under a second on any device that is worth it.
+/// Measures in well under a second on any useful device.
 fn measure(device: &mut dyn Device, pool: &Pool, hang_after: Duration) -> Result<Costs, DeviceError> {
     let until = Instant::now() + BUDGET;
     let memory = Memory::new(pool);
     let mut tables: [Vec<Point>; Class::ALL.len()] = Default::default();
-    // Small sizes first for all classes: when time is short, large ones can be told from them.
+    // Small sizes first for all classes: if time runs out, large ones can be extrapolated.
     for bytes in SIZES {
         for class in Class::ALL {
             let table = &mut tables[class as usize];
-            // The first size is measured however long it takes, since there must be one.
+            // The first size is measured however long that takes, since there must be one.
             if !table.is_empty() && Instant::now() >= until {
                 continue;
             }
@@ -179,7 +182,8 @@ fn measure(device: &mut dyn Device, pool: &Pool, hang_after: Duration) -> Result
     Err(DeviceError::Failed { operation: "calibration", text })
 }
 
-/// Larger batches do not end sooner; where it was measured so, something else went on.
+/// A larger batch cannot take less time; where it was measured to, something disturbed the smaller
+/// one.
 fn rising(mut points: Vec<Point>) -> Vec<Point> {
     for at in (1..points.len()).rev() {
         points[at - 1].seconds = points[at - 1].seconds.min(points[at].seconds);
@@ -187,7 +191,7 @@ fn rising(mut points: Vec<Point>) -> Vec<Point> {
     points
 }
 
-/// Seconds of a batch, the fastest of some; None when a slot cannot hold it.
+/// Seconds of a batch, the fastest of several runs; None when a slot cannot hold it.
 fn batch_seconds(
     device: &mut dyn Device,
     memory: &Memory,
@@ -206,7 +210,7 @@ fn batch_seconds(
     for repeat in 0..REPEATS {
         let (again, _, took) = match trial::run(device, batch, hang_after) {
             Ok(result) => result,
-            // Outside of the memory that the device knows it takes less than a slot holds.
+            // In memory that the device does not know, a batch is limited further.
             Err(DeviceError::Unsupported(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -230,7 +234,7 @@ fn cpu_seconds_per_byte(memory: &Memory, class: Class) -> f64 {
     fastest.as_secs_f64().max(1e-9) / CPU_BYTES as f64
 }
 
-/// Bytes to measure with, in memory that the device knows as far as there is any.
+/// Bytes to measure with, in memory that the device knows as far as available.
 struct Memory {
     input: Buf,
     pool: Pool,

@@ -1,5 +1,6 @@
-//! What the runtime wants of a device: slots in which batches run one beside the other, each started without waiting and
-//! answered by a call from anywhere. CUDA is one implementation, a fake in memory another.
+//! The interface of a device: slots in which batches run beside each other, each started without
+//! waiting, and reported by a callback from any thread. Implemented by CUDA, and by a fake in
+//! memory.
 //!
 //! Must not know of queues, policies or threads.
 #![allow(unsafe_code)] // a device is given addresses; each unsafe item says who keeps them valid
@@ -14,9 +15,9 @@ use calpe_core::codec::Transform;
 pub struct DeviceInfo {
     /// Its number among the devices of the driver.
     pub index: usize,
-    /// The vendor's name of it.
+    /// Its name, as the vendor gives it.
     pub name: String,
-    /// What tells it from all others, for as long as it lives.
+    /// Its permanent identity.
     pub uuid: String,
     /// The driver's version.
     pub driver: String,
@@ -24,10 +25,10 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
 }
 
-/// Why a device did not do what it should.
+/// Why a device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// The device or its driver failed; nothing it yields from now on is believed.
+    /// The device or its driver failed; its results are not trusted from now on.
     #[error("{operation}: {text}")]
     Failed {
         /// What was asked of it.
@@ -38,31 +39,32 @@ pub enum DeviceError {
     /// There is no driver, or no such device.
     #[error("{0}")]
     Absent(String),
-    /// A batch is larger than a slot, or not of the kind that this device computes. Nothing was started.
+    /// A batch is larger than a slot, or of a kind that this device does not compute. Nothing was
+    /// started.
     #[error("not for this device: {0}")]
     Unsupported(&'static str),
 }
 
 /// Some bytes of a column in host memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct HostRange {
     /// The column, inputs and outputs each counted from 0.
     pub column: usize,
-    /// Where in the column, in bytes; a multiple of 4096.
+    /// Offset in the column, in bytes; a multiple of 4096.
     pub offset: usize,
     /// The first byte; a multiple of 16.
     pub start: NonNull<u8>,
-    /// How many; a multiple of 4096.
+    /// Length; a multiple of 4096.
     pub bytes: usize,
 }
 
-// SAFETY: a piece is an address with a length; who reads or writes there is agreed in `Device::start`.
-unsafe impl Send for Piece {}
+// SAFETY: a range is an address with a length; `Device::start` says who may read or write there.
+unsafe impl Send for HostRange {}
 
-/// A batch: columns put together from pieces, coded and hashed at once.
+/// A batch: columns made of ranges, coded and hashed at once.
 #[derive(Clone, Debug)]
 pub struct Work {
-    /// Outputs from the first inputs; None: inputs are only hashed.
+    /// Computes outputs from the first inputs; None: inputs are only hashed.
     pub transform: Option<Transform>,
     /// Whether every block of 4 KiB of inputs and outputs is hashed with BLAKE3.
     pub hash: bool,
@@ -70,10 +72,10 @@ pub struct Work {
     pub columns: usize,
     /// Bytes of every column; a multiple of 4096.
     pub column_bytes: usize,
-    /// What the input columns are made of: together every byte of every column once.
-    pub inputs: Vec<Piece>,
-    /// Where the output columns go. What has no place is computed and hashed only.
-    pub outputs: Vec<Piece>,
+    /// The ranges of the input columns: together every byte of every column once.
+    pub inputs: Vec<HostRange>,
+    /// The ranges of the output columns. Bytes outside of them are only computed and hashed.
+    pub outputs: Vec<HostRange>,
 }
 
 impl Work {
@@ -93,10 +95,11 @@ impl Work {
 /// The first half of the BLAKE3 hash of a block.
 pub type Digest = [u8; 16];
 
-/// Called once when what runs in a slot has ended, well or not, from any thread, and so that it must not wait.
+/// Called once when the batch in a slot has ended, with or without success. Called from any thread;
+/// must not wait.
 pub type Wake = Box<dyn FnOnce() + Send>;
 
-/// A device with its memory, programs and slots. One thread has it.
+/// A device with its memory, programs and slots. Owned by one thread.
 pub trait Device: Send {
     /// What it is.
     fn info(&self) -> &DeviceInfo;
@@ -107,31 +110,34 @@ pub trait Device: Send {
     /// The most that [`Work::bytes`] of a batch may be.
     fn slot_bytes(&self) -> usize;
 
-    /// Starts a batch in an idle slot and returns without waiting for it. `wake` is called when it has ended, unless this
-    /// returns an error; an error other than `Unsupported` leaves the device as after a failed `finish`.
+    /// Starts a batch in an idle slot and returns without waiting for it. `wake` is called when it
+    /// has ended, unless this returns an error; an error other than `Unsupported` leaves the device
+    /// as after a failed `finish`.
     ///
     /// # Errors
     /// See [`DeviceError`].
     ///
     /// # Safety
-    /// Until `finish` of this slot has returned Ok, or the device is dropped, every input piece must stay mapped and its
-    /// bytes unchanged, and every output piece must stay mapped and be neither read nor written by anybody else. After an
-    /// error or when the device is given to [`Device::abandon`], outputs must stay so for ever; what the inputs hold no
-    /// longer matters, but they must stay mapped.
+    /// Until `finish` of this slot has returned Ok, or the device is dropped, every input range
+    /// must stay mapped and its bytes unchanged, and every output range must stay mapped and be
+    /// neither read nor written by anybody else. After an error or when the device is given to
+    /// [`Device::abandon`], outputs must stay so for ever; what the inputs hold no longer matters,
+    /// but they must stay mapped.
     unsafe fn start(&mut self, slot: usize, work: Work, wake: Wake) -> Result<(), DeviceError>;
 
-    /// Takes the result of a slot whose `wake` was called: the digests of all blocks, column after column, inputs before
-    /// outputs; empty without hashing. The slot is idle again.
+    /// Takes the result of a slot whose `wake` was called: the digests of all blocks, column after
+    /// column, inputs before outputs; empty without hashing. Frees the slot.
     ///
     /// # Errors
-    /// When anything about the batch failed; nothing this device holds is believed then.
+    /// When the batch failed; then none of the device's results is trusted.
     fn finish(&mut self, slot: usize) -> Result<Vec<Digest>, DeviceError>;
 
-    /// Gives up a device that failed or does not answer: never waits, and leaks what may still be in use.
+    /// Gives up a device that failed or does not answer: never waits, and leaks the memory that it
+    /// may still be using.
     fn abandon(self: Box<Self>);
 }
 
-/// A failure on purpose, to see that nobody minds.
+/// A failure on purpose, to see that clients are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Drill {
@@ -146,16 +152,17 @@ pub trait Driver: Send + Sync {
     /// What devices there are.
     ///
     /// # Errors
-    /// `Absent` with the reason when there is no driver or it cannot be used.
+    /// `Absent` with the reason when the driver is missing or cannot be used.
     fn devices(&self) -> Result<Vec<DeviceInfo>, DeviceError>;
 
-    /// Opens a device for batches whose pieces mostly lie in the slabs of `pools`, which it may register with the driver
-    /// and which it keeps alive. Pieces elsewhere are allowed, and slower.
+    /// Opens a device for batches whose ranges mostly lie in the slabs of `pools`, which it may
+    /// register with the driver and which it keeps alive. Ranges elsewhere are allowed, and slower.
     ///
     /// # Errors
     /// When it cannot be opened.
     fn open(&self, index: usize, pools: &[Pool]) -> Result<Box<dyn Device>, DeviceError>;
 
-    /// Makes the next batch that is started on any of its devices go wrong. A drill that no batch has met yet is replaced.
+    /// Makes the next batch on any device of this driver fail. Replaces a drill that no batch has
+    /// met yet.
     fn drill(&self, drill: Drill);
 }

@@ -1,7 +1,9 @@
-//! Devices in memory that do their work on the CPU, through the addresses they are given, as slowly, wrongly or never as
-//! they are told to. What a device of CUDA may rely on is checked here and kept as violations.
+//! Devices in memory that compute on the CPU, through the addresses that they are given, and that
+//! are as slow, wrong or stuck as a test wants. They check what a CUDA device may rely on, and
+//! record violations.
 //!
-//! Invariant: unless told otherwise a batch has the bytes of `CodecJob::run`. Must not know of the runtime.
+//! Invariant: without faults, a batch has the bytes of `CodecJob::run`. Must not know of the
+//! runtime.
 #![allow(unsafe_code)] // reads and writes at addresses; each block argues from the contract of `Device::start`
 
 use std::collections::BTreeMap;
@@ -13,9 +15,9 @@ use std::time::Duration;
 use calpe_core::block_io::Pool;
 use calpe_core::codec::BlockHasher;
 
-use super::device::{Device, DeviceError, DeviceInfo, Digest, Drill, Driver, Piece, Wake, Work};
+use super::device::{Device, DeviceError, DeviceInfo, Digest, Drill, Driver, HostRange, Wake, Work};
 
-/// What late devices write where nobody expects it.
+/// The byte that late devices write to memory that is no longer theirs.
 pub const LATE_BYTE: u8 = 0xee;
 
 /// How a device is.
@@ -25,9 +27,9 @@ pub struct FakeDevice {
     pub slots: usize,
     /// Bytes of each, columns in and out.
     pub slot_bytes: usize,
-    /// How long each batch takes at least.
+    /// Shortest time of each batch.
     pub latency: Duration,
-    /// How much it does beyond that in a second, one batch after the other.
+    /// Bytes per second beyond that, one batch after the other.
     pub bytes_per_second: f64,
 }
 
@@ -44,7 +46,7 @@ pub enum Fault {
     None,
     /// It cannot be started: the device fails.
     Start,
-    /// It is not for this device: nothing is started, and the device goes on.
+    /// It is not for this device: nothing is started, and the device continues.
     Refuse,
     /// It ends with an error.
     Finish,
@@ -56,15 +58,15 @@ pub enum Fault {
     WrongEverywhere,
     /// One digest is missing.
     MissingDigest,
-    /// It is done rightly, after so long.
+    /// It is done correctly after this time.
     Slow(Duration),
     /// Nobody is ever woken.
     Never,
-    /// After so long all its outputs are overwritten with [`LATE_BYTE`], and somebody is woken.
+    /// After this time all its outputs are overwritten with [`LATE_BYTE`], and `wake` is called.
     Late(Duration),
-    /// The call that starts it takes so long.
+    /// The call that starts it takes this long.
     BlockStart(Duration),
-    /// The call that takes its result takes so long.
+    /// The call that takes its result takes this long.
     BlockFinish(Duration),
     /// The call that starts it panics.
     PanicStart,
@@ -83,9 +85,9 @@ struct Shared {
     info: DeviceInfo,
     shape: FakeDevice,
     state: Mutex<State>,
-    /// What happens to the next batch of any device of the driver.
+    /// The fault of the next batch on any device of the driver.
     drill: Arc<Mutex<Fault>>,
-    /// Whoever has it computes.
+    /// Held while computing.
     engine: Mutex<()>,
 }
 
@@ -96,7 +98,7 @@ struct State {
     faults: BTreeMap<usize, Fault>,
     opens: usize,
     opens_to_fail: usize,
-    /// A call that takes a result is held up.
+    /// Whether a call that takes a result is blocked.
     is_stuck: bool,
     violations: Vec<String>,
 }
@@ -116,14 +118,14 @@ impl FakeDriver {
         FakeDriver { devices, drill }
     }
 
-    /// Makes a fault happen to the batch of a device before which it starts `after` others from now on.
+    /// Gives a fault to the batch of a device that starts after `after` others from now on.
     pub fn inject(&self, device: usize, after: usize, fault: Fault) {
         let mut state = self.devices[device].lock();
         let at = state.batches + after;
         state.faults.insert(at, fault);
     }
 
-    /// Forgets faults that did not happen yet.
+    /// Removes faults that have not happened yet.
     pub fn calm(&self) {
         self.devices.iter().for_each(|device| device.lock().faults.clear());
     }
@@ -133,31 +135,31 @@ impl FakeDriver {
         self.devices[device].lock().opens_to_fail = attempts;
     }
 
-    /// How many batches a device was given.
+    /// How many batches a device has been given.
     #[must_use]
     pub fn batches(&self, device: usize) -> usize {
         self.devices[device].lock().batches
     }
 
-    /// Bytes of all batches that a device was given, columns in and out.
+    /// Bytes of all batches that a device has been given, columns in and out.
     #[must_use]
     pub fn bytes(&self, device: usize) -> usize {
         self.devices[device].lock().bytes
     }
 
-    /// How often somebody tried to open a device.
+    /// How often opening a device was tried.
     #[must_use]
     pub fn opens(&self, device: usize) -> usize {
         self.devices[device].lock().opens
     }
 
-    /// Whether the call that takes a result of a device is held up, as by [`Fault::BlockFinish`].
+    /// Whether the call that takes a result of a device is blocked, as by [`Fault::BlockFinish`].
     #[must_use]
     pub fn is_stuck(&self, device: usize) -> bool {
         self.devices[device].lock().is_stuck
     }
 
-    /// What was done that must not be done to a device.
+    /// Violations of the interface of a device.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.devices.iter().flat_map(|device| device.lock().violations.clone()).collect()
@@ -210,7 +212,7 @@ impl Shared {
     }
 }
 
-/// The result of a batch, once it is there.
+/// The result of a batch, once it has ended.
 type Outcome = Arc<Mutex<Option<Vec<Digest>>>>;
 
 struct Opened {
@@ -306,7 +308,7 @@ impl Device for Opened {
     }
 
     fn abandon(mut self: Box<Self>) {
-        // What still runs keeps its addresses: nothing of the pools may go.
+        // Running batches keep their addresses: no memory of the pools may go.
         mem::forget(mem::take(&mut self.pools));
         self.slots.clear();
     }
@@ -327,10 +329,11 @@ impl Shared {
             Fault::Slow(time) => thread::sleep(time),
             Fault::Late(time) => {
                 thread::sleep(time);
-                for piece in &work.outputs {
-                    // SAFETY: outputs stay mapped, and are neither read nor written by anybody else, for ever when the
-                    // device was abandoned: that they are is what this fault is there to show.
-                    unsafe { piece.start.as_ptr().write_bytes(LATE_BYTE, piece.bytes) };
+                for range in &work.outputs {
+                    // SAFETY: outputs stay mapped, and are neither read nor written by anybody
+                    // else, for ever when the device was abandoned: that they are is what this
+                    // fault is there to show.
+                    unsafe { range.start.as_ptr().write_bytes(LATE_BYTE, range.bytes) };
                 }
                 return wake();
             }
@@ -345,11 +348,11 @@ impl Shared {
         let mut digests = Vec::new();
         let mut memory = vec![0u8; work.bytes()];
         let (inputs, outputs) = memory.split_at_mut(work.columns * work.column_bytes);
-        for piece in &work.inputs {
-            let at = place(&work, piece);
+        for range in &work.inputs {
+            let at = place(&work, range);
             // SAFETY: inputs stay mapped and unchanged until `finish`.
-            let source = unsafe { std::slice::from_raw_parts(piece.start.as_ptr(), piece.bytes) };
-            inputs[at..at + piece.bytes].copy_from_slice(source);
+            let source = unsafe { std::slice::from_raw_parts(range.start.as_ptr(), range.bytes) };
+            inputs[at..at + range.bytes].copy_from_slice(source);
         }
         if let Some(transform) = &work.transform {
             let columns: Vec<&[u8]> = inputs.chunks(work.column_bytes).take(transform.inputs()).collect();
@@ -362,11 +365,12 @@ impl Shared {
         if fault == Fault::WrongEverywhere {
             outputs.iter_mut().step_by(4096).for_each(|byte| *byte ^= 1);
         }
-        for piece in &work.outputs {
-            let at = place(&work, piece);
-            let source = &outputs[at..at + piece.bytes];
-            // SAFETY: outputs stay mapped, and are neither read nor written by anybody else, until `finish`.
-            unsafe { piece.start.as_ptr().copy_from_nonoverlapping(source.as_ptr(), piece.bytes) };
+        for range in &work.outputs {
+            let at = place(&work, range);
+            let source = &outputs[at..at + range.bytes];
+            // SAFETY: outputs stay mapped, and are neither read nor written by anybody else, until
+            // `finish`.
+            unsafe { range.start.as_ptr().copy_from_nonoverlapping(source.as_ptr(), range.bytes) };
         }
         if work.hash {
             let mut hashes = Vec::new();
@@ -387,29 +391,29 @@ impl Shared {
     }
 }
 
-fn place(work: &Work, piece: &Piece) -> usize {
-    piece.column * work.column_bytes + piece.offset
+fn place(work: &Work, range: &HostRange) -> usize {
+    range.column * work.column_bytes + range.offset
 }
 
-/// What is wrong with a batch.
+/// The violation in a batch, if there is one.
 fn fault_of(work: &Work) -> Option<String> {
     let whole = |bytes: usize| bytes > 0 && bytes.is_multiple_of(4096);
-    let wrong = work.inputs.iter().chain(&work.outputs).find(|piece| {
-        let inside = piece.offset + piece.bytes <= work.column_bytes;
-        let aligned = piece.offset.is_multiple_of(4096) && piece.start.addr().get().is_multiple_of(16);
-        !inside || !aligned || !whole(piece.bytes)
+    let wrong = work.inputs.iter().chain(&work.outputs).find(|range| {
+        let inside = range.offset + range.bytes <= work.column_bytes;
+        let aligned = range.offset.is_multiple_of(4096) && range.start.addr().get().is_multiple_of(16);
+        !inside || !aligned || !whole(range.bytes)
     });
     if wrong.is_some() || !whole(work.column_bytes) {
         return Some(format!("a piece lies badly: {wrong:?} in columns of {} bytes", work.column_bytes));
     }
     let mut covered: Vec<(usize, usize)> =
-        work.inputs.iter().map(|piece| (place(work, piece), piece.bytes)).collect();
+        work.inputs.iter().map(|range| (place(work, range), range.bytes)).collect();
     covered.sort_unstable();
     let end = covered.iter().try_fold(0, |end, &(at, bytes)| (at == end).then_some(end + bytes));
     if end != Some(work.columns * work.column_bytes) {
         return Some("inputs are not covered once by pieces".to_owned());
     }
-    let outside = work.outputs.iter().any(|piece| piece.column >= work.output_columns());
+    let outside = work.outputs.iter().any(|range| range.column >= work.output_columns());
     let needed = work.transform.as_ref().map_or(0, |transform| transform.inputs());
     (outside || work.columns < needed).then(|| "columns that the transform does not have".to_owned())
 }

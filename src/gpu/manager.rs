@@ -1,8 +1,9 @@
-//! The thread that has a device: it starts batches in idle slots, takes their results and answers, and opens the device
-//! again after a failure. Sleeps while there is nothing to do.
+//! The thread that owns a device: it starts batches in idle slots, takes their results, answers,
+//! and opens the device again after a failure. Sleeps while there is nothing to do.
 //!
-//! Invariants: a batch is among the lane's running ones before its device hears of it, and until the device is through with
-//! it; so whoever gives the device up finds it there. A result counts only if its batch is still there.
+//! Invariants: a batch is among the lane's running ones before its device gets it, and until the
+//! device has ended it, so a thread that gives the device up finds the batch there. A result counts
+//! only if its batch is still there.
 #![allow(unsafe_code)] // hands addresses to a device; the block argues for itself
 
 use std::any::Any;
@@ -12,44 +13,36 @@ use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+use super::answer::Finished;
 use super::calibrate;
 use super::device::{Device, DeviceError};
+use super::lane::{Event, Running};
 use super::metrics::GpuEventKind;
 use super::policy::Costs;
-use super::rerun::{self, Finished, Task};
+use super::rerun;
 use super::self_test;
-use super::shared::{Running, Shared};
+use super::shared::Shared;
+use super::tasks::Task;
 
-/// How many times longer than a batch at work one of a test may take: programs may be loaded at their first use.
+/// How many times longer than a normal batch a test batch may take: programs may be loaded at their
+/// first use.
 const TRIAL_FACTOR: u32 = 5;
 
-/// The most rows that a manager compares itself, some ten microseconds each; more would keep the device waiting.
+/// Most rows that a manager compares itself, at some ten microseconds each; more would keep the
+/// device waiting.
 const ROWS_COMPARED_HERE: usize = 8;
-
-/// What a manager is told.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// There is something to do.
-    More,
-    /// A batch has ended.
-    Woken { generation: u64, serial: u64, slot: usize },
-    /// The device was given up by somebody else.
-    GivenUp,
-    /// Everything ends.
-    Close,
-}
 
 /// Why a device is no longer served.
 enum Stop {
-    /// Everything ends, and nothing is under way.
+    /// The runtime ends, and nothing is under way.
     Closed,
-    /// It was given up by somebody else.
+    /// Another thread gave the device up.
     GivenUp,
     /// It failed.
     Failed(String),
 }
 
-/// Runs until the runtime ends. `first` hears of the first attempt to open the device.
+/// Runs until the runtime ends. `first` gets the result of the first attempt to open the device.
 pub(super) fn run(
     shared: &Arc<Shared>,
     lane: usize,
@@ -79,13 +72,13 @@ pub(super) fn run(
                 report_first(&mut first, outcome);
             }
         }
-        let is_given_up = |given_up| given_up >= config.given_up_max || shared.lanes[lane].lock().wrong;
+        let is_given_up = |given_up| given_up >= config.given_up_max || shared.lanes[lane].lock().is_wrong();
         if !is_given_up(given_up) {
-            shared.retry_at(lane, Some(Instant::now() + pause));
+            shared.lanes[lane].lock().retry_at(Some(Instant::now() + pause));
             if !wait(shared, inbox, pause) {
                 return;
             }
-            shared.retry_at(lane, None);
+            shared.lanes[lane].lock().retry_at(None);
         }
         if is_given_up(given_up) {
             shared.leave_alone(lane, given_up);
@@ -98,18 +91,18 @@ pub(super) fn run(
 
 fn report_first(first: &mut Option<Sender<Result<(), String>>>, outcome: Result<(), String>) {
     if let Some(first) = first.take() {
-        // Nobody listens any more when it took too long.
+        // After a timeout nothing listens any more.
         let _ = first.send(outcome);
     }
 }
 
-/// Waits before a device is opened again. False when everything ends.
+/// Waits before a device is opened again. False when the runtime ends.
 fn wait(shared: &Shared, inbox: &Receiver<Event>, pause: Duration) -> bool {
     let until = Instant::now() + pause;
     while !shared.is_closing() {
         match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(Event::Close) | Err(RecvTimeoutError::Disconnected) => return false,
-            // Late answers of what was given up mean nothing.
+            // Late events of an earlier generation are ignored.
             Ok(_) => {}
             Err(RecvTimeoutError::Timeout) => return true,
         }
@@ -117,7 +110,8 @@ fn wait(shared: &Shared, inbox: &Receiver<Event>, pause: Duration) -> bool {
     false
 }
 
-/// A device that was opened, passed its self-test and has figures. One that did not is counted as given up.
+/// Opens a device, tests it and gets its costs. A device that fails the test counts as given up
+/// once.
 fn open(shared: &Shared, lane: usize, given_up: &mut u32) -> Result<(Box<dyn Device>, Arc<Costs>), String> {
     let settings = &shared.settings;
     let index = shared.lanes[lane].info().index;
@@ -152,7 +146,7 @@ fn prepare(shared: &Shared, lane: usize, device: &mut dyn Device) -> Result<Arc<
     Ok(Arc::new(costs))
 }
 
-/// Serves a device until it fails or everything ends, which it tells.
+/// Serves a device until it fails or the runtime ends. Returns whether the runtime ends.
 fn serve(
     shared: &Arc<Shared>,
     lane: usize,
@@ -176,7 +170,7 @@ fn serve(
     let device = serving.device;
     match stop {
         Stop::Closed => {
-            // Whatever the end of a device does, others wait for it no longer.
+            // However the device ends, others do not wait for it any more.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(device)));
             shared.closed(lane);
             true
@@ -194,7 +188,7 @@ fn serve(
 }
 
 fn abandon(device: Box<dyn Device>) {
-    // It is not used any more, whatever its end is.
+    // However this ends, the device is not used any more.
     let _ = catch_unwind(AssertUnwindSafe(|| device.abandon()));
 }
 
@@ -217,7 +211,7 @@ struct Serving<'a> {
     generation: u64,
     device: Box<dyn Device>,
     idle: Vec<usize>,
-    /// What was last started in each slot.
+    /// Number of the last batch in each slot.
     serials: Vec<u64>,
     next_serial: u64,
 }
@@ -232,7 +226,7 @@ impl Serving<'_> {
         }
     }
 
-    /// Starts what can be started, then waits for one event.
+    /// Starts batches in idle slots, then waits for one event.
     fn step(&mut self, inbox: &Receiver<Event>) -> Result<(), Stop> {
         while let Some(&slot) = self.idle.last() {
             if !self.launch(slot)? {
@@ -248,23 +242,23 @@ impl Serving<'_> {
             {
                 self.finish(slot)
             }
-            // What was started on a device that was given up.
+            // A batch of an earlier generation.
             Ok(Event::Woken { .. }) => Ok(()),
             Ok(Event::More | Event::Close) => Ok(()),
             Ok(Event::GivenUp) => {
-                let current = self.shared.lanes[self.lane].lock().generation;
+                let current = self.shared.lanes[self.lane].lock().generation();
                 if current == self.generation { Ok(()) } else { Err(Stop::GivenUp) }
             }
             Err(_) => Err(Stop::Failed("nobody can reach its manager any more".to_owned())),
         }
     }
 
-    /// Starts a batch in an idle slot if anything waits.
+    /// Starts a batch in an idle slot if jobs wait.
     fn launch(&mut self, slot: usize) -> Result<bool, Stop> {
         let (shared, lane) = (self.shared, &self.shared.lanes[self.lane]);
         let Some(taken) = shared.take(self.lane) else { return Ok(false) };
         let mut state = lane.lock();
-        if state.generation != self.generation {
+        if state.generation() != self.generation {
             drop(state);
             shared.run_taken_on_cpu(taken, false);
             return Err(Stop::GivenUp);
@@ -272,19 +266,20 @@ impl Serving<'_> {
         let running = state.running[slot].insert(Running { started: Instant::now(), taken });
         let work = running.taken.batch.work();
         drop(state);
-        shared.watch_over();
+        shared.alarm.set();
 
         let (generation, serial) = (self.generation, self.next_serial);
         self.next_serial += 1;
         self.serials[slot] = serial;
         let sender = lane.sender();
         let wake = Box::new(move || {
-            // A manager that has ended needs to hear nothing.
+            // A manager that has ended needs no events.
             let _ = sender.send(Event::Woken { generation, serial, slot });
         });
-        // SAFETY: the addresses are those of buffers that only the batch holds, which lies among the running ones. It is
-        // taken from there after `finish` alone, or when the device is given up: then `part_from_device` leaks its outputs
-        // and keeps its inputs mapped, before anybody else sees them.
+        // SAFETY: the addresses are those of buffers that only the batch holds, which lies among
+        // the running ones. It is taken from there after `finish` alone, or when the device is
+        // given up: then `part_from_device` leaks its outputs and keeps its inputs mapped, before
+        // anybody else sees them.
         match unsafe { self.device.start(slot, work, wake) } {
             Ok(()) => {
                 self.idle.pop();
@@ -292,7 +287,7 @@ impl Serving<'_> {
             }
             Err(DeviceError::Unsupported(_)) => {
                 let mut state = lane.lock();
-                if state.generation != self.generation {
+                if state.generation() != self.generation {
                     return Err(Stop::GivenUp);
                 }
                 let refused = state.running[slot].take();
@@ -308,12 +303,12 @@ impl Serving<'_> {
         }
     }
 
-    /// Takes the result of a batch and answers for its jobs, or has them compared first.
+    /// Takes the result of a batch, and answers its jobs or has them compared first.
     fn finish(&mut self, slot: usize) -> Result<(), Stop> {
         let digests = self.device.finish(slot).map_err(|error| Stop::Failed(error.to_string()))?;
         let (shared, lane) = (self.shared, &self.shared.lanes[self.lane]);
         let mut state = lane.lock();
-        if state.generation != self.generation {
+        if state.generation() != self.generation {
             return Err(Stop::GivenUp);
         }
         let Some(running) = &state.running[slot] else {

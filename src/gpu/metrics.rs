@@ -1,5 +1,5 @@
-//! What the runtime tells about itself: counters, states of devices, and what happened to them.
-//! Must not know of jobs or threads.
+//! Reports of the runtime: counters, states of devices, and events. Must not know of jobs or
+//! threads.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,24 +9,25 @@ use serde::{Deserialize, Serialize};
 use super::device::DeviceInfo;
 use super::policy::Crossover;
 
-/// Steps of a doubling that latencies are told apart by.
+/// Buckets per doubling of a latency.
 const STEPS: usize = 4;
-/// From 1 microsecond to 2^32 of them, over an hour.
+/// From 1 to 2^32 microseconds, over an hour.
 const BUCKETS: usize = 32 * STEPS;
 
-/// Events kept until somebody asks. A device that fails and comes back makes two in a second at most.
+/// Events kept until they are taken. A device that fails and comes back makes at most two in a
+/// second.
 const EVENTS_MAX: usize = 1024;
 
-/// What the runtime has done, and how it is. Counts are since its start.
+/// Counts and states of the runtime, since its start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuReport {
     /// One entry a device.
     pub devices: Vec<DeviceReport>,
-    /// Jobs that were offered, by what became of them.
+    /// How many of the offered jobs were taken, and why others were not.
     pub decisions: Decisions,
     /// Jobs taken that the CPU did, because a device failed or was stopped.
     pub rerun_jobs: u64,
-    /// The longest that anybody waited for one of them, in microseconds.
+    /// The longest time that a requester waited for one of them, in microseconds.
     pub rerun_us_max: u64,
     /// Rows of blocks that the CPU computed again for comparison.
     pub verified_rows: u64,
@@ -41,13 +42,14 @@ pub struct GpuReport {
 pub struct Decisions {
     /// Taken for a device.
     pub taken: u64,
-    /// The CPU is faster at so little.
+    /// The CPU is faster for so few bytes.
     pub small: u64,
     /// The devices have enough to do.
     pub spill: u64,
-    /// Hashed with something that devices do not compute.
+    /// Hashed with a function that devices do not compute.
     pub hasher: u64,
-    /// Columns of lengths or addresses that devices do not take, more than a slot holds, or nothing to compute.
+    /// Columns of lengths or addresses that devices do not take, more than a slot holds, or nothing
+    /// to compute.
     pub shape: u64,
     /// No device runs.
     pub unavailable: u64,
@@ -69,17 +71,17 @@ pub struct DeviceReport {
     pub batches: u64,
     /// Batches refused before they were started; their jobs went to the CPU.
     pub refused: u64,
-    /// Times that it failed, wrong results included.
+    /// How often it failed, wrong results included.
     pub errors: u64,
-    /// Times that it did not answer.
+    /// How often it did not answer.
     pub hangs: u64,
-    /// Times that it computed something else than the CPU.
+    /// How often it computed something else than the CPU.
     pub mismatches: u64,
-    /// Times that it was opened again.
+    /// How often it was opened again.
     pub reopened: u64,
     /// How long batches took.
     pub batch_latency: Latency,
-    /// From which size on it is worth it.
+    /// From which size on it is as fast as the CPU.
     pub crossovers: Vec<Crossover>,
 }
 
@@ -89,29 +91,30 @@ pub struct DeviceReport {
 pub enum DeviceState {
     /// It does.
     Running,
-    /// It does not, and is opened again from time to time.
+    /// It does not run, and is opened again from time to time.
     Failed {
         /// Why.
         reason: String,
         /// For how long.
         since_seconds: f64,
-        /// In how long it is tried again; None: it is being tried now, or has never come back from a call.
+        /// Seconds until it is opened again; None: it is being opened now, or an opening has not
+        /// returned.
         retry_seconds: Option<f64>,
     },
 }
 
-/// Durations in microseconds; quantiles are at most a fifth above the truth.
+/// Durations in microseconds; quantiles are at most a fifth too high.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Half of them were no longer.
+    /// Median.
     pub us_p50: u64,
-    /// 99 of 100 were no longer.
+    /// 99th percentile.
     pub us_p99: u64,
     /// The longest.
     pub us_max: u64,
 }
 
-/// Something an operator should hear of.
+/// An event that operators should see.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuEvent {
     /// The device's number.
@@ -128,22 +131,22 @@ pub struct GpuEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuEventKind {
-    /// It failed, and its jobs went elsewhere.
+    /// It failed, and its jobs went to the CPU.
     Failed,
-    /// It did not answer in time, and its jobs went elsewhere.
+    /// It did not answer in time, and its jobs went to the CPU.
     Hung,
-    /// It computed something else than the CPU. The batch in which this was seen was done again; earlier ones were compared
-    /// in part.
+    /// It computed something else than the CPU. The batch with the difference was done again;
+    /// earlier batches were compared only in part.
     Mismatch,
     /// It runs again.
     Reopened,
-    /// Its measurements could not be kept; they are repeated at the next start.
+    /// Its measurements could not be stored; they are repeated at the next start.
     Calibration,
-    /// What waited for a job panicked when it was done, or the CPU did over it.
+    /// An answer panicked, or a job panicked on the CPU.
     Answer,
 }
 
-/// Events that nobody has asked for yet; the oldest go when there are too many.
+/// Events that were not taken yet; the oldest are dropped when there are too many.
 #[derive(Default)]
 pub(super) struct Events(VecDeque<GpuEvent>);
 

@@ -1,5 +1,5 @@
-//! Whether a device does some work sooner than the CPU: by size, from tables that were measured, and by load, from what
-//! waits on either side. Pure arithmetic: must not know of queues, threads or clocks.
+//! Whether a device does some work sooner than the CPU: by size, from measured tables, and by load,
+//! from what waits on either side. Pure arithmetic: must not know of queues, threads or clocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -53,9 +53,9 @@ pub(super) type Load = [u64; Class::ALL.len()];
 /// How long a batch takes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Bytes of all its inputs.
+    /// Bytes of all inputs.
     pub bytes: u64,
-    /// From the start of the batch until its results are in host memory.
+    /// Time from the start of the batch until its results are in host memory.
     pub seconds: f64,
 }
 
@@ -64,9 +64,9 @@ pub struct Point {
 pub struct ClassCosts {
     /// Which.
     pub class: Class,
-    /// On the device, by size, ascending. At least one.
+    /// On the device, by ascending size. At least one.
     pub batches: Vec<Point>,
-    /// On one thread of this CPU, by byte of input.
+    /// On one thread of this CPU, per byte of input.
     pub cpu_seconds_per_byte: f64,
 }
 
@@ -77,20 +77,21 @@ pub struct Costs {
     pub classes: [ClassCosts; Class::ALL.len()],
 }
 
-/// From which size on a device is as fast as some threads.
+/// From which size on a device is as fast as a number of threads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crossover {
     /// The class of work.
     pub class: Class,
-    /// CPU threads it is compared with.
+    /// Number of CPU threads that it is compared with.
     pub threads: usize,
-    /// The smallest measured or interpolated batch in bytes of input; None: the threads are faster at any.
+    /// Size of the smallest batch, measured or interpolated, in bytes of input; None: the threads
+    /// are faster at any size.
     pub bytes: Option<u64>,
 }
 
 impl Costs {
-    /// A device that takes `latency` seconds and then does `bytes_per_second`, beside a CPU thread that does
-    /// `cpu_bytes_per_second`, whatever the class.
+    /// Costs of a device that takes `latency` seconds and then does `bytes_per_second`, beside a
+    /// CPU thread that does `cpu_bytes_per_second`, for all classes.
     #[must_use]
     pub fn linear(latency: f64, bytes_per_second: f64, cpu_bytes_per_second: f64) -> Costs {
         let point = |bytes: u64| Point { bytes, seconds: latency + bytes as f64 / bytes_per_second };
@@ -103,7 +104,7 @@ impl Costs {
         }
     }
 
-    /// Whether estimates from them mean anything: one table a class, sizes ascending, all figures positive.
+    /// Whether the tables can be used: one for each class, sizes ascending, all figures positive.
     #[must_use]
     pub fn are_usable(&self) -> bool {
         let positive = |figure: f64| figure.is_finite() && figure > 0.0;
@@ -116,8 +117,8 @@ impl Costs {
         })
     }
 
-    /// Estimated seconds of a batch on the device. Between two sizes it is a straight line, below the smallest it is as
-    /// long as the smallest, beyond the largest it is in proportion.
+    /// Estimated seconds of a batch on the device: linear between two sizes, constant below the
+    /// smallest, proportional beyond the largest.
     #[must_use]
     pub fn device_seconds(&self, class: Class, bytes: u64) -> f64 {
         let points = &self.classes[class as usize].batches;
@@ -133,13 +134,13 @@ impl Costs {
         }
     }
 
-    /// Bytes a second of a device that has enough of it to do.
+    /// Bytes per second of a device under full load.
     fn device_rate(&self, class: Class) -> f64 {
         self.classes[class as usize].batches.last().map_or(0.0, |point| point.bytes as f64 / point.seconds)
     }
 
-    /// Estimated seconds by byte of input on one CPU thread: what was measured, corrected for the shape of the code as
-    /// far as coding goes with the number of outputs, and hashing with outputs by input.
+    /// Estimated seconds per byte of input on one CPU thread: the measured figure, with coding
+    /// scaled by the number of outputs, and hashing by outputs per input.
     fn cpu_seconds_per_byte(&self, demand: Demand) -> f64 {
         let measured = |class: Class| self.classes[class as usize].cpu_seconds_per_byte;
         let (parity, data) = (MEASURED_PARITY as f64, MEASURED_DATA as f64);
@@ -156,11 +157,11 @@ impl Costs {
             Class::Hash => (0.0, 0.0),
         };
         let corrected = base + coding * measured(Class::Encode) + hashing * measured(Class::Hash);
-        // Measurements that do not add up must not make work free.
+        // Contradictory measurements must not make work free.
         corrected.max(base / 16.0)
     }
 
-    /// From which size on the device is as fast as some threads, for every class.
+    /// From which size on the device is as fast as several numbers of threads, for every class.
     #[must_use]
     pub fn crossovers(&self) -> Vec<Crossover> {
         let all = Class::ALL.iter().flat_map(|&class| REPORTED_THREADS.map(|threads| (class, threads)));
@@ -168,7 +169,8 @@ impl Costs {
             .collect()
     }
 
-    /// See [`Costs::crossovers`]. Steps of a quarter of the size, since tables need not cross only once.
+    /// See [`Costs::crossovers`]. Sizes are tried in steps of a quarter, since tables may cross
+    /// more than once.
     fn crossover(&self, class: Class, threads: usize) -> Option<u64> {
         let costs = &self.classes[class as usize];
         let (first, last) = (costs.batches.first()?.bytes, costs.batches.last()?.bytes);
@@ -180,7 +182,7 @@ impl Costs {
     }
 }
 
-/// What is asked for, as far as its cost depends on it.
+/// The properties of work that its cost depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
     pub(super) class: Class,
@@ -203,10 +205,10 @@ impl Demand {
     }
 }
 
-/// What the CPU has to do already, and with how much.
+/// The CPU's load, and its threads.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuLoad {
-    /// Threads that do jobs of this caller. None counts as one: the caller's own.
+    /// Threads that do jobs of this caller. 0 counts as 1: the caller's own.
     pub threads: usize,
     /// Bytes of the jobs that wait for them.
     pub waiting_bytes: usize,
@@ -216,14 +218,14 @@ pub struct CpuLoad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Take,
-    /// Too little: an idle device would be slower too.
+    /// Too few bytes: even an idle device would be slower.
     Small,
     /// A device would be as fast, but has enough to do.
     Spill,
 }
 
-/// Decides for one batch of `bytes`. `devices`: costs of all that run, with what each has under way; `waiting`: what waits
-/// for any of them.
+/// Decides for one batch of `bytes`. `devices`: costs and load of all that run; `waiting`: load
+/// that waits for any of them.
 pub(super) fn decide<'a>(
     devices: impl Iterator<Item = (&'a Costs, &'a Load)>,
     waiting: &Load,
@@ -289,7 +291,8 @@ mod tests {
 
     #[test]
     fn a_device_with_more_to_do_than_the_cpu_would_take_is_spared() {
-        // 16 MiB take 16.8 ms on a thread and 2.7 ms here: 14 ms may lie ahead, 117 MiB, wherever they wait.
+        // 16 MiB take 16.8 ms on a thread and 2.7 ms here: 14 ms may lie ahead, 117 MiB, wherever
+        // they wait.
         let ahead = |mib: u64| [0, 0, mib * MIB, 0];
         assert_eq!(verdict(ahead(110), NOTHING, 16 * MIB, 1, 0), Verdict::Take);
         assert_eq!(verdict(ahead(160), NOTHING, 16 * MIB, 1, 0), Verdict::Spill);

@@ -1,8 +1,8 @@
 //! Programs printed as kernels: PTX text that a driver assembles for the device at hand.
 //!
-//! Invariants: a kernel executes the operations of its program in order, once per word; it reads and writes bytes
-//! 0..len of every column and no others; the same program and shape give the same text. Must not know of devices,
-//! launches or memory, nor where a program comes from.
+//! Invariants: a kernel executes the operations of its program in order, once per word; it reads
+//! and writes bytes 0..len of every column and no others; the same program and shape give the same
+//! text. Must not know of devices, launches or memory, nor where a program comes from.
 //!
 //! As assembled by ptxas 12.9 for compute capability 9.0, with the shape of [`shape`], nothing
 //! spilled (nor for 8.0 and 10.0, nor for 37 other codes of up to 250 columns, encoding and
@@ -21,33 +21,31 @@
 //! | 24+8 | 17.08 | 80 | 1 | 80 | 16.9 |
 //! | 32+16 | 28.00 | 115 | 1 | 128 | - |
 //!
-//! Loads and stores have no cache hints: with `no_allocate` and `cs` an H200 moves 4.07 TB/s at 8+4 and 3.80 at 24+8,
-//! without them 4.26 and 4.00.
+//! Loads and stores have no cache hints: with `no_allocate` and `cs` an H200 moves 4.07 TB/s at 8+4
+//! and 3.80 at 24+8, without them 4.26 and 4.00.
 
 use std::fmt::Write as _;
 
 use super::xor_program::{Op, Value, XorProgram};
 
 /// Name of the entry of every kernel.
-pub const ENTRY: &str = "rs_xor";
+pub(super) const ENTRY: &str = "rs_xor";
 
 /// Most bytes of every column that one block handles, for the shapes of [`shape`].
-pub const BLOCK_BYTES_MAX: usize = 4096;
+pub(super) const BLOCK_BYTES_MAX: usize = 4096;
 
-/// Columns are whole multiples of this many bytes; the caller pads.
-pub const LENGTH_GRAIN_BYTES: usize = 16;
-
-/// Most arithmetic operations of one kernel. Straight code beyond the instruction caches runs at the speed of their
-/// misses, and assembling takes seconds.
-pub const OPERATIONS_MAX: usize = 20_000;
+/// Most arithmetic operations of one kernel. Straight code beyond the instruction caches runs at
+/// the speed of their misses, and assembling takes seconds.
+pub(super) const OPERATIONS_MAX: usize = 20_000;
 
 /// Most rows of one kernel: where columns are cut into chunks, each row is a word that stays alive.
-pub const ROWS_PER_PASS_MAX: usize = 64;
+pub(super) const ROWS_PER_PASS_MAX: usize = 64;
 
 /// Registers a thread may have: 512 threads of 128 fill the registers of a multiprocessor.
 const REGISTERS_MAX: usize = 128;
 
-/// Registers beside live words: the position, the addresses, and what the assembler keeps for latency.
+/// Registers beside live words: the position, the addresses, and what the assembler keeps for
+/// latency.
 const REGISTERS_BESIDE: usize = 16;
 
 /// The fewest of them with which nothing was spilled.
@@ -56,17 +54,18 @@ const REGISTERS_BESIDE_AT_LEAST: usize = 6;
 /// The same where the words of a second strip are loaded while the first is computed.
 const REGISTERS_BESIDE_STRIPS: usize = 24;
 
-/// Most inputs whose addresses are computed independently of each other; two registers each until they are used.
-/// With more, the columns come in chunks, and the assembler must be kept from loading all of them at the start.
+/// Most inputs whose addresses are computed independently of each other; two registers each until
+/// they are used. With more, the columns come in chunks, and the assembler must be kept from
+/// loading all of them at the start.
 const WIDE_ADDRESSES_MAX: usize = 48;
 
 /// How the work is cut into threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(super) struct Shape {
     /// Adjacent words that a thread loads and stores at a time: 1, 2 or 4.
     pub vector: usize,
-    /// How often a thread does so, a whole block's width apart. The words of one strip are done before those of the
-    /// next, so that strips take time but no registers.
+    /// How often a thread does so, a whole block's width apart. The words of one strip are done
+    /// before those of the next, so that strips take time but no registers.
     pub strips: usize,
     /// Threads of a block; the launch must use the same.
     pub block: usize,
@@ -77,13 +76,14 @@ pub struct Shape {
 impl Shape {
     /// Words of every column that one thread handles.
     #[must_use]
-    pub fn words(&self) -> usize {
+    pub(super) fn words(&self) -> usize {
         self.vector * self.strips
     }
 
-    /// Bytes of every column that one block handles: the grid has `len` divided by this blocks, rounded up.
+    /// Bytes of every column that one block handles: the grid has `len` divided by this blocks,
+    /// rounded up.
     #[must_use]
-    pub fn block_bytes(&self) -> usize {
+    pub(super) fn block_bytes(&self) -> usize {
         self.words() * size_of::<u32>() * self.block
     }
 }
@@ -96,15 +96,15 @@ impl Shape {
 /// registers 2.70 to 3.18, with 128 of them 3.22 to 3.32: the assembler takes up to 164 if it may,
 /// and gains nothing by them.
 #[must_use]
-pub fn shape(program: &XorProgram) -> Shape {
+pub(super) fn shape(program: &XorProgram) -> Shape {
     let live = program.live_words();
     let fits = |vector: &usize| vector * live + REGISTERS_BESIDE <= REGISTERS_MAX;
     let vector = [4, 2].into_iter().find(fits).unwrap_or(1);
     if vector * live + REGISTERS_BESIDE <= REGISTERS_MAX / 2 {
         return Shape { vector, strips: 1, block: 256, registers_max: None };
     }
-    // Where columns come in chunks the assembler would load those of a second strip at the start, and what a limit leaves no
-    // room for is spilled.
+    // Where columns come in chunks the assembler would load those of a second strip at the start,
+    // and what a limit leaves no room for is spilled.
     let whole = loads_first(program);
     let limited = whole && live + REGISTERS_BESIDE_AT_LEAST <= REGISTERS_MAX;
     let ahead = whole && live + program.inputs() + REGISTERS_BESIDE_STRIPS <= REGISTERS_MAX;
@@ -121,7 +121,7 @@ fn loads_first(program: &XorProgram) -> bool {
 
 /// A kernel and the rows of the matrix that it computes.
 #[derive(Clone, Debug)]
-pub struct Pass {
+pub(super) struct Pass {
     /// First row; the kernel's output column 0 is this one.
     pub row: usize,
     /// The program of these rows.
@@ -133,12 +133,13 @@ pub struct Pass {
 }
 
 /// Kernels for all rows of a matrix, in as few passes over the inputs as [`OPERATIONS_MAX`] and
-/// [`ROWS_PER_PASS_MAX`] allow. `matrix` as for [`XorProgram::compile`]; without rows there are no kernels.
+/// [`ROWS_PER_PASS_MAX`] allow. `matrix` as for [`XorProgram::compile`]; without rows there are no
+/// kernels.
 ///
 /// # Panics
 /// When the matrix is not of that size or has no input.
 #[must_use]
-pub fn kernels_for(matrix: &[u8], inputs: usize, outputs: usize) -> Vec<Pass> {
+pub(super) fn kernels_for(matrix: &[u8], inputs: usize, outputs: usize) -> Vec<Pass> {
     let mut passes = outputs.div_ceil(ROWS_PER_PASS_MAX);
     loop {
         let programs: Vec<(usize, XorProgram)> = (0..passes)
@@ -161,14 +162,15 @@ pub fn kernels_for(matrix: &[u8], inputs: usize, outputs: usize) -> Vec<Pass> {
     }
 }
 
-/// The program as PTX for every device since compute capability 8.0: entry [`ENTRY`] with the 64-bit parameters
-/// in, in_ld, out, out_ld, len. Column c of the inputs lies at in + c * in_ld, outputs likewise; all five are
-/// multiples of [`LENGTH_GRAIN_BYTES`], in_ld is below 4 GiB, and inputs and outputs do not overlap.
+/// The program as PTX for every device since compute capability 8.0: entry [`ENTRY`] with the
+/// 64-bit parameters in, in_ld, out, out_ld, len. Column c of the inputs lies at in + c * in_ld,
+/// outputs likewise; all five are multiples of 16, in_ld is below 4 GiB, and inputs and outputs do
+/// not overlap.
 ///
 /// # Panics
 /// When the shape's vector is not 1, 2 or 4, or it has no strip or no thread.
 #[must_use]
-pub fn kernel(program: &XorProgram, shape: Shape) -> String {
+pub(super) fn kernel(program: &XorProgram, shape: Shape) -> String {
     assert!(matches!(shape.vector, 1 | 2 | 4), "vectors of {} words", shape.vector);
     assert!(shape.strips > 0 && shape.block > 0, "an empty shape");
     let mut printer = Printer { program, shape, body: String::new(), temporaries: 0, chained: 0 };
@@ -244,9 +246,10 @@ impl Printer<'_> {
         self.program.inputs() > WIDE_ADDRESSES_MAX
     }
 
-    /// Prints the addresses of inputs up to `column`, which operation `at` loads. Where loads follow arithmetic, a chunk
-    /// begins: its addresses are made to depend on the last word before by a zero that only the device knows to be
-    /// one. Otherwise its loads would be moved to the start of the kernel, and the registers spilled.
+    /// Prints the addresses of inputs up to `column`, which operation `at` loads. Where loads
+    /// follow arithmetic, a chunk begins: its addresses are made to depend on the last word before
+    /// by a zero that only the device knows to be one. Otherwise its loads would be moved to the
+    /// start of the kernel, and the registers spilled.
     fn chain_to(&mut self, column: usize, at: Value) {
         let before = at.checked_sub(1).map(|before| (before, self.program.ops()[before as usize]));
         if let Some((before, op)) = before
@@ -281,7 +284,8 @@ impl Printer<'_> {
                 let a = register(a);
                 let (sign, folded, minus) = (self.temporaries, self.temporaries + 1, self.temporaries + 2);
                 self.temporaries += 3;
-                // Nibble 8+i selects the sign of byte i, replicated. 0x78 is the table of a ^ (b & c).
+                // Nibble 8+i selects the sign of byte i, replicated. 0x78 is the table of a ^ (b &
+                // c).
                 self.line(format_args!("prmt.b32 %t{sign}, {a}, 0, 0xba98;"));
                 self.line(format_args!("lop3.b32 %t{folded}, {a}, %t{sign}, 0x0e0e0e0e, 0x78;"));
                 self.line(format_args!("neg.s32 %t{minus}, %t{sign};"));
@@ -352,9 +356,10 @@ impl Printer<'_> {
 "
             );
         }
-        // A wide multiply-add takes an address off the busy pipe of the logic operations, but the assembler then has
-        // all addresses ready at once. A chain of additions holds one at a time: that is for outputs, which are needed
-        // late, and for inputs that are too many for the registers anyway.
+        // A wide multiply-add takes an address off the busy pipe of the logic operations, but the
+        // assembler then has all addresses ready at once. A chain of additions holds one at a time:
+        // that is for outputs, which are needed late, and for inputs that are too many for the
+        // registers anyway.
         if self.are_addresses_chained() {
             text.push_str("    mov.u32 %zero, %lanemask_eq;\n");
             text.push_str("    popc.b32 %zero, %zero;\n    sub.u32 %zero, %zero, 1;\n");
@@ -383,7 +388,8 @@ mod tests {
     const BASE: u64 = 4096;
     const POISON: u8 = 0xA5;
 
-    /// Executes the PTX that the printer uses, one thread at a time, on memory that begins at [`BASE`].
+    /// Executes the PTX that the printer uses, one thread at a time, on memory that begins at
+    /// [`BASE`].
     struct Machine<'a> {
         memory: Vec<u8>,
         parameters: HashMap<&'a str, u64>,
@@ -500,7 +506,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs the kernel on columns of `length` bytes and compares all of memory with the interpreter.
+    /// Runs the kernel on columns of `length` bytes and compares all of memory with the
+    /// interpreter.
     fn check(program: &XorProgram, text: &str, shape: Shape, length: usize) {
         let (in_ld, out_ld) = (length + 32, length + 16);
         let out = program.inputs() * in_ld;

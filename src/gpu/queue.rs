@@ -1,25 +1,16 @@
-//! What waits for devices, and what each of them has under way. Several devices take from it, so that a slower one takes
-//! less; among kinds of jobs the one goes first that has waited longest.
+//! The jobs that wait for devices, and the load of each device. Several devices take from it, so
+//! that a slower one takes less; the kind of jobs that has waited longest goes first.
 //!
-//! Invariant: nothing waits unless a device runs. Must not know of threads or clocks.
+//! Invariant: jobs wait only while a device runs. Must not know of threads or clocks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use calpe_core::codec::CodecJob;
 
+use super::answer::Ticket;
 use super::batch::{Batch, Kind};
 use super::policy::{self, Class, Costs, CpuLoad, Demand, Load, Verdict};
-use super::runtime::{Answer, Tag};
-
-/// Who is told when a job is done.
-pub(super) struct Ticket {
-    pub(super) tag: Tag,
-    pub(super) answer: Arc<dyn Answer>,
-    /// Since when.
-    pub(super) since: Instant,
-}
 
 /// See the module's head.
 #[derive(Default)]
@@ -55,7 +46,7 @@ struct Waiting {
     job: CodecJob,
 }
 
-/// Jobs that a device was given at once.
+/// Jobs that a device gets at once.
 pub(super) struct Taken {
     pub(super) batch: Batch,
     pub(super) tickets: Vec<Ticket>,
@@ -69,19 +60,19 @@ impl Queue {
         self.lanes.iter().any(|lane| lane.up)
     }
 
-    /// The most that a job may take of a slot so that every device that runs can do it.
+    /// The most that a job may take of a slot, so that every running device can do it.
     pub(super) fn slot_bytes(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.up).map(|lane| lane.slot_bytes).min().unwrap_or(0)
     }
 
-    /// Whether `bytes` more of some kind should wait here.
+    /// Whether `bytes` more of a kind should wait here.
     pub(super) fn decide(&self, kind: &Kind, bytes: u64, cpu: CpuLoad) -> Verdict {
         let lanes = self.lanes.iter().filter(|lane| lane.up);
         let devices = lanes.filter_map(|lane| Some((&**lane.costs.as_ref()?, &lane.load)));
         policy::decide(devices, &self.waiting, Demand::of(kind), bytes, cpu)
     }
 
-    /// The place of a kind, for [`Queue::push`] until the next [`Queue::take`].
+    /// The index of a kind, for [`Queue::push`] until the next [`Queue::take`].
     pub(super) fn place(&mut self, kind: &Kind) -> usize {
         if let Some(place) = self.kinds.iter().position(|waiting| waiting.kind.same(kind)) {
             return place;
@@ -99,8 +90,8 @@ impl Queue {
         self.arrivals += 1;
     }
 
-    /// All that waits of the kind that has waited longest, up to a slot of the device, but at least one job. Without any,
-    /// the device counts as hungry.
+    /// All jobs of the kind that has waited longest, up to a slot of the device, but at least one
+    /// job. If there is none, the device counts as hungry.
     pub(super) fn take(&mut self, lane: usize) -> Option<Taken> {
         let oldest = |waiting: &WaitingKind| waiting.jobs.front().map_or(u64::MAX, |job| job.arrival);
         let found =
@@ -131,14 +122,15 @@ impl Queue {
         Some(Taken { batch, tickets, class, input_bytes })
     }
 
-    /// A device has done a batch.
+    /// Counts a batch of a device as done.
     pub(super) fn finished(&mut self, lane: usize, class: Class, input_bytes: u64) {
         let load = &mut self.lanes[lane].load[class as usize];
-        // It is 0 when the device was given up meanwhile.
+        // The load is 0 when the device was given up meanwhile.
         *load = load.saturating_sub(input_bytes);
     }
 
-    /// A hungry device to be woken for what waits, the one that would be through with it first; it is not hungry then.
+    /// The hungry device that would be done first with the waiting jobs; it stops counting as
+    /// hungry.
     pub(super) fn wake_one(&mut self) -> Option<usize> {
         let first = self.kinds.iter().find(|waiting| !waiting.jobs.is_empty())?;
         let (class, bytes) = (first.class, self.waiting[first.class as usize]);
@@ -161,7 +153,7 @@ impl Queue {
             LaneLoad { up: true, hungry: false, costs: Some(costs), slot_bytes, load: Load::default() };
     }
 
-    /// A device runs no longer. What waits is handed back when none is left to take it.
+    /// A device runs no longer. Returns the waiting jobs when no other device runs.
     pub(super) fn down(&mut self, lane: usize) -> Vec<(Ticket, CodecJob)> {
         let status = &mut self.lanes[lane];
         (status.up, status.hungry, status.load) = (false, false, Load::default());
@@ -183,9 +175,11 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::answer::{Answer, Tag};
     use super::*;
     use calpe_core::block_io::Pool;
     use calpe_core::codec::{BlockHasher, Codec, CodedColumns, Column, Outputs};
+    use std::time::Instant;
 
     struct Nobody;
     impl Answer for Nobody {

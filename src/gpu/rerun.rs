@@ -1,45 +1,17 @@
-//! What the CPU does for devices: jobs of those that failed, and parts of the jobs of those that did not, to compare.
-//! A few threads of the runtime's own, so that managers keep devices fed. Must not know of devices.
+//! The CPU's work for devices: jobs of devices that failed, and samples of other jobs, to compare.
+//! A few threads of the runtime do it, so that managers keep devices fed. Must not know of devices.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use calpe_core::codec::{CodecJob, CodedColumns, Outputs};
-use calpe_core::units::BlockHash;
+use calpe_core::codec::{CodecJob, CodedColumns};
 
+use super::answer::{Finished, Ticket};
 use super::batch::part_from_device;
 use super::metrics::GpuEventKind;
-use super::queue::Ticket;
 use super::shared::Shared;
+use super::tasks::Task;
 use super::verify::Sample;
-
-/// Something for the CPU to do.
-pub(super) enum Task {
-    /// A job that no device did. `touched`: one may still be at its bytes.
-    Run { ticket: Ticket, job: CodecJob, touched: bool },
-    /// A batch of a device, done, of which much is to be compared before any job is answered.
-    Compare { lane: usize, generation: u64, jobs: Vec<Finished>, sample: Sample },
-}
-
-/// A job that a device has done.
-pub(super) struct Finished {
-    pub(super) ticket: Ticket,
-    pub(super) job: CodecJob,
-    pub(super) hashes: Vec<BlockHash>,
-}
-
-impl Finished {
-    /// Answers with what the device computed.
-    pub(super) fn answer(self, shared: &Shared) {
-        let CodecJob { transform, inputs, outputs, .. } = self.job;
-        let outputs = match outputs {
-            Outputs::Into(outputs) if transform.is_some() => outputs,
-            _ => Vec::new(),
-        };
-        shared.answer(self.ticket, CodedColumns { inputs, outputs, hashes: self.hashes });
-    }
-}
 
 /// Runs until the runtime is over.
 pub(super) fn run(shared: &Arc<Shared>) {
@@ -61,14 +33,14 @@ pub(super) fn run(shared: &Arc<Shared>) {
 fn run_and_answer(shared: &Shared, ticket: Ticket, job: CodecJob) {
     match guarded(shared, job) {
         Some(columns) => {
-            shared.note_rerun(&ticket);
+            shared.cpu_work.note_rerun(ticket.since.elapsed());
             shared.answer(ticket, columns);
         }
         None => shared.lost(ticket),
     }
 }
 
-/// Does a job. What panics here would panic wherever else it was done; it does not take other jobs with it.
+/// Runs a job. A job that panics here would panic anywhere; it must not take other jobs with it.
 fn guarded(shared: &Shared, job: CodecJob) -> Option<CodedColumns> {
     let done = catch_unwind(AssertUnwindSafe(|| job.run())).ok();
     if done.is_none() {
@@ -77,8 +49,8 @@ fn guarded(shared: &Shared, job: CodecJob) -> Option<CodedColumns> {
     done
 }
 
-/// Answers for jobs of a device if a sample of what it made of them is what the CPU makes of them.
-/// If not, the device is given up, the CPU does all of them again, and this is false.
+/// Answers jobs of a device if a sample of its results equals the CPU's. If not, the device is
+/// given up, the CPU does all of them again, and this is false.
 pub(super) fn settle(
     shared: &Shared,
     lane: usize,
@@ -87,12 +59,15 @@ pub(super) fn settle(
     sample: Option<&Sample>,
 ) -> bool {
     let wrong = sample.and_then(|sample| {
-        shared.verified_rows.fetch_add(sample.len() as u64, Ordering::Relaxed);
+        shared.cpu_work.note_verified(sample.len());
         let compared = catch_unwind(AssertUnwindSafe(|| sample.difference(&jobs)));
         compared.unwrap_or_else(|_| Some("comparing it with what the CPU computes panicked".to_owned()))
     });
     let Some(wrong) = wrong else {
-        jobs.into_iter().for_each(|done| done.answer(shared));
+        for done in jobs {
+            let (ticket, columns) = done.into_answer();
+            shared.answer(ticket, columns);
+        }
         return true;
     };
     let text = format!(
@@ -101,7 +76,8 @@ pub(super) fn settle(
         jobs.len()
     );
     shared.give_up(lane, generation, GpuEventKind::Mismatch, &text);
-    // A device that is wrong may be wrong about having ended, too: nothing that it could write is used.
+    // A faulty device may also have reported the end too early: memory that it could still write is
+    // not used.
     for done in jobs {
         shared.push_task(Task::Run { ticket: done.ticket, job: done.job, touched: true });
     }

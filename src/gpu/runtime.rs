@@ -1,7 +1,7 @@
-//! What the daemon has of all devices: it offers jobs, is answered, and asks how things are.
+//! The runtime's interface for the daemon: it offers jobs, gets answers, and reads reports.
 //!
-//! Invariants: every job taken is answered exactly once, whatever fails, the end of the runtime included; an offer waits
-//! for one lock and never for a device.
+//! Invariants: every job taken is answered exactly once, whatever fails, the end of the runtime
+//! included; an offer waits for one lock and never for a device.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,84 +10,32 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use calpe_core::block_io::Pool;
-use calpe_core::codec::{CodecJob, CodedColumns};
+use calpe_core::codec::CodecJob;
 
+use super::answer::{Answer, Tag, Ticket};
 use super::batch::{Kind, Unfit};
 use super::calibrate::CalibrationSource;
+use super::config::GpuConfig;
 use super::device::{DeviceInfo, Drill, Driver};
-use super::manager::{self, Event};
+use super::lane::{Event, Lane};
+use super::manager;
 use super::metrics::{GpuEvent, GpuReport};
 use super::policy::{CpuLoad, Verdict};
-use super::queue::{Queue, Ticket};
+use super::queue::Queue;
 use super::rerun;
-use super::shared::{Lane, Settings, Shared};
+use super::shared::{Settings, Shared};
 use super::watch;
 
-/// How long a device may take to open, pass its self-test and be measured before the start goes on without it.
+/// How long the start waits for a device to open, pass its self-test and be measured.
 const OPEN_MAX: Duration = Duration::from_secs(60);
 
-/// Threads that do on the CPU what devices could not, and compare: few, since the cores have other work.
+/// Threads for the CPU's work for devices: few, since the cores have other work.
 const RERUN_THREADS: usize = 2;
-
-/// Of each batch, beside the row at least that any share above 0 means: what a device computes is
-/// stored, so one that goes wrong must be found soon. A row costs the CPU 5 to 20 microseconds; the
-/// batches of a busy daemon, some megabytes, cost it milliseconds.
-const VERIFY_SHARE: f64 = 0.001;
-
-/// What is wanted of devices.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GpuConfig {
-    /// Whether they are used.
-    pub mode: Mode,
-    /// Which, by the driver's numbers; empty: all.
-    pub devices: Vec<usize>,
-    /// The share of the rows of each batch that the CPU computes again to compare, 0 to 1: above 0 at least one, 1 all of it.
-    pub verify: f64,
-    /// How long a batch may take before its device counts as hung.
-    pub hang_after: Duration,
-    /// Which rows are compared follows from it and the number of the batch.
-    pub verify_seed: u64,
-    /// How long after a failure a device is opened again.
-    pub reopen_after: Duration,
-    /// The most that this becomes; it doubles with every failure until a device has run for as long.
-    pub reopen_after_max: Duration,
-    /// How often a device may be given up before it is left alone until the next start: each time leaks what it may
-    /// still be using, which is pinned memory of the host and memory of the device.
-    pub given_up_max: u32,
-}
-
-/// Whether devices are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// If there are any.
-    #[default]
-    Auto,
-    /// Never. The runtime is not started.
-    Off,
-    /// The daemon does not start without one.
-    Require,
-}
-
-impl Default for GpuConfig {
-    fn default() -> GpuConfig {
-        GpuConfig {
-            mode: Mode::Auto,
-            devices: Vec::new(),
-            verify: VERIFY_SHARE,
-            hang_after: Duration::from_secs(2),
-            verify_seed: 0,
-            reopen_after: Duration::from_secs(1),
-            reopen_after_max: Duration::from_secs(60),
-            given_up_max: 16,
-        }
-    }
-}
 
 /// Why there is no runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
-    /// No device can be used. Without `Mode::Require` this is no fault.
+    /// No device can be used. An error only with `Mode::Require`.
     #[error("no GPU can be used: {0}")]
     NoDevice(String),
     /// The configuration names a device that is not there.
@@ -98,35 +46,19 @@ pub enum GpuError {
         /// How many there are.
         count: usize,
     },
-    /// A share that is none.
+    /// A fraction outside of 0 to 1.
     #[error("gpu.verify is {0}, but must be from 0 to 1")]
     Verify(f64),
-    /// The system has no thread to give.
+    /// The system gives no thread.
     #[error("a thread for GPUs cannot be started")]
     Thread(#[source] std::io::Error),
-    /// There is no memory to exchange with a device.
+    /// No memory to exchange with a device can be mapped.
     #[error("memory for GPUs cannot be mapped")]
     Memory(#[source] std::io::Error),
 }
 
-/// What tells a job from others of the same answerer; the runtime only hands it back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Tag(pub u64);
-
-/// Who waits for jobs.
-pub trait Answer: Send + Sync {
-    /// A job is done. Called once for each job taken, from any thread, in any order; must not wait.
-    fn done(&self, tag: Tag, columns: CodedColumns);
-
-    /// A job panicked on the CPU, as it would have anywhere, and its columns are gone: an invariant is broken. Called
-    /// instead of [`Answer::done`].
-    fn lost(&self, tag: Tag) {
-        let _ = tag;
-    }
-}
-
-/// All devices in use. Clones are the same; when the last one goes, what was taken is done and answered, and devices and
-/// threads end.
+/// All devices in use. Clones share them. When the last clone is dropped, the jobs that were taken
+/// are answered, and devices and threads end.
 #[derive(Clone)]
 pub struct GpuRuntime(Arc<Handle>);
 
@@ -147,11 +79,12 @@ impl Drop for Handle {
 }
 
 impl GpuRuntime {
-    /// Opens, tests and measures the devices, which takes a second or so. `pools`: where the bytes of most jobs lie, every
-    /// reactor's; devices keep them alive. A device that fails now while another does not is opened again later.
+    /// Opens, tests and measures the devices, which takes a second or so. `pools`: the memory of
+    /// most jobs, every reactor's; devices keep it alive. If another device can be used, one that
+    /// fails now is opened again later.
     ///
     /// # Errors
-    /// See [`GpuError`]; whether it keeps the daemon from starting is for the mode to say.
+    /// See [`GpuError`]; the mode says whether it keeps the daemon from starting.
     pub fn start(
         config: &GpuConfig,
         driver: Arc<dyn Driver>,
@@ -164,7 +97,7 @@ impl GpuRuntime {
         let infos = chosen(config, &*driver)?;
         let mut pools = pools.to_vec();
         if pools.is_empty() {
-            // Buffers to replace others with have to come from somewhere; beyond the slab they are ordinary memory.
+            // A pool is needed for replacement buffers; beyond the slab they are ordinary memory.
             pools.push(Pool::new(1 << 20).map_err(GpuError::Memory)?);
         }
         let mut queue = Queue::default();
@@ -177,7 +110,7 @@ impl GpuRuntime {
         }
         let settings = Settings { config: config.clone(), driver, pools, calibration };
         let shared = Arc::new(Shared::new(settings, lanes, queue));
-        // From here on an early return closes what runs already.
+        // From here on an early return closes the devices and threads that run.
         let runtime = GpuRuntime(Arc::new(Handle { shared: Arc::clone(&shared) }));
         for number in 0..RERUN_THREADS {
             runtime.spawn(format!("gpu-rerun-{number}"), rerun::run)?;
@@ -203,7 +136,7 @@ impl GpuRuntime {
         thread::Builder::new().name(name).spawn(body).map(drop).map_err(GpuError::Thread)
     }
 
-    /// Waits until every device has been tried once.
+    /// Waits until opening every device has been tried once.
     fn await_devices(&self, opened: &mpsc::Receiver<Result<(), String>>) -> Result<(), GpuError> {
         let until = Instant::now() + OPEN_MAX;
         let (mut any, mut reasons) = (false, Vec::new());
@@ -217,8 +150,9 @@ impl GpuRuntime {
         if any { Ok(()) } else { Err(GpuError::NoDevice(reasons.join("; "))) }
     }
 
-    /// Takes what a device does sooner than the CPU would, or as soon, and hands the others back at once, in order. `cpu`:
-    /// what would do them otherwise. Jobs taken are done at `answer`, which may happen before this returns.
+    /// Takes the jobs that a device is expected to do as soon as the CPU or sooner, and returns the
+    /// others at once, in order. `cpu`: the CPU's load. Taken jobs are answered at `answer`,
+    /// possibly before this returns.
     pub fn offer(
         &self,
         jobs: Vec<(Tag, CodecJob)>,
@@ -227,7 +161,7 @@ impl GpuRuntime {
     ) -> Vec<(Tag, CodecJob)> {
         let shared = &*self.0.shared;
         let decisions = &shared.decisions;
-        // What is made of jobs is made outside the lock, where it costs nobody else.
+        // Work outside the lock delays no other thread.
         let slot_bytes = shared.slot_bytes.load(Ordering::Relaxed);
         if slot_bytes == 0 {
             decisions.unavailable.fetch_add(jobs.len() as u64, Ordering::Relaxed);
@@ -250,7 +184,7 @@ impl GpuRuntime {
         }
         let mut cpu = cpu;
         let mut taken = 0;
-        // In order of arrival, so that what was decided about one is known to the next.
+        // In order of arrival, so that each decision counts for the next.
         for ((tag, job), chunk) in jobs.into_iter().zip(chosen) {
             let Some(chunk) = chunk.map(|chunk| &mut chunks.0[chunk]) else {
                 cpu.waiting_bytes += job.input_bytes();
@@ -282,8 +216,8 @@ impl GpuRuntime {
         rest
     }
 
-    /// Makes the next batch of some device go wrong, as it might by itself: its jobs are done by the CPU, the device is given up
-    /// and opened again. False, and nothing happens, when no device runs.
+    /// Makes the next batch on some device fail: its jobs are done by the CPU, and the device is
+    /// given up and opened again. False, without any effect, when no device runs.
     pub fn drill(&self, drill: Drill) -> bool {
         let shared = &*self.0.shared;
         let runs = shared.slot_bytes.load(Ordering::Relaxed) > 0;
@@ -306,7 +240,7 @@ impl GpuRuntime {
     }
 }
 
-/// Whether there are devices such as a configuration asks for, as far as that can be told without opening them.
+/// Checks, without opening any, that the devices of the configuration exist.
 ///
 /// # Errors
 /// Why not.
@@ -329,7 +263,7 @@ fn chosen(config: &GpuConfig, driver: &dyn Driver) -> Result<Vec<DeviceInfo>, Gp
     Ok(chosen)
 }
 
-/// Jobs of one kind in one offer, as many as fit a slot: what is decided about as a whole.
+/// Jobs of one kind in one offer, as many as fit a slot: decided as a whole.
 struct Chunk {
     kind: Kind,
     bytes: u64,
@@ -343,7 +277,7 @@ struct Chunk {
 struct Chunks(Vec<Chunk>);
 
 impl Chunks {
-    /// The chunk of a job, or None if no device can do it; that is counted.
+    /// The chunk of a job, or None, which is counted, if no device can do it.
     fn add(&mut self, job: &CodecJob, slot_bytes: usize, shared: &Shared) -> Option<usize> {
         let unfit = |counter: &std::sync::atomic::AtomicU64| {
             counter.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What a device has to compute before it is given anything of value: parities, missing columns, parities after a change
-//! and hashes, each with answers that the CPU knows.
+//! A test of a device before it gets real work: parities, missing columns, parities after a change
+//! and hashes, each with results that the CPU knows.
 
 use std::time::Duration;
 
@@ -10,23 +10,24 @@ use super::batch::{Batch, Kind};
 use super::device::{Device, DeviceError};
 use super::trial;
 
-/// Bytes of the columns of each job: one block, and several that are no power of two.
+/// Bytes of the columns of each job: one block, and several, not a power of two.
 const LENGTHS: [usize; 2] = [4096, 5 * 4096];
 
-/// The same for as many blocks as devices hash in another way than few: together 2115 in three columns.
+/// Enough blocks for the way in which devices hash many: together 2115 in three columns.
 const MANY: [usize; 2] = [700 * 4096, 5 * 4096];
 
-/// Whether the device computes what the CPU does. Slower devices than can be thought of do it within `hang_after`.
+/// Tests whether the device computes what the CPU does. Any useful device needs much less than
+/// `hang_after`.
 ///
 /// # Errors
-/// What it failed at. The device is to be abandoned then.
+/// The test that failed. The device must be abandoned then.
 pub(super) fn run(device: &mut dyn Device, pool: &Pool, hang_after: Duration) -> Result<(), DeviceError> {
     for Question { what, transform, hash, keep, lengths } in questions() {
         let jobs: Vec<CodecJob> =
             lengths.map(|length| job(pool, transform.clone(), hash, keep, length)).into();
         let kind = Kind::of(&jobs[0]).expect("jobs that devices do");
         if jobs.iter().map(|job| kind.slot_bytes(job)).sum::<usize>() > device.slot_bytes() {
-            // What it is never given needs no test.
+            // Work that the device never gets needs no test.
             continue;
         }
         let (batch, digests, _) = trial::run(device, Batch::new(kind, jobs), hang_after)?;
@@ -87,7 +88,7 @@ fn job(pool: &Pool, transform: Option<Transform>, hash: bool, keep: bool, length
         buf.iter_mut().enumerate().for_each(|(at, target)| *target = byte(at));
         Column::Shared(buf.freeze())
     };
-    // Poisoned: a device that writes nothing must not be right by what the memory held before.
+    // Poisoned, so that a device that writes nothing does not pass by what the memory held before.
     let output = || {
         let mut buf = pool.alloc(length);
         buf.fill(0xa5);

@@ -1,45 +1,46 @@
-//! What the threads of the runtime share: the queue, what each device has under way, work for the CPU, and counts.
+//! What the threads of the runtime share: the queue, the lanes of the devices, tasks for the CPU,
+//! and counts.
 //!
-//! Invariants: every job taken is at any moment in exactly one place: the queue, a device's running batches, the tasks, or
-//! the stack of the thread that answers it. Of the locks here no two are held at once. Must not know of addresses.
+//! Invariants: every taken job is at any moment in exactly one place: the queue, a device's running
+//! batches, the tasks, or the stack of the thread that answers it. No two of the locks here are
+//! held at once. Must not know of addresses.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use calpe_core::block_io::Pool;
 use calpe_core::codec::{CodecJob, CodedColumns};
-use calpe_core::units::Count;
 
+use super::alarm::Alarm;
+use super::answer::{Answer, Finished, Tag, Ticket};
 use super::calibrate::CalibrationSource;
-use super::device::{DeviceInfo, Driver};
-use super::manager::Event;
-use super::metrics::{
-    Decisions, DeviceCounts, DeviceReport, DeviceState, Events, GpuEvent, GpuEventKind, GpuReport,
-};
+use super::config::GpuConfig;
+use super::device::Driver;
+use super::lane::{Event, GivenUp, Lane, Running};
+use super::metrics::{Decisions, Events, GpuEvent, GpuEventKind, GpuReport};
 use super::policy::{Costs, Verdict};
-use super::queue::{Queue, Taken, Ticket};
-use super::rerun::{Finished, Task};
-use super::runtime::{Answer, GpuConfig, Tag};
+use super::queue::{Queue, Taken};
+use super::tasks::{Task, Tasks};
 use super::verify::{Sample, mix};
 
-/// How long the end of the runtime waits, beyond a hang, for the CPU to do what was left. Threads go on without it.
+/// How long the end of the runtime waits, beyond a hang, for the CPU to do the remaining jobs. Then
+/// its threads go on alone.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
 
 thread_local! {
-    /// Whether this thread is one of a runtime's, which must not wait for a runtime's threads.
+    /// Whether this thread belongs to a runtime: such a thread must not wait for a runtime's
+    /// threads.
     static OWN_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the runtime was started with.
+/// The arguments that the runtime was started with.
 pub(super) struct Settings {
     pub(super) config: GpuConfig,
     pub(super) driver: Arc<dyn Driver>,
-    /// At least one; buffers are replaced from the first.
+    /// At least one; replacement buffers come from the first.
     pub(super) pools: Vec<Pool>,
     pub(super) calibration: CalibrationSource,
 }
@@ -49,30 +50,48 @@ pub(super) struct Shared {
     pub(super) settings: Settings,
     pub(super) lanes: Vec<Lane>,
     queue: Mutex<Queue>,
-    /// The most that a job may take of a slot; 0 while no device runs. A hint, to be told without the lock.
+    /// The most that a job may take of a slot; 0 while no device runs. A hint that needs no lock.
     pub(super) slot_bytes: AtomicUsize,
     pub(super) decisions: DecisionCounts,
-    /// Jobs taken and not answered.
+    /// Number of jobs taken and not answered.
     pub(super) unanswered: AtomicUsize,
     closing: AtomicBool,
-    tasks: Mutex<VecDeque<Task>>,
-    more_tasks: Condvar,
-    /// Whether the watchdog will look again by itself before anything that starts now can hang.
-    watch: Mutex<bool>,
-    look: Condvar,
+    tasks: Tasks,
+    pub(super) alarm: Alarm,
     ended: Mutex<()>,
     end: Condvar,
     events: Mutex<Events>,
-    /// Devices are measured one after the other, since they share links and cores.
+    /// Held while a device is measured: one at a time, since devices share links and cores.
     pub(super) measuring: Mutex<()>,
+    pub(super) cpu_work: CpuWorkCounts,
+}
+
+/// Counts of the CPU's work for devices, without a lock.
+#[derive(Default)]
+pub(super) struct CpuWorkCounts {
     rerun_jobs: AtomicU64,
-    /// The longest that anybody waited for one of them, in microseconds.
+    /// The longest time that a requester waited for one of them, in microseconds.
     rerun_us_max: AtomicU64,
-    pub(super) verified_rows: AtomicU64,
+    verified_rows: AtomicU64,
+    /// Batches that samples were taken of.
     sampled: AtomicU64,
 }
 
-/// Jobs by decision, counted without a lock.
+impl CpuWorkCounts {
+    /// Counts a job that the CPU did in the end, and the time until then.
+    pub(super) fn note_rerun(&self, waited: Duration) {
+        self.rerun_jobs.fetch_add(1, Ordering::Relaxed);
+        let us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        self.rerun_us_max.fetch_max(us, Ordering::Relaxed);
+    }
+
+    /// Counts rows that were compared.
+    pub(super) fn note_verified(&self, rows: usize) {
+        self.verified_rows.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+}
+
+/// Counts of jobs by decision, without a lock.
 #[derive(Default)]
 pub(super) struct DecisionCounts {
     taken: AtomicU64,
@@ -106,75 +125,6 @@ impl DecisionCounts {
     }
 }
 
-/// A device, its manager and what it has under way.
-pub(super) struct Lane {
-    info: DeviceInfo,
-    events: Sender<Event>,
-    state: Mutex<LaneState>,
-}
-
-/// What changes about a device.
-#[derive(Default)]
-pub(super) struct LaneState {
-    /// Counts how often it was given up: what was started before means nothing any more.
-    pub(super) generation: u64,
-    up: bool,
-    failure: Option<Failure>,
-    /// It computed something else than the CPU: it is not opened again.
-    pub(super) wrong: bool,
-    /// By slot.
-    pub(super) running: Vec<Option<Running>>,
-    pub(super) counts: DeviceCounts,
-    costs: Option<Arc<Costs>>,
-}
-
-struct Failure {
-    reason: String,
-    since: Instant,
-    retry: Option<Instant>,
-}
-
-/// A batch that a device has the addresses of.
-pub(super) struct Running {
-    pub(super) started: Instant,
-    pub(super) taken: Taken,
-}
-
-impl Lane {
-    pub(super) fn new(info: DeviceInfo, events: Sender<Event>) -> Lane {
-        Lane { info, events, state: Mutex::default() }
-    }
-
-    /// Tells the manager something; never waits.
-    pub(super) fn send(&self, event: Event) {
-        // A manager that has ended needs to hear nothing.
-        let _ = self.events.send(event);
-    }
-
-    pub(super) fn sender(&self) -> Sender<Event> {
-        self.events.clone()
-    }
-
-    pub(super) fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, LaneState> {
-        lock(&self.state)
-    }
-}
-
-impl LaneState {
-    /// When the batch began that has been under way longest.
-    pub(super) fn oldest(&self) -> Option<Instant> {
-        self.running.iter().flatten().map(|running| running.started).min()
-    }
-
-    pub(super) fn costs(&self) -> Option<Arc<Costs>> {
-        self.costs.clone()
-    }
-}
-
 impl Shared {
     pub(super) fn new(settings: Settings, lanes: Vec<Lane>, queue: Queue) -> Shared {
         Shared {
@@ -185,18 +135,13 @@ impl Shared {
             decisions: DecisionCounts::default(),
             unanswered: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
-            tasks: Mutex::default(),
-            more_tasks: Condvar::new(),
-            watch: Mutex::new(false),
-            look: Condvar::new(),
+            tasks: Tasks::default(),
+            alarm: Alarm::default(),
             ended: Mutex::new(()),
             end: Condvar::new(),
             events: Mutex::default(),
             measuring: Mutex::new(()),
-            rerun_jobs: AtomicU64::new(0),
-            rerun_us_max: AtomicU64::new(0),
-            verified_rows: AtomicU64::new(0),
-            sampled: AtomicU64::new(0),
+            cpu_work: CpuWorkCounts::default(),
         }
     }
 
@@ -212,25 +157,18 @@ impl Shared {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Whether nothing is left to do, and nothing can come.
-    fn is_over(&self) -> bool {
+    /// Whether nothing is left to do, and no job can come.
+    pub(super) fn is_over(&self) -> bool {
         self.is_closing() && self.unanswered.load(Ordering::SeqCst) == 0
     }
 
-    /// A device runs from now on: its generation.
+    /// A device runs from now on. Returns its generation.
     pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, slots: usize, slot_bytes: usize) -> u64 {
-        let reopened = self.lanes[lane].lock().failure.is_some();
+        let reopened = self.lanes[lane].lock().has_failed();
         if reopened {
             self.event(lane, GpuEventKind::Reopened, "opened again and tested".to_owned());
         }
-        let mut state = self.lanes[lane].lock();
-        state.failure = None;
-        state.counts.reopened += u64::from(reopened);
-        state.up = true;
-        state.costs = Some(Arc::clone(&costs));
-        state.running = (0..slots).map(|_| None).collect();
-        let generation = state.generation;
-        drop(state);
+        let generation = self.lanes[lane].lock().opened(Arc::clone(&costs), slots);
         let mut queue = self.queue();
         queue.up(lane, costs, slot_bytes);
         self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
@@ -239,97 +177,61 @@ impl Shared {
 
     /// A device could not be opened.
     pub(super) fn not_opened(&self, lane: usize, reason: &str) {
-        let mut state = self.lanes[lane].lock();
-        let first = state.failure.is_none();
-        let since = state.failure.as_ref().map_or_else(Instant::now, |failure| failure.since);
-        state.failure = Some(Failure { reason: reason.to_owned(), since, retry: None });
-        state.counts.errors += u64::from(first);
-        drop(state);
-        // Later attempts fail too, as a rule: once is enough to hear of.
+        let first = self.lanes[lane].lock().not_opened(reason);
+        // Later attempts usually fail, too: one event is enough.
         if first {
             self.event(lane, GpuEventKind::Failed, reason.to_owned());
         }
     }
 
-    /// When a device that failed is tried again.
-    pub(super) fn retry_at(&self, lane: usize, retry: Option<Instant>) {
-        if let Some(failure) = &mut self.lanes[lane].lock().failure {
-            failure.retry = retry;
-        }
-    }
-
     /// A device that was given up too often, or computed wrongly, is not opened again.
     pub(super) fn leave_alone(&self, lane: usize, given_up: u32) {
-        let mut state = self.lanes[lane].lock();
-        let wrong = state.wrong;
-        let Some(failure) = &mut state.failure else { return };
-        failure.retry = None;
-        let reason = &mut failure.reason;
-        if wrong {
-            return;
+        let told = self.lanes[lane].lock().leave_alone(given_up);
+        if let Some(text) = told {
+            self.event(lane, GpuEventKind::Failed, text);
         }
-        reason.push_str(&format!(
-            "; given up {}: not tried again until the next start",
-            Count(given_up as u64, "time")
-        ));
-        let text = reason.clone();
-        drop(state);
-        self.event(lane, GpuEventKind::Failed, text);
     }
 
     /// A device is closed, with nothing under way.
     pub(super) fn closed(&self, lane: usize) {
-        self.lanes[lane].lock().up = false;
+        self.lanes[lane].lock().closed();
         let left = self.queue().down(lane);
         self.run_on_cpu(left, false);
         self.notify_end();
     }
 
-    /// A device of some generation is not believed any more: all that it has under way goes to the CPU, and so does what
-    /// waits when it was the last. A device that computed wrongly is believed in no generation. False when that happened before.
+    /// Stops trusting a generation of a device: its batches under way go to the CPU, and if no
+    /// other device runs, so do the waiting jobs. A device that computed wrongly is given up in any
+    /// generation. False if it was given up before.
     pub(super) fn give_up(&self, lane: usize, generation: u64, kind: GpuEventKind, text: &str) -> bool {
-        let mut state = self.lanes[lane].lock();
-        let wrong = kind == GpuEventKind::Mismatch;
-        let fresh = state.up && (state.generation == generation || wrong);
-        state.wrong |= wrong;
-        let counts = &mut state.counts;
-        counts.mismatches += u64::from(wrong);
-        counts.hangs += u64::from(kind == GpuEventKind::Hung);
-        let mut batches = Vec::new();
-        if fresh {
-            counts.errors += u64::from(kind != GpuEventKind::Hung);
-            state.up = false;
-            state.generation += 1;
-            state.failure = Some(Failure { reason: text.to_owned(), since: Instant::now(), retry: None });
-            batches.extend(state.running.iter_mut().filter_map(Option::take));
-        }
-        drop(state);
-        if fresh || wrong {
+        let GivenUp { ran, batches } = self.lanes[lane].lock().give_up(generation, kind, text);
+        if ran || kind == GpuEventKind::Mismatch {
             self.event(lane, kind, told(text, &batches));
         }
         for Running { taken, .. } in batches {
             self.run_taken_on_cpu(taken, true);
         }
-        if fresh {
+        if ran {
             let mut queue = self.queue();
             let left = queue.down(lane);
             self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
-            // It may have been the one that was told of what waits, and never got to it.
+            // This device may have been woken for the waiting jobs, and not have taken them.
             let next = queue.wake_one();
             drop(queue);
             if let Some(next) = next {
                 self.lanes[next].send(Event::More);
             }
             self.run_on_cpu(left, false);
-            // What it left may still be touched by it: no slab goes for as long as this process lives.
+            // The device may still touch the memory of its batches: no slab is freed while this
+            // process lives.
             self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
             self.lanes[lane].send(Event::GivenUp);
             self.notify_end();
         }
-        fresh
+        ran
     }
 
-    /// Something to do for a device.
+    /// Takes a batch for a device.
     pub(super) fn take(&self, lane: usize) -> Option<Taken> {
         let mut queue = self.queue();
         let taken = queue.take(lane)?;
@@ -341,56 +243,33 @@ impl Shared {
         Some(taken)
     }
 
-    /// Gives jobs of a batch to the CPU. `touched`: a device may still read or write their bytes.
+    /// Gives the jobs of a batch to the CPU. `touched`: a device may still read or write their
+    /// bytes.
     pub(super) fn run_taken_on_cpu(&self, taken: Taken, touched: bool) {
         let Taken { batch, tickets, .. } = taken;
         self.run_on_cpu(tickets.into_iter().zip(batch.into_jobs()), touched);
     }
 
     fn run_on_cpu(&self, jobs: impl IntoIterator<Item = (Ticket, CodecJob)>, touched: bool) {
-        let mut tasks = lock(&self.tasks);
-        let before = tasks.len();
-        tasks.extend(jobs.into_iter().map(|(ticket, job)| Task::Run { ticket, job, touched }));
-        let more = tasks.len() > before;
-        drop(tasks);
-        if more {
-            self.more_tasks.notify_all();
-        }
+        self.tasks.extend(jobs.into_iter().map(|(ticket, job)| Task::Run { ticket, job, touched }));
     }
 
     /// Gives the CPU something to do.
     pub(super) fn push_task(&self, task: Task) {
-        lock(&self.tasks).push_back(task);
-        self.more_tasks.notify_one();
+        self.tasks.push(task);
     }
 
-    /// The next thing for the CPU, waiting for it; None when there will be none.
+    /// The next task for the CPU, which is waited for; None when there will be none.
     pub(super) fn next_task(&self) -> Option<Task> {
-        let mut tasks = lock(&self.tasks);
-        loop {
-            if let Some(task) = tasks.pop_front() {
-                return Some(task);
-            }
-            if self.is_over() {
-                return None;
-            }
-            tasks = self.more_tasks.wait(tasks).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.tasks.next(|| self.is_over())
     }
 
-    /// Counts a job that the CPU did after all, and how long it took until then.
-    pub(super) fn note_rerun(&self, ticket: &Ticket) {
-        self.rerun_jobs.fetch_add(1, Ordering::Relaxed);
-        let us = u64::try_from(ticket.since.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.rerun_us_max.fetch_max(us, Ordering::Relaxed);
-    }
-
-    /// Tells what waits for a job.
+    /// Answers a job.
     pub(super) fn answer(&self, ticket: Ticket, columns: CodedColumns) {
         self.tell(ticket, |tag, answer| answer.done(tag, columns));
     }
 
-    /// Tells what waits for a job that there will be no answer.
+    /// Reports that a job will have no answer.
     pub(super) fn lost(&self, ticket: Ticket) {
         self.tell(ticket, |tag, answer| answer.lost(tag));
     }
@@ -402,69 +281,36 @@ impl Shared {
             self.event(0, GpuEventKind::Answer, text);
         };
         catch_unwind(AssertUnwindSafe(|| what(tag, &*answer))).unwrap_or_else(|_| panicked());
-        // This may be the last that is held of it, and its end as bad.
+        // This may drop the last reference to it, which may panic, too.
         catch_unwind(AssertUnwindSafe(|| drop(answer))).unwrap_or_else(|_| panicked());
         self.release();
     }
 
-    /// One job less that somebody waits for.
+    /// Counts a job as answered.
     fn release(&self) {
         if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_closing() {
             self.notify_end();
         }
     }
 
-    /// Rouses whoever waits for the end. Each lock is taken between what it decides on and the call, so that none misses it.
+    /// Rouses every thread that waits for the end. The lock is taken between the change and the
+    /// notification, so that no thread misses it.
     fn notify_end(&self) {
-        drop(lock(&self.tasks));
-        self.more_tasks.notify_all();
-        drop(lock(&self.watch));
-        self.look.notify_all();
+        self.tasks.rouse();
+        self.alarm.rouse();
         drop(lock(&self.ended));
         self.end.notify_all();
     }
 
-    /// A batch was started: from now on somebody has to look after it.
-    pub(super) fn watch_over(&self) {
-        let mut awake = lock(&self.watch);
-        if !*awake {
-            *awake = true;
-            self.look.notify_one();
-        }
-    }
-
-    /// Before the watchdog looks: whatever starts from here on rouses it.
-    pub(super) fn watch_begins(&self) {
-        *lock(&self.watch) = false;
-    }
-
-    /// Sleeps until `deadline`, or until something starts if there is none. False when it is all over.
-    pub(super) fn watch_sleeps(&self, deadline: Option<Instant>) -> bool {
-        let mut awake = lock(&self.watch);
-        if let Some(deadline) = deadline {
-            // All that starts meanwhile can only hang later.
-            *awake = true;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if !self.is_over() {
-                drop(self.look.wait_timeout(awake, left).unwrap_or_else(PoisonError::into_inner));
-            }
-        } else {
-            while !*awake && !self.is_over() {
-                awake = self.look.wait(awake).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-        !self.is_over()
-    }
-
-    /// What of a batch is to be compared: the same parts for the same seed.
+    /// The sample of a batch to compare: the same rows for the same seed.
     pub(super) fn sample(&self, jobs: &[Finished]) -> Option<Sample> {
         let config = &self.settings.config;
-        let nth = self.sampled.fetch_add(1, Ordering::Relaxed);
+        let nth = self.cpu_work.sampled.fetch_add(1, Ordering::Relaxed);
         Sample::of(jobs, config.verify, mix(config.verify_seed ^ mix(nth)))
     }
 
     pub(super) fn event(&self, lane: usize, kind: GpuEventKind, text: String) {
-        let info = &self.lanes[lane].info;
+        let info = self.lanes[lane].info();
         lock(&self.events).push(GpuEvent { device: info.index, name: info.name.clone(), kind, text });
     }
 
@@ -477,16 +323,16 @@ impl Shared {
         GpuReport {
             devices: self.lanes.iter().map(Lane::report).collect(),
             decisions: self.decisions.report(),
-            rerun_jobs: self.rerun_jobs.load(Ordering::Relaxed),
-            rerun_us_max: self.rerun_us_max.load(Ordering::Relaxed),
-            verified_rows: self.verified_rows.load(Ordering::Relaxed),
+            rerun_jobs: self.cpu_work.rerun_jobs.load(Ordering::Relaxed),
+            rerun_us_max: self.cpu_work.rerun_us_max.load(Ordering::Relaxed),
+            verified_rows: self.cpu_work.verified_rows.load(Ordering::Relaxed),
             waiting_jobs: waiting_jobs as u64,
             waiting_bytes,
         }
     }
 
-    /// Ends everything: what waits goes to the CPU, what is under way ends or hangs, all of it is answered. Waits for that
-    /// unless this is one of the threads that would have to do it.
+    /// Ends the runtime: waiting jobs go to the CPU, batches under way end or hang, and every job
+    /// is answered. Waits for that, unless this thread is one of the runtime's.
     pub(super) fn close(&self) {
         let mut queue = self.queue();
         queue.closing = true;
@@ -501,7 +347,7 @@ impl Shared {
         }
         let until = Instant::now() + self.settings.config.hang_after + CLOSE_MAX;
         let mut ended = lock(&self.ended);
-        while !(self.is_over() && self.lanes.iter().all(|lane| !lane.lock().up)) {
+        while !(self.is_over() && self.lanes.iter().all(|lane| !lane.lock().is_up())) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -511,42 +357,7 @@ impl Shared {
     }
 }
 
-impl Lane {
-    fn report(&self) -> DeviceReport {
-        let state = self.lock();
-        let now = Instant::now();
-        let device_state = match &state.failure {
-            _ if state.up => DeviceState::Running,
-            None => DeviceState::Failed {
-                reason: "not opened yet".to_owned(),
-                since_seconds: 0.0,
-                retry_seconds: None,
-            },
-            Some(Failure { reason, since, retry }) => DeviceState::Failed {
-                reason: reason.clone(),
-                since_seconds: now.duration_since(*since).as_secs_f64(),
-                retry_seconds: retry.map(|at| at.saturating_duration_since(now).as_secs_f64()),
-            },
-        };
-        let counts = &state.counts;
-        DeviceReport {
-            info: self.info.clone(),
-            state: device_state,
-            jobs: counts.jobs,
-            bytes: counts.bytes,
-            batches: counts.batches,
-            refused: counts.refused,
-            errors: counts.errors,
-            hangs: counts.hangs,
-            mismatches: counts.mismatches,
-            reopened: counts.reopened,
-            batch_latency: counts.latency.summary(),
-            crossovers: state.costs.as_ref().map_or(Vec::new(), |costs| costs.crossovers()),
-        }
-    }
-}
-
-/// What operators are told of a device that is given up: how much was under way, and for how long.
+/// The text of the event when a device is given up: how many jobs were under way, and for how long.
 fn told(text: &str, batches: &[Running]) -> String {
     let jobs: usize = batches.iter().map(|running| running.taken.tickets.len()).sum();
     match batches.iter().map(|running| running.started.elapsed()).max() {
@@ -558,7 +369,7 @@ fn told(text: &str, batches: &[Running]) -> String {
     }
 }
 
-/// What panics under a lock leaves nothing half done that matters here: moves of jobs cannot panic.
+/// A panic under a lock leaves no job half moved: moves of jobs cannot panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

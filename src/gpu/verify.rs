@@ -1,38 +1,38 @@
-//! Which parts of a batch the CPU computes again, and whether they are what the device made of them.
+//! Chooses rows of a batch that the CPU computes again, and compares them with the device's.
 //!
 //! A *row* is the block of 4 KiB at one offset of every column of a job; for a job that is only
-//! hashed, one block. Of every batch at least one row and a few hashes are checked, so that a
-//! device that computes nothing rightly any more is found at its first batch; beyond that, a share.
-//! Must not know of devices, threads or answers.
+//! hashed, one block. At least one row and a few hashes of every batch are checked, so that a
+//! device that always computes wrongly is found at its first batch; beyond that, a fraction of the
+//! rows. Must not know of devices, threads or answers.
 
 use calpe_core::codec::{BlockHasher, CodecJob, Outputs};
 use calpe_core::units::{BlockHash, ROW_BYTES};
 
-use super::rerun::Finished;
+use super::answer::Finished;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
-/// Hashes of a batch that are checked at least: the blocks that BLAKE3 hashes side by side with
-/// AVX-512, so that one costs no less.
+/// Fewest hashes of a batch that are checked: BLAKE3 hashes this many blocks side by side with
+/// AVX-512, so that fewer would not be cheaper.
 const HASHES_MIN: usize = 4;
 
-/// What of a batch is checked: some rows, each by its job and its number in that.
+/// The rows of a batch to check, each by the index of its job and its number in the job.
 pub(super) struct Sample {
     rows: Vec<(usize, usize)>,
-    share: f64,
+    fraction: f64,
     seed: u64,
 }
 
 impl Sample {
-    /// A share of the rows of a batch, evenly spread, and at least as many as [`HASHES_MIN`] blocks
-    /// need. None when the share is 0.
-    pub(super) fn of(jobs: &[Finished], share: f64, seed: u64) -> Option<Sample> {
+    /// A fraction of the rows of a batch, evenly spread, but at least as many as [`HASHES_MIN`]
+    /// blocks need. None when the fraction is 0.
+    pub(super) fn of(jobs: &[Finished], fraction: f64, seed: u64) -> Option<Sample> {
         let total: usize = jobs.iter().map(|done| rows(&done.job)).sum();
-        if share <= 0.0 || total == 0 {
+        if fraction <= 0.0 || total == 0 {
             return None;
         }
         let least = HASHES_MIN.div_ceil(jobs.first().map_or(1, |done| columns(&done.job)));
-        let count = ((total as f64 * share).ceil() as usize).max(least).min(total);
+        let count = ((total as f64 * fraction).ceil() as usize).max(least).min(total);
         let mut picked = spread(count, total, seed);
         let (mut sampled, mut before) = (Vec::with_capacity(count), 0);
         let mut next = picked.next();
@@ -44,7 +44,7 @@ impl Sample {
             }
             before += rows;
         }
-        Some(Sample { rows: sampled, share, seed })
+        Some(Sample { rows: sampled, fraction, seed })
     }
 
     /// Number of rows.
@@ -52,7 +52,7 @@ impl Sample {
         self.rows.len()
     }
 
-    /// The first difference between what a device made of these jobs and what the CPU makes of them.
+    /// The first difference between the device's results for these jobs and the CPU's.
     pub(super) fn difference(&self, jobs: &[Finished]) -> Option<String> {
         self.rows.iter().zip(0..).find_map(|(&(nth, row), salt)| {
             let done = &jobs[nth];
@@ -67,7 +67,7 @@ impl Sample {
         })
     }
 
-    /// The outputs of a row, and some of the hashes of its blocks.
+    /// Checks the outputs of a row, and some of the hashes of its blocks.
     fn coded_row(&self, done: &Finished, row: usize, seed: u64) -> Option<String> {
         let job = &done.job;
         let transform = job.transform.as_ref()?;
@@ -85,7 +85,7 @@ impl Sample {
         }
         let hasher = job.hasher?;
         let blocks: Vec<&[u8]> = inputs.into_iter().chain(outputs.chunks_exact(BLOCK)).collect();
-        let count = ((blocks.len() as f64 * self.share).ceil() as usize).max(HASHES_MIN).min(blocks.len());
+        let count = ((blocks.len() as f64 * self.fraction).ceil() as usize).max(HASHES_MIN).min(blocks.len());
         let columns: Vec<usize> = spread(count, blocks.len(), seed).collect();
         let rows = job.inputs[0].len() / BLOCK;
         let given = columns.iter().map(|column| done.hashes[column * rows + row]);
@@ -105,7 +105,7 @@ fn columns(job: &CodecJob) -> usize {
     job.transform.as_ref().map_or(1, |transform| job.inputs.len() + transform.outputs())
 }
 
-/// The hash of a block of a job that is only hashed.
+/// Checks the hash of a block of a job that is only hashed.
 fn hashed_block(done: &Finished, block: usize) -> Option<String> {
     let blocks = done.job.inputs.iter().flat_map(|column| column.chunks_exact(BLOCK));
     let bytes = blocks.skip(block).take(1);
@@ -113,7 +113,7 @@ fn hashed_block(done: &Finished, block: usize) -> Option<String> {
     wrong.map(|_| format!("the hash of block {block} is not what the CPU computes"))
 }
 
-/// The first of some blocks that has another hash than it should.
+/// The index of the first block whose hash differs from the given one.
 fn differing<'a>(
     hasher: BlockHasher,
     blocks: impl Iterator<Item = &'a [u8]>,
@@ -125,7 +125,8 @@ fn differing<'a>(
     hashes.into_iter().zip(given).position(|(should, given)| should != given)
 }
 
-/// `count` different numbers below `total`, ascending: one at random from each of as many equal parts.
+/// `count` different numbers below `total`, ascending: a random one from each of `count` equal
+/// ranges.
 fn spread(count: usize, total: usize, seed: u64) -> impl Iterator<Item = usize> {
     (0..count).map(move |part| {
         let (start, end) = (part * total / count, (part + 1) * total / count);

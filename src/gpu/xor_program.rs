@@ -1,30 +1,35 @@
-//! A matrix over GF(2^8) compiled to a straight line of operations on 32-bit words, four bytes of a column at a time.
+//! A matrix over GF(2^8) compiled to a list of operations, without branches, on 32-bit words: four
+//! bytes of a column at a time.
 //!
-//! Multiplication by a constant is linear over the bits of the constant, so a row of the matrix is eight sums of
-//! inputs, one per bit of the coefficients, joined by Horner's rule: double, add the next sum. Sums need only XOR;
-//! parts that several sums share are computed once (`schedule`), and three-input XORs are one operation.
+//! Multiplication by a constant is linear over the bits of the constant, so a row of the matrix is
+//! eight sums of inputs, one per bit of the coefficients, joined by Horner's rule: double, add the
+//! next sum. Sums need only XOR; terms common to several sums are computed once (`schedule`), and
+//! three-input XORs are one operation.
 //!
-//! Invariants: the list is in static single assignment, every operand is an earlier operation, every output is stored
-//! exactly once, and [`XorProgram::run`] executes the very list that a printer prints. Must not know how or where the
-//! list is printed, nor which code or erasure a matrix stands for.
+//! Invariants: the list is in static single assignment, every operand is an earlier operation,
+//! every output is stored exactly once, and tests run the very list that a printer prints. Must not
+//! know how or where the list is printed, nor which code or erasure a matrix stands for.
 
+#[cfg(test)]
+mod interpreter;
 mod schedule;
 #[cfg(test)]
 mod suite;
 
-/// Live words per position that [`XorProgram::compile`] allows itself: an assembler, which may order the list anew, fits those
-/// of 32+16 into 128 registers, of which a GPU of the kind this is printed for has enough for 512 threads a multiprocessor.
-pub const LIVE_WORDS_MAX: usize = 128;
+/// Live words per position that [`XorProgram::compile`] allows itself. An assembler, which may
+/// reorder the list, fits the words of 32+16 into 128 registers, and the GPUs that the list is
+/// printed for have enough registers for 512 threads with 128 each on a multiprocessor.
+pub(super) const LIVE_WORDS_MAX: usize = 128;
 
 /// Arithmetic operations of one doubling, see [`Op::Double`].
-pub const DOUBLE_OPERATIONS: usize = 3;
+pub(super) const DOUBLE_OPERATIONS: usize = 3;
 
 /// A word of an earlier operation: the index of the operation that makes it.
-pub type Value = u32;
+pub(super) type Value = u32;
 
-/// One step of a program. Those that make a value make the one with their own index.
+/// One step of a program. A step that makes a value gives it the step's own index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
+pub(super) enum Op {
     /// The word of input column `.0` at this position.
     Load(u32),
     /// The word 0.
@@ -33,7 +38,15 @@ pub enum Op {
     Xor2(Value, Value),
     /// The XOR of three values, a single operation where there is a three-input logic instruction.
     Xor3(Value, Value, Value),
-    /// Each of the four bytes times 2 in GF(2^8)/0x11D, see [`double`].
+    /// Each of the four bytes times 2 in GF(2^8)/0x11D, in three operations.
+    ///
+    /// Let M have 0xFF in every byte whose top bit h is set and 0x00 elsewhere (one byte-permute in
+    /// its sign-replicating mode). 2x is x shifted left in every byte, plus 0x1D where h was set.
+    /// XOR with 0x0E where h is set, before the shift, gives bits 2, 3 and 4 of that (one
+    /// three-input logic operation): z. The shift as 2z also carries every h into bit 0 of the next
+    /// byte, and bit 0 of each byte still lacks its own h. Subtracting M mends both: M is 255 H,
+    /// where H has h in bit 0 of every byte, so 2z - M = 2z - 256 H + H (one multiply-add, off the
+    /// logic pipe).
     Double(Value),
     /// Value `.1` is the word of output column `.0` at this position; makes no value.
     Store(u32, Value),
@@ -41,7 +54,7 @@ pub enum Op {
 
 impl Op {
     /// The values that the operation reads.
-    pub fn operands(self) -> impl Iterator<Item = Value> {
+    pub(super) fn operands(self) -> impl Iterator<Item = Value> {
         let (values, count) = match self {
             Op::Load(_) | Op::Zero => ([0; 3], 0),
             Op::Double(a) | Op::Store(_, a) => ([a, 0, 0], 1),
@@ -54,7 +67,7 @@ impl Op {
 
 /// How many operations of each kind a program has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counts {
+pub(super) struct Counts {
     /// XORs of two values.
     pub xor2: usize,
     /// XORs of three values.
@@ -70,42 +83,43 @@ pub struct Counts {
 impl Counts {
     /// Arithmetic operations per word position, loads and stores not counted.
     #[must_use]
-    pub fn operations(&self) -> usize {
+    pub(super) fn operations(&self) -> usize {
         self.xor2 + self.xor3 + self.doubles * DOUBLE_OPERATIONS
     }
 }
 
 /// A matrix as a list of operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XorProgram {
+pub(super) struct XorProgram {
     inputs: usize,
     outputs: usize,
     ops: Vec<Op>,
 }
 
-/// Words that [`XorProgram::run`] takes through one operation at a time, to pay for its dispatch once.
-const LANES: usize = 16;
-
-/// Bytes of a column that one pass over the list computes.
-const LANE_BYTES: usize = LANES * size_of::<u32>();
-
 impl XorProgram {
-    /// Compiles `matrix`, `outputs` rows of `inputs` factors, row after row, within [`LIVE_WORDS_MAX`].
+    /// Compiles `matrix`, `outputs` rows of `inputs` factors, row after row, within
+    /// [`LIVE_WORDS_MAX`].
     ///
     /// # Panics
     /// When the matrix is not of that size or has no input.
     #[must_use]
-    pub fn compile(matrix: &[u8], inputs: usize, outputs: usize) -> XorProgram {
+    pub(super) fn compile(matrix: &[u8], inputs: usize, outputs: usize) -> XorProgram {
         XorProgram::compile_within(matrix, inputs, outputs, LIVE_WORDS_MAX)
     }
 
-    /// As [`XorProgram::compile`], with the fewest operations that were found to keep at most `live_words_max` words
-    /// alive at a time. Where no list is that small, as with very many outputs, the smallest one is taken.
+    /// As [`XorProgram::compile`], with the fewest operations found that keep at most
+    /// `live_words_max` words alive at a time. Where no list is that small, as with very many
+    /// outputs, the list with the fewest live words is taken.
     ///
     /// # Panics
     /// When the matrix is not of that size or has no input.
     #[must_use]
-    pub fn compile_within(matrix: &[u8], inputs: usize, outputs: usize, live_words_max: usize) -> XorProgram {
+    pub(super) fn compile_within(
+        matrix: &[u8],
+        inputs: usize,
+        outputs: usize,
+        live_words_max: usize,
+    ) -> XorProgram {
         assert!(inputs > 0, "a matrix without inputs");
         assert_eq!(matrix.len(), inputs * outputs, "factors of {inputs} inputs and {outputs} outputs");
         let program = schedule::cheapest(matrix, inputs, outputs, live_words_max);
@@ -115,25 +129,25 @@ impl XorProgram {
 
     /// Number of input columns.
     #[must_use]
-    pub fn inputs(&self) -> usize {
+    pub(super) fn inputs(&self) -> usize {
         self.inputs
     }
 
     /// Number of output columns.
     #[must_use]
-    pub fn outputs(&self) -> usize {
+    pub(super) fn outputs(&self) -> usize {
         self.outputs
     }
 
     /// The operations, in order.
     #[must_use]
-    pub fn ops(&self) -> &[Op] {
+    pub(super) fn ops(&self) -> &[Op] {
         &self.ops
     }
 
     /// How many operations of each kind there are.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for op in &self.ops {
             match op {
@@ -148,10 +162,10 @@ impl XorProgram {
         counts
     }
 
-    /// The most values that are alive at a time when the list is executed in its order: a lower bound of the
-    /// registers that one word position takes.
+    /// The most values alive at a time when the list is executed in order: a lower bound of the
+    /// registers for one word position.
     #[must_use]
-    pub fn live_words(&self) -> usize {
+    pub(super) fn live_words(&self) -> usize {
         let mut last_use = vec![0; self.ops.len()];
         for (at, op) in self.ops.iter().enumerate() {
             for value in op.operands() {
@@ -168,42 +182,6 @@ impl XorProgram {
             most = most.max(live);
         }
         most
-    }
-
-    /// Computes the outputs from the inputs on the CPU, operation by operation. A slow check of the list, for tests
-    /// and for sampling what a device computed. Columns have any one length.
-    ///
-    /// # Panics
-    /// When the numbers of columns are not the program's or lengths differ.
-    pub fn run(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
-        assert_eq!(inputs.len(), self.inputs, "number of input columns");
-        assert_eq!(outputs.len(), self.outputs, "number of output columns");
-        let length = inputs[0].len();
-        assert!(inputs.iter().all(|column| column.len() == length), "input columns differ in length");
-        assert!(outputs.iter().all(|column| column.len() == length), "output columns differ in length");
-
-        let mut values = vec![[0u32; LANES]; self.ops.len()];
-        for start in (0..length).step_by(LANE_BYTES) {
-            let range = start..length.min(start + LANE_BYTES);
-            for (at, &op) in self.ops.iter().enumerate() {
-                let value = |value: Value| values[value as usize];
-                values[at] = match op {
-                    Op::Load(column) => words(&inputs[column as usize][range.clone()]),
-                    Op::Zero => [0; LANES],
-                    Op::Xor2(a, b) => combine(value(a), value(b), |a, b| a ^ b),
-                    Op::Xor3(a, b, c) => {
-                        combine(combine(value(a), value(b), |a, b| a ^ b), value(c), |ab, c| ab ^ c)
-                    }
-                    Op::Double(a) => value(a).map(double),
-                    Op::Store(column, a) => {
-                        let bytes = value(a).map(u32::to_le_bytes);
-                        let output = &mut outputs[column as usize][range.clone()];
-                        output.copy_from_slice(&bytes.as_flattened()[..range.len()]);
-                        continue;
-                    }
-                };
-            }
-        }
     }
 
     /// Panics unless the list keeps the invariants of this module.
@@ -228,28 +206,4 @@ impl XorProgram {
         }
         assert!(stored.iter().all(|&stored| stored), "an output is not stored");
     }
-}
-
-/// Each byte of `word` times 2 in GF(2^8)/0x11D, in three operations.
-///
-/// With M = 0xFF in every byte whose top bit h is set and 0x00 elsewhere (one byte-permute in its sign-replicating
-/// mode), 2x is x shifted left in every byte, plus 0x1D where h was set. XOR 0x0E where h is set, before the shift,
-/// gives bits 2, 3 and 4 of that (one three-input logic operation). The shift as 2z also carries every h into bit 0 of the
-/// next byte, and bit 0 of each byte still lacks its own h. Subtracting M mends both at once: M is 255 H, where H has
-/// h in bit 0 of every byte, so 2z - M = 2z - 256 H + H (one multiply-add, off the logic pipe).
-#[must_use]
-pub fn double(word: u32) -> u32 {
-    let sign = (word >> 7 & 0x0101_0101) * 0xFF;
-    (word ^ sign & 0x0E0E_0E0E).wrapping_mul(2).wrapping_sub(sign)
-}
-
-fn combine(a: [u32; LANES], b: [u32; LANES], f: impl Fn(u32, u32) -> u32) -> [u32; LANES] {
-    std::array::from_fn(|lane| f(a[lane], b[lane]))
-}
-
-/// At most [`LANE_BYTES`] bytes as words, the rest 0.
-fn words(bytes: &[u8]) -> [u32; LANES] {
-    let mut padded = [[0u8; 4]; LANES];
-    padded.as_flattened_mut()[..bytes.len()].copy_from_slice(bytes);
-    padded.map(u32::from_le_bytes)
 }

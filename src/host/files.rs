@@ -1,7 +1,7 @@
 //! Small files that are read whole: configurations, certificates, keys, caches.
 //!
-//! Invariants: no more than the caller's limit is read, from a file or a pipe alone, and a pipe that says nothing is not waited
-//! for without end. Must not know what the files are for.
+//! Invariants: at most the caller's limit is read, only from a file or a pipe, and a pipe without
+//! data is waited for within a limit. Must not know what the files are for.
 
 use crate::polling;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,10 +12,11 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a pipe may take until all has come: what writes to it is another program of the same command.
+/// How long a pipe may take to deliver everything: its writer is a program of the same command
+/// line.
 const PIPE_MAX: Duration = Duration::from_secs(10);
 
-/// What a text may be read from.
+/// Kinds of files that a text may be read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A regular file alone.
@@ -30,13 +31,13 @@ pub enum ReadError {
     /// The system says so.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Not something that ends.
+    /// Its kind has no end.
     #[error("it is {found}, not a file")]
     Kind {
         /// What it is ("a directory").
         found: &'static str,
     },
-    /// More than anything it should be.
+    /// Longer than such a file can be.
     #[error("it is longer than {} KiB, which no such file is", limit >> 10)]
     TooLong {
         /// How many bytes are read at most.
@@ -47,7 +48,7 @@ pub enum ReadError {
     Silent,
 }
 
-/// A file that was opened without waiting for anything, and is of a kind that ends.
+/// An open file of a kind that ends. Opening it waited for nothing.
 #[derive(Debug)]
 pub struct Opened {
     file: File,
@@ -57,12 +58,12 @@ pub struct Opened {
 /// Opens a file to be read whole.
 ///
 /// # Errors
-/// When the system does not let it be opened, or it is of another kind than `source` says.
+/// When the system does not let it be opened, or it is of another kind than `source` allows.
 pub fn open(path: &Path, source: Source) -> Result<Opened, ReadError> {
-    // Before it is opened: opening a device may do something.
+    // Checked before it is opened: opening a device may have effects.
     check_kind(&path.metadata()?, source)?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
-    // Again, as the path may lead to something else by now.
+    // Checked again: the path may lead to something else by now.
     let metadata = file.metadata()?;
     check_kind(&metadata, source)?;
     Ok(Opened { file, metadata })
@@ -121,7 +122,7 @@ fn read_pipe(mut pipe: &File, limit: u64, bytes: &mut Vec<u8>) -> Result<(), Rea
     let mut chunk = [0; 4096];
     while bytes.len() as u64 <= limit {
         match pipe.read(&mut chunk) {
-            // Without a writer it reads as ended, also before there was one.
+            // Without a writer a pipe reads as ended, also before its writer has opened it.
             Ok(0) if !bytes.is_empty() => return Ok(()),
             Ok(0) => {}
             Ok(count) => {
@@ -139,7 +140,7 @@ fn read_pipe(mut pipe: &File, limit: u64, bytes: &mut Vec<u8>) -> Result<(), Rea
         let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
-            // Hung up by a writer that wrote nothing: it is empty.
+            // The writer closed the pipe without writing: it is empty.
             Ok(_) if fds[0].revents() == Some(PollFlags::POLLHUP) => return Ok(()),
             Ok(_) => {}
             Err(errno) if polling::survives(errno as i32, "a reader of a pipe") => {}

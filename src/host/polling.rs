@@ -1,32 +1,33 @@
-//! What an error of a call that waits for something (poll, io_uring_enter, recv) means for a loop that makes it again and again:
-//! one that passes must end neither the loop nor what it serves. Must not know what is waited for.
+//! What an error of a call that waits (poll, io_uring_enter, recv) means for a loop that repeats
+//! the call: an error that passes must end neither the loop nor what it serves. Must not know what
+//! is waited for.
 
 use calpe_core::units::{RateLimit, Timestamp};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// How long a loop rests before it makes a call again that this host lacked something for: the kernel needs a moment to write
-/// back, and a loop that does not rest takes the processor from it.
+/// How long a loop rests before it repeats a call for which this host lacked a resource: the kernel
+/// needs a moment to write back, and a loop that does not rest takes the processor from it.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Lines about such calls: what lasts is told now and then.
+/// Log lines about such calls: a lasting shortage is reported now and then.
 static LINES: RateLimit = RateLimit::new(3, 60);
 
-/// When this process first needed the time.
+/// Start of this process's clock for the log's rate limit.
 static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// What an error says about the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It is to be made again at once: a signal came, or there was nothing after all.
+    /// The call is to be repeated at once: a signal came, or there was nothing after all.
     Interrupted,
-    /// This host lacks memory or the like: it is to be made again after a pause.
+    /// This host lacks memory or another resource: the call is to be repeated after a pause.
     Short,
     /// It will fail again.
     Lasting,
 }
 
-/// What an errno of a call that waits says about it.
+/// What an errno of a call that waits says about the call.
 #[must_use]
 pub fn trouble(errno: i32) -> Trouble {
     match errno {
@@ -36,8 +37,8 @@ pub fn trouble(errno: i32) -> Trouble {
     }
 }
 
-/// Whether `what` is to make the call again that ended with this errno. Has rested, and told the
-/// log, if this host lacks something.
+/// Whether `what` is to repeat the call that ended with this errno. If this host lacks a resource,
+/// this rests and writes to the log first.
 #[must_use]
 pub fn survives(errno: i32, what: &str) -> bool {
     let trouble = trouble(errno);
@@ -48,7 +49,7 @@ pub fn survives(errno: i32, what: &str) -> bool {
     trouble != Trouble::Lasting
 }
 
-/// Tells the log that this host lacks something for a call of `what`; not every time.
+/// Logs that this host lacks a resource for a call of `what`; repetitions are left out.
 pub fn tell_short(errno: i32, what: &str) {
     let now = Timestamp(u64::try_from(BEGUN.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let Some(left_out) = LINES.admit(now) else { return };

@@ -1,10 +1,11 @@
-//! Keeping a process able to run while the machine is out of memory and waits for that very process to write pages
-//! back: a block device whose server runs on the same host would otherwise stand still for ever.
+//! Keeps a process able to run while the machine is out of memory and waits for that very process
+//! to write pages back. Otherwise a block device whose server runs on the same host could stand
+//! still for ever.
 //!
-//! What is done, each as far as the system lets it: the process is marked as one that the kernel cleans pages with, so
-//! that its own allocations do not wait for its own device (PR_SET_IO_FLUSHER); its memory is not paged out; it is not
-//! the first to be killed. Threads inherit the mark, so call this before there are any. Must not know what the process
-//! does.
+//! Each step is done as far as the system allows: the process is marked as one that the kernel
+//! cleans pages with, so that its own allocations do not wait for its own device
+//! (PR_SET_IO_FLUSHER); its memory is not paged out; it is not the first to be killed. Threads
+//! inherit the mark, so call this before there are any. Must not know what the process does.
 #![allow(unsafe_code)] // one system call that no crate wraps
 
 use nix::errno::Errno;
@@ -13,8 +14,8 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use std::fmt;
 use std::io;
 
-/// The score at which the kernel's out-of-memory killer takes nearly all others first. Not -1000, which would forbid it: a
-/// leak here must not bring the machine down.
+/// The score at which the kernel's out-of-memory killer takes nearly all others first. Not -1000,
+/// which would forbid it: a leak here must not bring the machine down.
 const OOM_SCORE: i32 = -900;
 
 /// From linux/prctl.h; the libc crate does not have it.
@@ -23,13 +24,13 @@ const PR_SET_IO_FLUSHER: libc::c_int = 57;
 /// Bit of CAP_IPC_LOCK among a process's capabilities.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// How much a process insists on being protected.
+/// How much protection a process insists on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// As far as the system lets it.
+    /// As much as the system allows.
     #[default]
     Auto,
-    /// It does not run otherwise.
+    /// The process does not run without it.
     Require,
     /// Not at all.
     Off,
@@ -40,7 +41,7 @@ pub enum Mode {
 pub struct Protection {
     /// The process's memory is not paged out.
     pub locked: bool,
-    /// What could not be done, in words.
+    /// The steps that failed, in words.
     pub missing: Vec<String>,
 }
 
@@ -50,7 +51,7 @@ impl fmt::Display for Protection {
     }
 }
 
-/// Protects this process. Does what it can, and says what it could not.
+/// Protects this process as far as possible, and says which steps failed.
 #[must_use]
 pub fn protect() -> Protection {
     let mut protection = Protection::default();
@@ -66,7 +67,7 @@ pub fn protect() -> Protection {
     protection
 }
 
-/// Only the mark: what costs nothing and needs no thought. Whether it was granted.
+/// Sets only the mark, which costs nothing. Whether it was granted.
 pub fn mark() -> bool {
     io_flusher().is_ok()
 }
@@ -77,9 +78,9 @@ fn io_flusher() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Pages stay once they were touched. Not all at once: maps that are sparse on purpose (rings, thread stacks, address space
-/// that a GPU's driver reserves) would be filled. Not where there is a limit: it would be granted now, and later maps
-/// refused.
+/// Locks pages once they were touched. Not all maps at once: that would fill maps that are sparse
+/// on purpose (rings, thread stacks, address space that a GPU's driver reserves). Not where there
+/// is a limit: the lock would be granted now, and later maps refused.
 fn lock_memory() -> io::Result<()> {
     let (limit, _) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     if limit != RLIM_INFINITY && !may_lock(&std::fs::read_to_string("/proc/self/status")?) {
@@ -89,7 +90,7 @@ fn lock_memory() -> io::Result<()> {
     Ok(mlockall(MlockAllFlags::MCL_CURRENT | MlockAllFlags::MCL_FUTURE | on_fault)?)
 }
 
-/// Whether a process of that /proc/PID/status has CAP_IPC_LOCK.
+/// Whether a process with this /proc/PID/status has CAP_IPC_LOCK.
 fn may_lock(status: &str) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     effective
@@ -100,7 +101,7 @@ fn may_lock(status: &str) -> bool {
 fn oom_score() -> io::Result<()> {
     let path = "/proc/self/oom_score_adj";
     let now = std::fs::read_to_string(path)?;
-    // A supervisor may have set a lower one, on purpose.
+    // A supervisor may have set a lower score on purpose.
     if now.trim().parse::<i32>().is_ok_and(|now| now <= OOM_SCORE) {
         return Ok(());
     }

@@ -1,32 +1,33 @@
-//! A ring beside the engine's, on a thread of its own, for one member file whose filesystem may keep
-//! a caller waiting (FUSE, network filesystems): what waits there is this thread, or the kernel's
-//! workers of its ring, and nobody else.
+//! A ring beside the engine's, on a thread of its own, for one member file whose filesystem may
+//! keep a caller waiting (FUSE, network filesystems): only this thread, or the kernel's workers of
+//! its ring, wait there.
 //!
-//! Why not the engine's ring: FUSE holds up whoever submits a read while more than a few are under
-//! way (`max_background`, 12 by default), and pays no heed to a request not to wait. Workers of the
-//! engine's ring could wait in its place, but they serve all members of the engine: one that hangs
-//! can take them all, and the kernel does not let writes to another file pass those of a file with
-//! the same hash (there are 64). They belong to a thread, not to a ring, so it takes a thread.
+//! Why not the engine's ring: FUSE blocks the submitter of a read while more than a few are under
+//! way (`max_background`, 12 by default), and ignores a request not to wait. Workers of the
+//! engine's ring could wait in its place, but they serve all members of the engine: one member that
+//! hangs can take all workers, and the kernel does not let writes to another file pass those of a
+//! file with the same hash (there are 64 hashes). Workers belong to a thread, not to a ring, so it
+//! takes a thread.
 //!
-//! Why a descriptor table of its own ([`super::own_table`]): the thread and its workers outlive the
-//! SIGKILL of a process whose filesystem does not answer, with all that is in their table. That is
-//! this one file, so that the sockets, the state directory and all other members are free at once.
+//! Why a descriptor table of its own ([`super::own_table`]): the thread and its workers survive the
+//! SIGKILL of a process whose filesystem does not answer, with everything in their table. The table
+//! holds only this one file, so the sockets, the state directory and all other members are free at
+//! once.
 //!
-//! Why no write of a process that was killed can land on a member that another one has taken: a
-//! process writes to a member only while it holds the lock on it (flock), and the lock belongs to the
-//! open file, which has it until the last reference to it is gone. Each operation that the kernel has
-//! holds a reference until it has ended, whatever becomes of tables, rings and threads; here the
-//! thread's own descriptor holds another one until nothing is under way. What the kernel had not got
-//! when the process was killed it never gets.
+//! Why no write of a killed process can land on a member that another process has taken: a process
+//! writes to a member only while it holds the lock on it (flock), and the lock belongs to the open
+//! file, which keeps it until its last reference is gone. Each operation in the kernel holds a
+//! reference until the operation has ended, whatever becomes of tables, rings and threads; the
+//! thread's own descriptor holds another one until nothing is under way. Operations that the kernel
+//! did not have when the process was killed never reach it.
 //!
-//! Invariants: what is pushed comes back through the inbox once; nothing is handed to the kernel
-//! after the end; the file stays open, and locked, until all that was pushed has ended; descriptors
-//! of the thread and those of others are never mixed up: the thread closes its own, and has no others.
-//! Must not know what entries are for.
+//! Invariants: each pushed entry comes back through the inbox once; nothing is handed to the kernel
+//! after the end; the file stays open, and locked, until all pushed entries have ended; the thread
+//! closes its own descriptors and no others. Must not know what entries are for.
 #![allow(unsafe_code)] // entries name memory of others; each block argues for itself
 
 use super::held::Held;
-use super::inbox::{EndedList, Inbox, put, ring};
+use super::inbox::{EndedList, Inbox, put, rouse};
 use super::{Ring, own_table};
 use io_uring::{opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -36,23 +37,23 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Operations of such a file that the kernel has at one time: each may occupy a thread of it.
+/// Operations on such a file that the kernel has at one time: each may occupy a thread of it.
 pub(super) const DEPTH_MAX: u32 = 64;
 
-/// Entries of the ring: those, and the one that wakes it.
+/// Entries of the ring: the operations, and the entry that wakes the thread.
 const SUBMISSIONS: u32 = 2 * DEPTH_MAX;
 const COMPLETIONS: u32 = 4 * DEPTH_MAX;
 
-/// What the entry that wakes the thread carries. Entries of the engine carry its tag.
+/// The `user_data` of the entry that wakes the thread. Entries of the engine carry its tag.
 const WAKE: u64 = u64::MAX;
 
-/// How long the thread sleeps at most while there is nothing to do.
+/// Longest sleep of the thread while there is nothing to do.
 const NAP: Duration = Duration::from_secs(600);
 
 /// The engine's end. Dropping it ends the thread when nothing is under way.
 pub(super) struct Aside {
     queue: Arc<Mutex<Queue>>,
-    /// In the table of the engine.
+    /// In the engine's descriptor table.
     wake: EventFd,
     /// In that of the thread.
     fd: RawFd,
@@ -78,7 +79,7 @@ fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
 struct Shared {
     queue: Arc<Mutex<Queue>>,
     ended: EndedList,
-    /// Says that the device is open until its descriptor here is closed.
+    /// Keeps the device marked as open until this descriptor is closed.
     held: Option<Arc<Held>>,
 }
 
@@ -93,10 +94,11 @@ impl Aside {
     /// Starts the thread, which has the file open from then on.
     ///
     /// # Errors
-    /// When there is no thread, no descriptor or no ring to be had.
-    pub fn start(inbox: &Inbox, file: BorrowedFd<'_>, held: Option<&Arc<Held>>) -> io::Result<Aside> {
+    /// When no thread, descriptor or ring is available.
+    pub(super) fn start(inbox: &Inbox, file: BorrowedFd<'_>, held: Option<&Arc<Held>>) -> io::Result<Aside> {
         Aside::start_with(inbox, file, held, true).or_else(|error| {
-            // A container may forbid what it takes, or the host lack something for the moment.
+            // A container may forbid the system calls, or the host may lack a resource for the
+            // moment.
             tracing::info!(%error, "the ring of a member file has no descriptor table of its own");
             Aside::start_with(inbox, file, held, false)
         })
@@ -112,7 +114,8 @@ impl Aside {
         let queue = Arc::new(Mutex::default());
         let shared = Shared { queue: Arc::clone(&queue), ended: inbox.ended_list(), held: held.cloned() };
         let thread = std::thread::Builder::new().name("member-aside".into());
-        // They are valid in the thread until it has copies: this waits for that.
+        // The numbers are valid in the thread until it has made its copies; this call waits for
+        // that.
         let numbers = [file.as_raw_fd(), wake.as_fd().as_raw_fd(), inbox.wake.as_fd().as_raw_fd()];
         let (sender, receiver) = sync_channel(1);
         thread.spawn(move || {
@@ -124,23 +127,23 @@ impl Aside {
         started.map(|fd| Aside { queue, wake, fd })
     }
 
-    /// What entries call the file.
-    pub fn fd(&self) -> RawFd {
+    /// The number of the file in entries.
+    pub(super) fn fd(&self) -> RawFd {
         self.fd
     }
 
-    /// Hands over an entry, which names no descriptor but that of the file.
+    /// Hands over an entry. It must name no descriptor but the file's.
     ///
     /// # Safety
-    /// As for [`Ring::push`], but for the descriptor, until its end came out of the inbox.
-    pub unsafe fn push(&self, entry: squeue::Entry) {
+    /// As for [`Ring::push`], except for the descriptor, until its end came out of the inbox.
+    pub(super) unsafe fn push(&self, entry: squeue::Entry) {
         let mut queue = lock(&self.queue);
         let first = queue.entries.is_empty();
         queue.entries.push(entry);
         drop(queue);
-        // Otherwise the thread was woken, and has not looked yet.
+        // Otherwise the thread was woken already, and has not looked yet.
         if first {
-            ring(&self.wake);
+            rouse(&self.wake);
         }
     }
 }
@@ -148,7 +151,7 @@ impl Aside {
 impl Drop for Aside {
     fn drop(&mut self) {
         lock(&self.queue).closing = true;
-        ring(&self.wake);
+        rouse(&self.wake);
     }
 }
 
@@ -166,16 +169,16 @@ fn run(
         }
     };
     let _ = started.send(Ok(copies.file.as_raw_fd()));
-    // What hangs is told by the engine, which knows the device.
+    // The engine, which knows the device, reports one that hangs.
     if let Err(error) = serve(&shared, &copies, &mut ring) {
         tracing::error!(%error, "the ring of a member file ended: its operations do not end");
-        // Nothing is known of what the kernel has of them: the file stays open and locked.
+        // It is unknown which operations the kernel still has: the file stays open and locked.
         loop {
             std::thread::park();
         }
     }
     drop(ring);
-    // Takes as long as its filesystem likes; only then may the device be opened again.
+    // Closing takes as long as the filesystem likes; only then may the device be opened again.
     drop(copies);
     drop(shared.held);
 }
@@ -192,7 +195,7 @@ fn begin(theirs: &[BorrowedFd<'_>], has_own_table: bool) -> io::Result<(Copies, 
     let (wake, inbox_wake) = unsafe { (EventFd::from_owned_fd(wake), EventFd::from_owned_fd(inbox_wake)) };
     // The ring belongs to the thread that makes it.
     let ring = Ring::with_entries(SUBMISSIONS, COMPLETIONS)?;
-    // And one for looks at the path.
+    // One more entry is for the looks at the path.
     ring.allow_workers(DEPTH_MAX + 1);
     Ok((Copies { file, wake, inbox_wake }, ring))
 }
@@ -211,8 +214,8 @@ fn serve(shared: &Shared, copies: &Copies, ring: &mut Ring) -> io::Result<()> {
             return Ok(());
         }
         for entry in entries {
-            // SAFETY: whoever pushed it promised it until its end came out of the inbox, where it is
-            // put only after its completion was taken.
+            // SAFETY: whoever pushed it promised it until its end came out of the inbox, where it
+            // is put only after its completion was taken.
             unsafe { ring.push(entry) }
         }
         let entered = ring.enter(Some(NAP), &mut events);
@@ -221,16 +224,16 @@ fn serve(shared: &Shared, copies: &Copies, ring: &mut Ring) -> io::Result<()> {
         under_way -= events.len();
         let ended = events.drain(..).map(|event| (event.user_data, event.result)).collect();
         put(&shared.ended, ended, &copies.inbox_wake);
-        // What has ended is told all the same.
+        // Operations that have ended are reported all the same.
         entered?;
         if is_woken {
-            // What was handed over before this is taken next.
+            // Entries that were handed over before the wake are taken next.
             await_wake(&copies.wake, ring);
         }
     }
 }
 
-/// Has the ring tell when something was handed over.
+/// Asks the ring to report when an entry was handed over.
 fn await_wake(wake: &EventFd, ring: &mut Ring) {
     // An error means that there was nothing to read.
     let _ = wake.read();

@@ -1,10 +1,11 @@
-//! Files that are created to become members, and removed again where they come to nothing.
+//! Files that are created to become members, and removed again if the creation fails.
 //!
-//! Invariants: a file is removed only by the attempt that created it, only while that has it
-//! locked, and only while its path leads to it: one that somebody else has locked meanwhile is
-//! theirs. Must not know what files are for.
+//! Invariants: a file is removed only by the attempt that created it, only while that attempt has
+//! it locked, and only while its path leads to it: a file that another process has locked meanwhile
+//! is that process's. Must not know what files are for.
 
-use super::device::{Access, Device, FileRoom};
+use super::access::Access;
+use super::device::{Device, FileRoom};
 use super::{DeviceError, is_remote, own_table};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -12,8 +13,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a new file is waited for that somebody else has locked while it was empty: such a one
-/// finds it too small.
+/// How long a new file that another process has locked while it was empty is waited for: that
+/// process finds the file too small and lets it go.
 const LOOKED_AT_WAIT: Duration = Duration::from_secs(1);
 
 impl Device {
@@ -22,8 +23,8 @@ impl Device {
     ///
     /// # Errors
     /// When the file exists, its directory does not, or the filesystem cannot hold a file of this
-    /// size; when somebody else has locked the new file, which then stays. Otherwise a file that was
-    /// created is removed again.
+    /// size; when another process has locked the new file, which then stays. Otherwise a file that
+    /// was created is removed again.
     pub fn create_sparse(path: &Path, bytes: u64) -> Result<Device, DeviceError> {
         if is_remote(path) {
             return Err(DeviceError::NotFound { path: path.into() });
@@ -48,19 +49,20 @@ impl Device {
             file.sync_all().map_err(|e| fail("flush it", e))?;
             let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(parent).and_then(|d| d.sync_all()).map_err(|e| fail("flush its directory", e))?;
-            // From here to the next lock it is anybody's: complete, and of no worth yet.
+            // Until the next lock any process may lock the file: it is complete, and has no content
+            // yet.
             file.unlock().map_err(|e| fail("unlock it", e))?;
             Device::open(path, Access::Exclusive)
         };
         finish().inspect_err(|_| {
-            // The first error is the one to report; a file that cannot be removed is left as found.
+            // The first error is the one to report; a file that cannot be removed stays.
             if file.try_lock().is_ok() {
                 let _ = remove(path, &file);
             }
         })
     }
 
-    /// Removes the file of a device that is locked, unless its path leads to another one by now.
+    /// Removes the file of a locked device, unless its path leads to another file by now.
     ///
     /// # Errors
     /// When the system refuses.
@@ -69,22 +71,22 @@ impl Device {
     }
 }
 
-/// The file of a device that was created for something that may be refused yet. It is locked as
-/// long as this is there, whatever becomes of the device: nobody else can have it before it is
-/// removed.
+/// The file of a device that was created for an operation that may still be refused. It is locked
+/// while this value exists, whatever becomes of the device: no other process can take it before it
+/// is removed.
 #[derive(Debug)]
-pub struct CreatedFile {
+pub(crate) struct CreatedFile {
     path: PathBuf,
-    /// There until it is dropped.
+    /// Some until this value is dropped.
     file: Option<File>,
 }
 
 impl CreatedFile {
-    /// That of a device that was just [created](Device::create_sparse).
+    /// The file of a device that was just [created](Device::create_sparse).
     ///
     /// # Errors
-    /// When there is no descriptor for it. Then the file is removed.
-    pub fn of(device: &Device) -> Result<CreatedFile, DeviceError> {
+    /// When no descriptor is available. Then the file is removed.
+    pub(crate) fn of(device: &Device) -> Result<CreatedFile, DeviceError> {
         let path = device.path();
         let Ok(file) = device.file() else { return Err(DeviceError::NotFound { path: path.into() }) };
         match file.try_clone() {
@@ -101,7 +103,7 @@ impl CreatedFile {
     ///
     /// # Errors
     /// When the system refuses.
-    pub fn remove(&self) -> io::Result<()> {
+    pub(crate) fn remove(&self) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| remove(&self.path, file))
     }
 }
@@ -109,8 +111,8 @@ impl CreatedFile {
 impl Drop for CreatedFile {
     fn drop(&mut self) {
         let file = self.file.take();
-        // Closing may take as long as the filesystem likes. Without a thread it is closed here:
-        // with the closure.
+        // Closing may take as long as the filesystem likes. Without a thread the file is closed
+        // here, when the closure is dropped.
         let _ = std::thread::Builder::new().name("close".into()).spawn(move || drop(file));
     }
 }
@@ -144,8 +146,8 @@ fn remove(path: &Path, file: &File) -> io::Result<()> {
     }
 }
 
-/// Why the system refuses even an empty file, where it has a more common reason than its errno
-/// says.
+/// A reason for which the system refuses even an empty file, where it is more common than the one
+/// that the errno names.
 fn not_created(path: &Path, error: &io::Error) -> Option<DeviceError> {
     let path = path.to_path_buf();
     let room = FileRoom::beside(&path);

@@ -1,13 +1,15 @@
 //! One member device: a regular file, a block device or a remote export, open and locked.
 //!
-//! Invariants: an exclusively opened device is locked (flock, and O_EXCL on a block device) until dropped, so
-//! no second daemon or command writes to it; its size and sector do not change while it is open; the path is
-//! for people, the inode is what counts. Must not know what is stored on it.
+//! Invariants: an exclusively opened device is locked (flock, and O_EXCL on a block device) until
+//! it is dropped, so no second daemon or command writes to it; its size and sector do not change
+//! while it is open. The path is for messages; the inode identifies the device. Must not know what
+//! is stored on it.
 #![allow(unsafe_code)] // ioctl, fcntl and statx; each block argues for itself
 
+use super::access::{Access, is_remote};
 use super::filesystem::Filesystem;
 use super::held::{self, Held, Stage};
-use super::local_file::LocalFile;
+use super::local_file::{LocalFile, Node};
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder, own_table, patience};
 use calpe_core::block_io::IoFault;
@@ -32,40 +34,22 @@ const DIRECT_ALIGN_MAX: u32 = 4096;
 /// Alignment assumed for direct I/O where the system does not tell.
 const DIRECT_ALIGN_UNKNOWN: u32 = 4096;
 
-/// How long an operation on a local device may take when nobody says otherwise. A disk that does not give up on bad sectors
-/// tries for seven to twenty seconds, and one that has to spin up needs ten.
-pub const DEFAULT_MEMBER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Default time limit of an operation on a local device. A disk that retries bad sectors takes
+/// seven to twenty seconds, and one that has to spin up takes ten.
+pub(crate) const DEFAULT_MEMBER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How patient to be with members.
+/// Time limits of members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeLimits {
-    /// For an operation on a local one; then it is given up.
+    /// For an operation on a local member, which is given up after that.
     pub local: Duration,
-    /// With the servers of remote ones.
+    /// For the servers of remote members.
     pub remote: RemoteLimits,
 }
 
 impl Default for TimeLimits {
     fn default() -> TimeLimits {
         TimeLimits { local: DEFAULT_MEMBER_TIMEOUT, remote: RemoteLimits::default() }
-    }
-}
-
-/// How to open a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// For reading and writing, locked against everybody else.
-    Exclusive,
-    /// For looking only, locked against everybody else: nothing changes meanwhile.
-    Still,
-    /// For looking only; works beside a daemon that serves it.
-    ReadOnly,
-}
-
-impl Access {
-    /// Whether nobody else may have it open as a member.
-    pub(super) fn locks(self) -> bool {
-        self != Access::ReadOnly
     }
 }
 
@@ -80,14 +64,14 @@ pub enum DeviceKind {
     Remote,
 }
 
-/// What is known of an open device; constant while it is open.
+/// Facts about an open device; constant while it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// File or block device.
     pub kind: DeviceKind,
     /// Size in bytes, rounded down to the sector: what can be read and written.
     pub bytes: u64,
-    /// Size in bytes as the system tells it, for people: not rounded.
+    /// Size in bytes as the system tells it, not rounded: for messages.
     pub exact_bytes: u64,
     /// Smallest unit of I/O in bytes: a power of two of 512 to 4096.
     pub sector: u32,
@@ -107,86 +91,53 @@ impl DeviceFacts {
     }
 }
 
-/// An open member device. Dropping it closes and unlocks it, without waiting for that: closing a file may take as long as
-/// its filesystem likes.
+/// An open member device. Dropping it closes and unlocks it without waiting: closing a file may
+/// take as long as its filesystem likes.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
     backing: Backing,
     facts: DeviceFacts,
     since: Instant,
-    /// How long an operation may take, in milliseconds.
+    /// Time limit of an operation, in milliseconds.
     limit_ms: AtomicU64,
 }
 
-/// What is behind a device.
+/// The file or connection behind a device.
 #[derive(Debug)]
 enum Backing {
     Local(LocalFile),
     Remote { device: RemoteDevice, writable: bool },
 }
 
-/// What tells local devices apart.
+/// Distinguishes local devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity(held::Key);
 
 impl Identity {
-    /// What a path leads to now. None: nothing that can be told.
+    /// Identity of the device that a path leads to now; none where the system does not tell.
     #[must_use]
     pub fn of(path: &Path) -> Option<Identity> {
         std::fs::metadata(path).ok().map(|meta| Identity(Node::of(&meta).key()))
     }
 
-    /// Whether this process had it in service, and operations on it have not ended since.
+    /// Whether this process had it in service, and operations from then have not ended.
     #[must_use]
     pub fn is_leaving(self) -> bool {
         held::now(self.0) == Some(Stage::Leaving)
     }
 }
 
-/// Identity of what a path leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Node {
-    device: u64,
-    inode: u64,
-    /// Device numbers of a block device, 0 for a file.
-    rdev: u64,
-}
-
-impl Node {
-    fn of(meta: &Metadata) -> Node {
-        let rdev = if meta.file_type().is_block_device() { meta.rdev() } else { 0 };
-        Node { device: meta.dev(), inode: meta.ino(), rdev }
-    }
-
-    /// Refuses a path that led to this and leads to something else.
-    fn check_same(self, path: &Path, now: &Metadata) -> Result<(), DeviceError> {
-        if Node::of(now) == self {
-            return Ok(());
-        }
-        let source = io::Error::other("it was replaced at the same moment");
-        Err(DeviceError::Io { path: path.into(), action: "open it".into(), source })
-    }
-
-    fn key(self) -> held::Key {
-        if self.rdev != 0 { (0, self.rdev) } else { (self.device, self.inode) }
-    }
-
-    /// Two nodes of one block device are the same device even if the nodes differ.
-    fn same_device(self, other: Node) -> bool {
-        if self.rdev != 0 || other.rdev != 0 { self.rdev == other.rdev } else { self == other }
-    }
-}
-
 impl Device {
     /// Opens a member.
     ///
-    /// `Exclusive` locks it; direct I/O is used where the filesystem can, with one log line where it cannot.
+    /// `Exclusive` locks it; direct I/O is used where the filesystem can, with one log line where
+    /// it cannot.
     ///
     /// # Errors
-    /// Everything that makes it unusable, in a form fit for a person.
+    /// Everything that makes it unusable, in words for a person.
     pub fn open(path: &Path, access: Access) -> Result<Device, DeviceError> {
-        if remote::is_remote(path) {
+        if is_remote(path) {
             return Device::connect(path, access);
         }
         let meta = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
@@ -198,14 +149,14 @@ impl Device {
         Node::of(&meta).check_same(path, &opened)?;
         let device = Device::with_file(path, file, access, direct, filesystem)?;
         if access.locks() && kind == DeviceKind::File {
-            // Whoever had it locked may have removed it before its lock was gone.
+            // The process that had it locked may have removed it before it released the lock.
             let there = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
             Node::of(&meta).check_same(path, &there)?;
         }
         Ok(device)
     }
 
-    /// A device that is anything else, as if it were a file.
+    /// A device over any other file, as if it were a regular file.
     #[cfg(test)]
     pub(super) fn fake(path: &Path, file: File, bytes: u64) -> Device {
         let facts = DeviceFacts {
@@ -222,7 +173,7 @@ impl Device {
         Device::new(path, Backing::Local(file), facts, Instant::now())
     }
 
-    /// As if its filesystem could keep whoever asks it for something waiting.
+    /// Acts as if its filesystem could keep callers waiting.
     #[cfg(test)]
     pub(super) fn hold_up(&mut self) {
         if let Backing::Local(local) = &mut self.backing {
@@ -233,21 +184,21 @@ impl Device {
     /// As [`Device::open`], and no longer than `limit`.
     ///
     /// # Errors
-    /// As [`Device::open`], and when it takes longer, or an earlier attempt hangs still.
+    /// As [`Device::open`], and when it takes longer, or an earlier attempt still hangs.
     pub fn open_within(path: &Path, access: Access, limit: Duration) -> Result<Device, DeviceError> {
         let own = path.to_path_buf();
         patience::within(path, "open it", limit, move || Device::open(&own, access))?
     }
 
-    /// Closes it here, however long that takes.
+    /// Closes it in this thread, however long that takes.
     pub fn close(mut self) {
         if let Backing::Local(local) = &mut self.backing {
             local.closes_slowly = false;
         }
     }
 
-    /// Refuses a path where nothing is and no file is created: one that ends in a slash, or in the
-    /// name of a directory's own entry, and a link that leads to nothing.
+    /// Refuses a path at which there is nothing and no file can be created: one that ends in a
+    /// slash or in a directory's own entry, and a link that leads to nothing.
     ///
     /// # Errors
     /// [`DeviceError::NamesDirectory`], [`DeviceError::DanglingLink`].
@@ -262,11 +213,11 @@ impl Device {
         }
     }
 
-    /// Whether it could be written if it were open for that: told of one that is open for looking
-    /// only, without opening it again.
+    /// Whether the device could be opened for writing. For a device that is open for reading only,
+    /// without opening it again.
     ///
     /// # Errors
-    /// What an opening as [`Access::Exclusive`] would be refused with.
+    /// The error that opening it as [`Access::Exclusive`] would give.
     pub fn check_writable(&self) -> Result<(), DeviceError> {
         let local = match &self.backing {
             Backing::Local(local) => local,
@@ -292,7 +243,7 @@ impl Device {
         self.facts
     }
 
-    /// What tells that it is this device whatever path leads to it; not of a remote one.
+    /// Identifies the device whatever path leads to it; none for a remote one.
     #[must_use]
     pub fn identity(&self) -> Option<Identity> {
         match &self.backing {
@@ -319,7 +270,7 @@ impl Device {
         }
     }
 
-    /// Whether `path` leads to this very device now.
+    /// Whether `path` leads to this device now.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         match &self.backing {
@@ -330,7 +281,7 @@ impl Device {
         }
     }
 
-    /// How patient to be with it, from now on.
+    /// Sets its time limits from now on.
     pub fn set_limits(&self, limits: TimeLimits) {
         self.set_time_limit(limits.local);
         if let Some(device) = self.remote() {
@@ -338,8 +289,8 @@ impl Device {
         }
     }
 
-    /// How to tell, when a lost connection is there again, that it leads to the same storage: without, a remote device is
-    /// given up when its connection is lost. Nothing for others.
+    /// Sets the check that a restored connection leads to the same storage. Without it, a remote
+    /// device is given up when its connection is lost. Does nothing for other devices.
     pub fn set_remote_witness(&self, witness: Arc<Witness>) {
         if let Some(device) = self.remote() {
             device.set_witness(witness);
@@ -350,7 +301,7 @@ impl Device {
         self.limit_ms.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// How long an operation on a local device may take: one that takes longer costs the device its place.
+    /// Time limit of an operation on a local device; a device that exceeds it leaves service.
     pub(super) fn time_limit(&self) -> Duration {
         Duration::from_millis(self.limit_ms.load(Ordering::Relaxed))
     }
@@ -360,30 +311,32 @@ impl Device {
         self.remote()?.given_up()
     }
 
-    /// Whether a block device has less room than when it was opened: none where it was taken away,
-    /// which some drivers answer writes to with ENOSPC, as if it were full. The system answers from
-    /// memory.
+    /// Whether a block device is smaller than when it was opened: of size 0 where it was taken
+    /// away. Some drivers answer writes to such a device with ENOSPC, as if it were full. The
+    /// system answers from memory.
     pub(super) fn was_cut_off(&self) -> bool {
         let Backing::Local(local) = &self.backing else { return false };
         let is_block = self.facts.kind == DeviceKind::Block;
         is_block && block_bytes(local.file()).is_ok_and(|bytes| bytes < self.facts.bytes)
     }
 
-    /// Whether whoever begins an operation on it may have to wait for others, though it asks not to.
+    /// Whether starting an operation on it may block, although the operation asks not to.
     pub(super) fn holds_up(&self) -> bool {
         matches!(&self.backing, Backing::Local(local) if local.holds_up)
     }
 
-    /// The path of a file, to be looked at now and then; none of what reports by failing that it is gone.
+    /// The path of a file, to be checked now and then; none for devices whose operations fail once
+    /// they are gone.
     pub(super) fn path_to_watch(&self) -> Option<CString> {
         let watched = self.facts.kind == DeviceKind::File;
         CString::new(self.path.as_os_str().as_bytes()).ok().filter(|_| watched)
     }
 
-    /// Whether this file was deleted, moved away, cut off or replaced by another since it was opened: its path does not
-    /// lead to it any more, or not to all of it. Told from what statx says of the path, or its errno. What cannot be told is
-    /// no reason. The answer is ENOENT where nothing is at the path, EEXIST where another file is, EISDIR where something is that
-    /// is no file, and ENODATA where the file ends too early.
+    /// Whether this file was deleted, moved away, truncated or replaced by another since it was
+    /// opened, so that its path does not lead to it any more, or not to all of it. Judged from the
+    /// statx of the path, or its errno; other errors mean no. The answer is ENOENT where nothing is
+    /// at the path, EEXIST where another file is, EISDIR where something other than a file is, and
+    /// ENODATA where the file ends too early.
     pub(super) fn has_vanished(&self, stat: Result<&libc::statx, i32>) -> Option<i32> {
         let Backing::Local(local) = &self.backing else { return None };
         match stat {
@@ -402,26 +355,26 @@ impl Device {
         }
     }
 
-    /// It is out of service, and has operations in flight.
+    /// Marks it as out of service with operations in flight.
     pub(super) fn leave(&self) {
         if let Some(held) = self.held() {
             held.set(Stage::Leaving);
         }
     }
 
-    /// What says that a local device is locked by this process.
+    /// The mark that a local device is locked by this process.
     pub(super) fn held(&self) -> Option<&Arc<Held>> {
         if let Backing::Local(local) = &self.backing { local.held.as_ref() } else { None }
     }
 
-    /// A ring beside the engine's has the file: from here on nothing but that can use it.
+    /// Gives the file to a ring beside the engine's: from here on only that ring can use it.
     pub(super) fn hand_over(&mut self) {
         if let Backing::Local(local) = &mut self.backing {
             local.hand_over();
         }
     }
 
-    /// The file of a local device, or the other one.
+    /// The file of a local device, or else the remote device.
     pub(super) fn file(&self) -> Result<&File, &RemoteDevice> {
         match &self.backing {
             Backing::Local(local) => Ok(local.file()),
@@ -438,7 +391,8 @@ impl Device {
         self.file().expect("remote devices have no descriptor").as_raw_fd()
     }
 
-    /// Whether a remote device was opened for looking only; files see to that themselves.
+    /// Whether it is a remote device that was opened for reading only; files refuse writes
+    /// themselves.
     pub(super) fn refuses_writes(&self) -> bool {
         matches!(self.backing, Backing::Remote { writable: false, .. })
     }
@@ -510,38 +464,39 @@ impl Device {
     }
 }
 
-/// What a filesystem says of the files that it may still take.
+/// How many more files a filesystem can take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileRoom {
-    /// How many, in number; none where there is no limit.
+pub(crate) struct FileRoom {
+    /// Number of files; none where there is no limit.
     pub files_left: Option<u64>,
-    /// It seems to have neither blocks nor files, as /proc has.
+    /// The filesystem seems to have neither blocks nor files, like /proc.
     pub is_none: bool,
 }
 
 impl FileRoom {
-    /// Of the filesystem that a file at this path would be on. What cannot be found out is no limit.
+    /// For the filesystem that a file at this path would be on. A filesystem that does not tell has
+    /// no limit.
     #[must_use]
-    pub fn beside(path: &Path) -> FileRoom {
+    pub(crate) fn beside(path: &Path) -> FileRoom {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let Ok(fs) = nix::sys::statvfs::statvfs(parent.unwrap_or(Path::new("."))) else {
             return FileRoom::default();
         };
         FileRoom {
-            // Of those that make inodes as they need them, both are 0.
+            // Filesystems that make inodes as they need them report 0 for both.
             files_left: (fs.files() > 0).then(|| fs.files_available()),
             is_none: fs.blocks() == 0 && fs.files() == 0,
         }
     }
 }
 
-/// How long a lock without a living holder is waited for: a daemon that was killed lets go of its members only
-/// when the kernel has taken its io_uring apart.
+/// How long to wait for a lock without a living holder: a killed daemon releases its members only
+/// when the kernel has dismantled its io_uring.
 const DYING_HOLDER_WAIT: Duration = Duration::from_secs(5);
 
 /// Locks by flock(2); closing the file unlocks it.
 fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
-    // Told rather than not told in time.
+    // Half of the time left, so that the reason can still be reported in time.
     let patience = patience::time_left().map_or(DYING_HOLDER_WAIT, |left| DYING_HOLDER_WAIT.min(left / 2));
     let deadline = Instant::now() + patience;
     loop {
@@ -572,11 +527,11 @@ fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
     }
 }
 
-/// What kind of device a path leads to, as the system has told of it.
+/// The kind of device at a path, from its metadata.
 ///
 /// # Errors
 /// When it is neither a regular file nor a block device.
-pub fn member_kind(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
+pub(crate) fn member_kind(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
     let kind = meta.file_type();
     let found = match () {
         () if kind.is_file() => return Ok(DeviceKind::File),
@@ -598,7 +553,7 @@ fn open_file(
     want_direct: bool,
 ) -> Result<(File, bool), DeviceError> {
     let open = |direct: bool| {
-        // O_NONBLOCK: never hang on something that became a pipe since it was looked at.
+        // O_NONBLOCK: never hang on something that has become a pipe since it was checked.
         let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         if direct {
             flags |= libc::O_DIRECT;
@@ -654,7 +609,8 @@ fn open_error(path: &Path, kind: DeviceKind, e: io::Error) -> DeviceError {
             path: path.into(),
             usage: "a program that is running, or swap space".to_owned(),
         },
-        // An immutable file; of a block device it means that a container keeps it from this process.
+        // The file is immutable. For a block device EPERM means that a container withholds it from
+        // this process.
         Some(libc::EPERM) if kind == DeviceKind::File => {
             DeviceError::ReadOnly { path: path.into(), what: "the file" }
         }
@@ -662,7 +618,7 @@ fn open_error(path: &Path, kind: DeviceKind, e: io::Error) -> DeviceError {
     }
 }
 
-/// Takes O_NONBLOCK off again: with it, io_uring would fail a request that has to wait.
+/// Clears O_NONBLOCK: with it, io_uring would fail a request that has to wait.
 fn clear_nonblock(file: &File) -> io::Result<()> {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
     let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
@@ -670,11 +626,12 @@ fn clear_nonblock(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Alignment of offsets for direct I/O on a regular file; `Some(0)` when it is not supported, none when the
-/// kernel does not tell (before 6.1).
+/// Alignment of offsets for direct I/O on a regular file; `Some(0)` when it is not supported, none
+/// when the kernel does not tell (before 6.1).
 fn direct_alignment(file: &File) -> Option<u32> {
     let mut buffer = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor, which is open; the buffer is a statx.
+    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor, which is open; the buffer is a
+    // statx.
     let done = unsafe {
         libc::statx(
             file.as_raw_fd(),
@@ -731,7 +688,7 @@ fn check_block_writable(path: &Path, file: &File) -> Result<(), DeviceError> {
 
 fn block_rotational(rdev: u64) -> bool {
     let base = format!("/sys/dev/block/{}:{}", libc::major(rdev), libc::minor(rdev));
-    // A partition has no queue of its own; its parent directory is the disk.
+    // A partition has no queue of its own; the directory above it is the disk's.
     [format!("{base}/queue/rotational"), format!("{base}/../queue/rotational")]
         .iter()
         .find_map(|path| std::fs::read_to_string(path).ok())
@@ -787,8 +744,8 @@ mod tests {
     #[test]
     fn a_member_held_by_a_process_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
         let (_dir, path) = dir_with_member();
-        // The lock stays with the open file, which this process has, too; the one that took it is dead and nobody
-        // takes note of that.
+        // The lock stays with the open file, which this process has, too; the one that took it is
+        // dead and nobody takes note of that.
         let file = File::open(&path).unwrap();
         let mut child =
             std::process::Command::new("flock").arg("0").stdin(file.try_clone().unwrap()).spawn().unwrap();

@@ -1,17 +1,20 @@
-//! Executes [`IoOp`]s on open devices, through a shared io_uring, right away where that is faster, or through a ring
-//! beside it ([`super::aside`]) where whoever begins an operation may have to wait.
+//! Executes [`IoOp`]s on open devices: through a shared io_uring; in the calling thread where that
+//! is faster; or through a ring beside it ([`super::aside`]) where starting an operation may block.
 //!
-//! Invariants: the buffers of an operation are owned by its entry in `flights` from submission to completion,
-//! whatever becomes of the array that asked, and are leaked rather than freed if the engine goes away under
-//! them; a device is closed only when nothing is in flight on it; every submitted operation completes exactly
-//! once. Short transfers are continued, interrupted ones repeated. Must not know arrays or clients.
+//! Invariants: the buffers of an operation are owned by its entry in `flights` from submission to
+//! completion, whatever becomes of the array that submitted it, and are leaked rather than freed if
+//! the engine is dropped before; a device is closed only when nothing is in flight on it; every
+//! submitted operation completes exactly once. Short transfers are continued, interrupted ones
+//! repeated. Must not know arrays or clients.
 //!
-//! Why memory-backed files mostly bypass io_uring: tmpfs cannot do non-blocking buffered I/O, so io_uring hands
-//! each request to a worker thread: 4 KiB reads one at a time took 64 us that way and 0.9 us as a plain pread,
-//! and 4 KiB writes 32 deep 1.4 us against 1.05 us (Linux 6.18, 2 cores). What waits behind other large transfers
-//! does go to workers, so that copying keeps a second core busy: 1 MiB reads 8 deep through a 4+2 array went from
-//! 2.7 to 3.6 GB/s, writes from 1.8 to 2.4 (best of ten runs of one second). Registering the files beside the
-//! buffers made no difference above the noise (0.70 against 0.69 us for a 4 KiB read), so it is not done.
+//! Why memory-backed files mostly bypass io_uring: tmpfs cannot do non-blocking buffered I/O, so
+//! io_uring hands each request to a worker thread: 4 KiB reads one at a time took 64 us that way
+//! and 0.9 us as a plain pread, and 4 KiB writes 32 deep 1.4 us against 1.05 us (Linux 6.18, 2
+//! cores). Transfers that would wait behind other large ones do go to workers, so that copying
+//! keeps a second core busy: 1 MiB reads 8 deep through a 4+2 array went from 2.7 to 3.6 GB/s,
+//! writes from 1.8 to 2.4 (best of ten runs of one second). Registering the files beside the
+//! buffers made no difference above the noise (0.70 against 0.69 us for a 4 KiB read), so it is not
+//! done.
 #![allow(unsafe_code)] // memory handed to the kernel; each block argues for itself
 
 use super::aside::{self, Aside};
@@ -19,6 +22,7 @@ use super::error::fault_kind;
 use super::inbox::Inbox;
 use super::ready::{MemberCompletion, Ready, ReadyQueue};
 use super::registered::{Registration, fixed_index, register};
+use super::system_call::{TRANSFER_MAX, system_call, zero_mode};
 use super::{Device, DeviceKind, Ring};
 use calpe_core::block_io::{
     Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool,
@@ -30,97 +34,95 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most bytes of one transfer; larger operations are continued like short transfers. Keeps lengths in 32 bits.
-const TRANSFER_MAX: usize = 1 << 30;
-
-/// How often an operation is repeated at once that the kernel could not start (EAGAIN, EINTR). A shortage that lasts
-/// longer is for the array to wait out.
+/// How often an operation that the kernel could not start (EAGAIN, EINTR) is repeated at once. The
+/// array waits out a shortage that lasts longer.
 const RETRIES_MAX: u16 = 16;
 
-/// Longest range zeroed on the calling thread on a memory-backed file; freeing more pages takes too long.
+/// Longest range zeroed on the calling thread on a memory-backed file; freeing more pages takes too
+/// long.
 const INLINE_ZERO_MAX: u64 = 4 << 20;
 
-/// Transfers of at least this many bytes on a memory-backed file may be handed to a worker thread: the hand-over
-/// costs a few microseconds, the copying four times that.
+/// Smallest transfer on a memory-backed file that may be handed to a worker thread, in bytes: the
+/// hand-over costs a few microseconds, the copying four times that.
 const OFFLOAD_BYTES_MIN: usize = 32 << 10;
 
-/// Bytes of transfers that wait for this thread before others are handed to workers.
+/// Bytes of transfers that may wait for this thread before further ones are handed to workers.
 const INLINE_BYTES_MAX: usize = 128 << 10;
 
-/// Transfers with workers at one time; beyond that this thread copies too.
+/// Most transfers with workers at one time; beyond that this thread copies, too.
 const OFFLOADED_MAX: usize = 16;
 
-/// Operations of one local device that the kernel has at one time. More would not make a disk faster, and each may occupy a
-/// thread of the kernel.
+/// Operations on one local device that the kernel has at one time. More would not make a disk
+/// faster, and each may occupy a thread of the kernel.
 const DEPTH_MAX: u32 = 256;
 
-/// Most time that passes between two turns of the caller's loop, in nanoseconds.
+/// Longest time counted between two turns of the caller's loop, in nanoseconds.
 const TURN_NANOS_MAX: u64 = 1_000_000_000;
 
-/// Key of the inbox in entries of the ring, where others have that of a flight.
+/// Reserved flight key for the inbox poll.
 const INBOX_KEY: usize = u32::MAX as usize;
 
-/// Bit of keys that stand for a look at the path of a device; the others are its number.
+/// Bit of the keys of looks at the path of a device; the other bits are the device's number.
 const LOOK_BIT: usize = 1 << 31;
 
-/// What is asked of a device that was released.
+/// Result of operations on a device that was released.
 const GONE: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::EBADF };
 
-/// What is said of a device whose operations do not end.
+/// Fault of a device whose operations do not end.
 const HANGS: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
 
 /// The executor of one thread's member I/O.
 #[derive(Debug)]
-pub struct MemberIo {
+pub(crate) struct MemberIo {
     tag: u64,
     pool: Pool,
     registration: Registration,
     devices: Vec<Option<Attached>>,
     flights: Slab<Flight>,
     ready: ReadyQueue,
-    /// Bytes that operations to be run on this thread will transfer.
+    /// Bytes of transfers that wait to be run on this thread.
     inline_bytes: usize,
-    /// Transfers on memory-backed files that workers have in hand.
+    /// Transfers on memory-backed files that workers are running.
     offloaded: usize,
-    /// There is another core for workers.
+    /// Whether there is another core for workers.
     may_offload: bool,
-    /// Where threads put outcomes: those of remote devices, and of rings beside that of the caller.
+    /// Where threads put outcomes: those of remote devices, and of the rings beside the caller's.
     inbox: Option<Arc<Inbox>>,
-    /// Operations that their threads have.
+    /// Operations that remote devices' threads have.
     remote_in_flight: usize,
-    /// Operations that have not ended on devices that were not released.
+    /// Operations in flight on devices that were not released.
     awaited: usize,
-    /// Nanoseconds during which the caller's loop has turned.
+    /// Nanoseconds counted over all turns of the caller's loop.
     clock: u64,
     last_turn: Option<Timestamp>,
-    /// Devices that were found to be gone, to be told.
+    /// Devices found to be gone that were not reported yet.
     gone: Vec<(u32, DeviceId, IoFault)>,
 }
 
 #[derive(Debug)]
 struct Attached {
     device: Device,
-    /// What its operations go through in place of the shared ring.
+    /// The ring that its operations use instead of the shared one.
     aside: Option<Aside>,
     owner: u32,
     in_flight: u32,
-    /// Of these, what the kernel has.
+    /// Of its operations, those that the kernel has.
     depth: u32,
-    /// Of these, what waits until the kernel has less.
+    /// Of its operations, those that wait until the kernel has fewer.
     waiting: VecDeque<usize>,
     released: bool,
     reported_gone: bool,
     /// When an operation ended last.
     last_end: u64,
-    /// A look at its path that is under way.
+    /// A look at its path that is in flight.
     look: Option<Box<Look>>,
 }
 
-/// A question for what is at a path, and the answer. The kernel has pointers to both.
+/// The path that statx is asked about, and the answer. The kernel has pointers to both.
 struct Look {
     path: CString,
     stat: MaybeUninit<libc::statx>,
@@ -132,14 +134,14 @@ impl std::fmt::Debug for Look {
     }
 }
 
-/// What keeps the devices of an owner from being quiet.
+/// Operations of an owner that have not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stragglers {
+pub(crate) struct Stragglers {
     /// Devices with operations that have not ended.
     pub busy: Vec<DeviceId>,
     /// Devices without.
     pub idle: usize,
-    /// How long ago the last operation of any of them ended.
+    /// Time since an operation on any of these devices ended.
     pub silence: Duration,
 }
 
@@ -154,12 +156,12 @@ struct Flight {
     retries: u16,
     /// On a memory-backed file, and with a worker.
     offloaded: bool,
-    /// When the kernel got it, by the clock of the engine.
+    /// When the kernel got it, on the engine's clock.
     since: Option<u64>,
 }
 
 impl Flight {
-    /// Bytes that it transfers in all; 0 for what transfers none.
+    /// Bytes that it transfers in all; 0 if it transfers none.
     fn bytes(&self) -> usize {
         match &self.op {
             IoOp::Read { buf, .. } => buf.len(),
@@ -170,9 +172,10 @@ impl Flight {
 }
 
 impl MemberIo {
-    /// An executor whose ring entries carry `tag`, which occupies the upper 32 bits of their `user_data`.
+    /// An executor whose ring entries carry `tag`, which occupies the upper 32 bits of their
+    /// `user_data`.
     #[must_use]
-    pub fn new(tag: u32, pool: &Pool) -> MemberIo {
+    pub(crate) fn new(tag: u32, pool: &Pool) -> MemberIo {
         MemberIo {
             tag: u64::from(tag) << 32,
             pool: pool.clone(),
@@ -192,20 +195,21 @@ impl MemberIo {
         }
     }
 
-    /// Gets ready for remote devices. Later there may be no descriptor for it.
+    /// Prepares for remote devices while descriptors are available.
     ///
     /// # Errors
     /// When the system is out of descriptors.
-    pub fn open_inbox(&mut self, ring: &mut Ring) -> io::Result<()> {
+    pub(crate) fn open_inbox(&mut self, ring: &mut Ring) -> io::Result<()> {
         self.inbox(ring).map(|_| ())
     }
 
-    /// Takes over an open device under a fresh id. Panics when the id was used before: a mistake of the caller.
-    pub fn add(&mut self, ring: &mut Ring, id: DeviceId, owner: u32, mut device: Device) {
+    /// Takes over an open device under a new id. Panics when the id was used before, which is a
+    /// mistake of the caller.
+    pub(crate) fn add(&mut self, ring: &mut Ring, id: DeviceId, owner: u32, mut device: Device) {
         if let Some(remote) = device.remote() {
             match self.inbox(ring) {
                 Ok(inbox) => remote.attach(&inbox),
-                // Without, its operations would end and nobody be told.
+                // Without an inbox, its operations would end unnoticed.
                 Err(error) => panic!("no descriptor for the outcomes of remote members: {error}"),
             }
         }
@@ -235,8 +239,8 @@ impl MemberIo {
         ring.allow_workers(workers.fold(0, u32::saturating_add));
     }
 
-    /// Starts the ring of a device that holds up whoever asks it for something. Where that is not to be had, workers of the
-    /// shared ring wait for it: not this thread either way.
+    /// Starts the ring of a device whose operations may block their caller. If that fails, workers
+    /// of the shared ring wait for the device; this thread does not, either way.
     fn start_aside(&mut self, ring: &mut Ring, device: &mut Device) -> Option<Aside> {
         let file = device.file().ok()?.as_fd();
         let started = self.inbox(ring).and_then(|inbox| Aside::start(&inbox, file, device.held()));
@@ -249,12 +253,13 @@ impl MemberIo {
 
     /// The device behind an id, if it is open.
     #[must_use]
-    pub fn device(&self, id: DeviceId) -> Option<&Device> {
+    pub(crate) fn device(&self, id: DeviceId) -> Option<&Device> {
         self.devices.get(id.0 as usize)?.as_ref().map(|attached| &attached.device)
     }
 
-    /// Closes a device as soon as nothing is in flight on it. What the kernel has not got yet ends at once.
-    pub fn release(&mut self, id: DeviceId) {
+    /// Closes a device as soon as nothing is in flight on it. Operations that the kernel does not
+    /// have yet end at once.
+    pub(crate) fn release(&mut self, id: DeviceId) {
         let Some(attached) = self.attached(id) else { return };
         if std::mem::replace(&mut attached.released, true) {
             return;
@@ -274,7 +279,7 @@ impl MemberIo {
     }
 
     /// Releases all devices of an owner.
-    pub fn release_owner(&mut self, owner: u32) {
+    pub(crate) fn release_owner(&mut self, owner: u32) {
         for index in 0..self.devices.len() {
             if self.devices[index].as_ref().is_some_and(|attached| attached.owner == owner) {
                 self.release(DeviceId(index as u32));
@@ -284,7 +289,7 @@ impl MemberIo {
     }
 
     /// Starts an operation; its outcome comes out of [`MemberIo::next_finished`].
-    pub fn submit(&mut self, ring: &mut Ring, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
+    pub(crate) fn submit(&mut self, ring: &mut Ring, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
         let Some(attached) = self.attached(device).filter(|attached| !attached.released) else {
             let completion = Completion { token, result: Err(GONE) };
             self.ready.finished(MemberCompletion { owner, device, completion });
@@ -312,7 +317,8 @@ impl MemberIo {
         match &self.flights[key].op {
             IoOp::Extents { offset, len } => {
                 let (offset, len) = (offset.0, *len);
-                // Only memory does not wait for an answer; all data is one, too.
+                // Only memory answers at once; elsewhere the range counts as all data, which is
+                // allowed, too.
                 let asked = self.device(device).filter(|_| memory).map(|d| d.extents(offset, len));
                 self.finish(key, Ok(Some(asked.unwrap_or_else(|| vec![Extent { len, hole: false }]))));
             }
@@ -323,7 +329,7 @@ impl MemberIo {
     }
 
     /// Takes a completion of the ring whose `user_data` carries this engine's tag.
-    pub fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) {
+    pub(crate) fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) {
         let key = (user_data & u64::from(u32::MAX)) as usize;
         debug_assert_eq!(user_data & !u64::from(u32::MAX), self.tag, "a completion of somebody else");
         if key == INBOX_KEY {
@@ -347,9 +353,9 @@ impl MemberIo {
     }
 
     /// The next finished operation, of each owner in turn. Operations on memory-backed files are
-    /// run here, one at a call, so that the caller can do something with each outcome before the
-    /// next one takes its time.
-    pub fn next_finished(&mut self) -> Option<MemberCompletion> {
+    /// run here, one per call, so that the caller can act on each outcome before the next operation
+    /// takes its time.
+    pub(crate) fn next_finished(&mut self) -> Option<MemberCompletion> {
         if self.ready.is_empty() {
             self.take_returned();
         }
@@ -364,25 +370,27 @@ impl MemberIo {
 
     /// Whether [`MemberIo::next_finished`] has something.
     #[must_use]
-    pub fn has_finished(&self) -> bool {
+    pub(crate) fn has_finished(&self) -> bool {
         !self.ready.is_empty() || self.has_returned()
     }
 
-    /// Operations submitted and not finished, but for those on released devices.
+    /// Operations submitted and not finished, except those on released devices.
     #[must_use]
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         self.awaited
     }
 
-    /// Lets time pass; for every turn of the caller's loop, after it has taken completions.
-    pub fn pass_time(&mut self, now: Timestamp) {
+    /// Advances the clock. To be called at each turn of the caller's loop, after it has taken
+    /// completions.
+    pub(crate) fn pass_time(&mut self, now: Timestamp) {
         let passed = self.last_turn.replace(now).map_or(0, |last| now.nanos_since(last));
         self.clock += passed.min(TURN_NANOS_MAX);
         self.take_returned();
     }
 
-    /// Begins to look whether files are still where they were; [`MemberIo::vanished`] tells.
-    pub fn look_after_files(&mut self, ring: &mut Ring) {
+    /// Starts to check whether files are still at their paths; [`MemberIo::vanished`] reports the
+    /// result.
+    pub(crate) fn look_after_files(&mut self, ring: &mut Ring) {
         for (index, attached) in self.devices.iter_mut().enumerate() {
             let Some(attached) = attached.as_mut().filter(|a| a.is_in_service() && a.look.is_none()) else {
                 continue;
@@ -394,8 +402,8 @@ impl MemberIo {
                 .mask(libc::STATX_BASIC_STATS)
                 .build();
             let entry = entry.user_data(self.tag | (LOOK_BIT | index) as u64);
-            // SAFETY: path and answer belong to the boxed look, which stays where it is until the completion was taken,
-            // and is leaked by `drop` otherwise.
+            // SAFETY: path and answer belong to the boxed look, which stays where it is until the
+            // completion was taken, and is leaked by `drop` otherwise.
             unsafe {
                 match &attached.aside {
                     Some(aside) => aside.push(entry),
@@ -420,9 +428,10 @@ impl MemberIo {
         self.close_if_idle(id);
     }
 
-    /// Files that were deleted, moved away or replaced, remote devices that were given up, and local ones with operations
-    /// that do not end, since the last question, with their owners. Each is reported once.
-    pub fn vanished(&mut self) -> Vec<(u32, DeviceId, IoFault)> {
+    /// Files that were deleted, moved away or replaced, remote devices that were given up, and
+    /// local ones with operations that do not end, since the last call, with their owners. Each is
+    /// reported once.
+    pub(crate) fn vanished(&mut self) -> Vec<(u32, DeviceId, IoFault)> {
         let mut gone = std::mem::take(&mut self.gone);
         for (index, slot) in self.devices.iter_mut().enumerate() {
             if let Some(attached) = slot
@@ -449,7 +458,7 @@ impl MemberIo {
 
     /// Which devices of an owner that were not released have operations in flight.
     #[must_use]
-    pub fn stragglers(&self, owner: u32) -> Stragglers {
+    pub(crate) fn stragglers(&self, owner: u32) -> Stragglers {
         let mut stragglers = Stragglers::default();
         let mut last_end = 0;
         for (index, attached) in self.devices.iter().enumerate() {
@@ -467,7 +476,7 @@ impl MemberIo {
         stragglers
     }
 
-    /// Where threads put outcomes, with the ring told to look after it.
+    /// The inbox where threads put outcomes; the ring reports when something comes in.
     fn inbox(&mut self, ring: &mut Ring) -> io::Result<Arc<Inbox>> {
         if let Some(inbox) = &self.inbox {
             return Ok(Arc::clone(inbox));
@@ -478,10 +487,11 @@ impl MemberIo {
         Ok(inbox)
     }
 
-    /// Asks the ring to tell when something comes in.
+    /// Asks the ring to report when something comes into the inbox.
     fn await_inbox(&mut self, ring: &mut Ring) {
         let Some(inbox) = &self.inbox else { return };
-        // Rung for what `next_finished` finds; an error means that there was nothing to read.
+        // The counter was raised for outcomes that `next_finished` finds; an error means that there
+        // was nothing to read.
         let _ = inbox.wake.read();
         let fd = types::Fd(inbox.wake.as_fd().as_raw_fd());
         let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
@@ -489,7 +499,8 @@ impl MemberIo {
         unsafe { ring.push(entry.user_data(self.tag | INBOX_KEY as u64)) }
     }
 
-    /// Whether remote devices have returned something that nobody is woken for: only the first of what gathers wakes.
+    /// Whether remote devices have returned outcomes without a wake-up: only the first of several
+    /// raises the counter.
     fn has_returned(&self) -> bool {
         self.remote_in_flight > 0 && self.inbox.as_ref().is_some_and(|inbox| !inbox.is_empty())
     }
@@ -508,7 +519,7 @@ impl MemberIo {
         }
     }
 
-    /// One operation less is in flight on a device.
+    /// Counts an operation on a device as ended.
     fn note_end(&mut self, id: DeviceId) {
         let clock = self.clock;
         let attached = self.attached(id).expect("open while in flight");
@@ -529,8 +540,8 @@ impl MemberIo {
         }
     }
 
-    /// Shares the copying between this thread and workers: a little is done here, where it costs least, and what
-    /// would have to wait for that is done at the same time elsewhere.
+    /// Shares the copying between this thread and workers: few bytes are copied here, where it
+    /// costs least; transfers that would have to wait for that go to workers at the same time.
     fn start_in_memory(&mut self, ring: &mut Ring, key: usize) {
         let bytes = self.flights[key].bytes();
         let offload = self.may_offload
@@ -547,7 +558,8 @@ impl MemberIo {
         }
     }
 
-    /// Hands an operation to the kernel, or lets it wait until the kernel has fewer of this device.
+    /// Hands an operation to the kernel, or lets it wait until the kernel has fewer operations of
+    /// this device.
     fn start(&mut self, ring: &mut Ring, key: usize) {
         let attached =
             self.devices[self.flights[key].device.0 as usize].as_mut().expect("open while in flight");
@@ -559,7 +571,7 @@ impl MemberIo {
         self.push(ring, key);
     }
 
-    /// Hands over what has waited, as far as there is room.
+    /// Hands over operations that have waited, as far as there is room.
     fn start_waiting(&mut self, ring: &mut Ring, id: DeviceId) {
         while let Some(attached) = self.attached(id)
             && attached.depth < attached.depth_max()
@@ -592,7 +604,7 @@ impl MemberIo {
         let flight = &mut self.flights[key];
         let attached = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
         let fd = types::Fd(attached.aside.as_ref().map_or_else(|| attached.device.raw_fd(), Aside::fd));
-        // Buffers are registered with the shared ring alone.
+        // Buffers are registered with the shared ring only.
         let registration = if attached.aside.is_some() { Registration::Refused } else { self.registration };
         let done = flight.done;
         let entry = match &mut flight.op {
@@ -624,7 +636,7 @@ impl MemberIo {
             }
             IoOp::Extents { .. } => unreachable!("extents are answered at submission"),
         };
-        // With that it is a worker of the kernel that waits, not whoever hands it over.
+        // With that flag a worker of the kernel waits, not the submitter.
         if attached.device.holds_up() { entry.flags(squeue::Flags::ASYNC) } else { entry }
     }
 
@@ -640,14 +652,14 @@ impl MemberIo {
         }
     }
 
-    /// Digests the result of one system call of an operation.
+    /// Applies the result of one system call to an operation.
     fn advance(&mut self, key: usize, result: i32) -> Progress {
         let flight = &mut self.flights[key];
         let attached = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
         let facts = attached.device.facts();
         let total = flight.bytes();
         if result >= 0 && attached.released && flight.done + (result as usize) < total {
-            // Nobody waits for the rest.
+            // The device was released: nothing waits for the rest.
             return Progress::Finished(self.end(key, Err(GONE)));
         }
         if result < 0 {
@@ -660,7 +672,7 @@ impl MemberIo {
                 return Progress::Again;
             }
             let zero = matches!(flight.op, IoOp::Zero { .. });
-            // A disk that was taken away may answer as if it were full: it has no room at all.
+            // A disk that was taken away may answer as if it were full; its size is 0 then.
             let kind =
                 if attached.device.was_cut_off() { IoFaultKind::Gone } else { fault_kind(errno, zero) };
             return Progress::Finished(self.end(key, Err(IoFault { kind, errno })));
@@ -671,11 +683,11 @@ impl MemberIo {
         let mut done = flight.done + result as usize;
         if done < total {
             if facts.direct {
-                // A direct transfer goes on at a sector; a part of one is transferred again.
+                // A direct transfer continues at a sector; a started sector is transferred again.
                 done -= done % facts.sector as usize;
             }
             if done <= flight.done {
-                // The end of a file that was cut off behind our back.
+                // The file was truncated from outside.
                 let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ENODATA };
                 return Progress::Finished(self.end(key, Err(fault)));
             }
@@ -691,7 +703,7 @@ impl MemberIo {
         self.ready.finished(done);
     }
 
-    /// Takes an operation that has ended out of the books.
+    /// Removes an operation that has ended from the tables.
     fn end(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) -> MemberCompletion {
         let flight = self.flights.remove(key);
         self.offloaded -= usize::from(flight.offloaded);
@@ -715,7 +727,7 @@ impl Attached {
         !self.released && !self.reported_gone
     }
 
-    /// Whether the kernel gets so many of its operations at one time and not more.
+    /// Whether the kernel gets only a limited number of its operations at one time.
     fn is_limited(&self) -> bool {
         self.device.remote().is_none() && !self.device.facts().memory
     }
@@ -743,8 +755,8 @@ impl Drop for MemberIo {
             .flatten()
             .filter_map(|attached| attached.look.take())
             .for_each(std::mem::forget);
-        // What a ring beside this one has under way keeps its device from being closed: nobody is
-        // to wait for that.
+        // Operations in a ring beside this one delay the closing of its device; nothing waits for
+        // that.
         let is_kept = |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0;
         self.devices.drain(..).flatten().filter(is_kept).for_each(std::mem::forget);
         if !self.flights.is_empty() {
@@ -758,41 +770,6 @@ impl Drop for MemberIo {
 enum Progress {
     Finished(MemberCompletion),
     Again,
-}
-
-/// One attempt of an operation as a plain system call, with the result io_uring would give.
-fn system_call(fd: RawFd, op: &mut IoOp, done: usize) -> i32 {
-    let position = |offset: u64| libc::off_t::try_from(offset).unwrap_or(libc::off_t::MAX);
-    let result = match op {
-        IoOp::Read { offset, buf } => {
-            let target = &mut buf[done..];
-            let len = target.len().min(TRANSFER_MAX);
-            // SAFETY: writes at most `len` bytes into a slice of at least that length.
-            unsafe { libc::pread(fd, target.as_mut_ptr().cast(), len, position(offset.0 + done as u64)) }
-        }
-        IoOp::Write { offset, buf, fua } => {
-            let part = libc::iovec {
-                iov_base: buf[done..].as_ptr().cast_mut().cast(),
-                iov_len: (buf.len() - done).min(TRANSFER_MAX),
-            };
-            let flags = if *fua { libc::RWF_DSYNC } else { 0 };
-            // SAFETY: one iovec over a live slice that is only read.
-            unsafe { libc::pwritev2(fd, &raw const part, 1, position(offset.0 + done as u64), flags) }
-        }
-        // SAFETY: no memory involved.
-        IoOp::Flush => unsafe { libc::fdatasync(fd) as isize },
-        // SAFETY: no memory involved.
-        IoOp::Zero { offset, len, may_unmap } => unsafe {
-            libc::fallocate(fd, zero_mode(*may_unmap), position(offset.0), position(*len)) as isize
-        },
-        IoOp::Extents { .. } => unreachable!("extents are answered at submission"),
-    };
-    if result < 0 { -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { result as i32 }
-}
-
-fn zero_mode(may_unmap: bool) -> i32 {
-    let how = if may_unmap { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
-    how | libc::FALLOC_FL_KEEP_SIZE
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Why a member device cannot be used: what failed, on which path, and what to do about it. Must not know why
-//! the caller wanted the device.
+//! Why a member device cannot be used: what failed, on which path, and what to do about it. Must
+//! not know why the caller wanted the device.
 
 use super::RemoteError;
 use super::holder::{advice_about, words_for_dead};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Why a device cannot be opened, created or used. Every message names the path and a way out.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Nothing there, and nothing that could be created as a file.
+    /// There is no file, and none can be created, since the path names a directory.
     #[error(
         "{}: does not exist, and names a directory: a member is a file, name it without what follows the last name",
         shown(path)
@@ -61,7 +61,7 @@ pub enum DeviceError {
         /// What it is ("a directory").
         found: &'static str,
     },
-    /// What was written to it a moment ago is another member's now.
+    /// Another member's superblock was written over the one that was just written to it.
     #[error(
         "{}: another member was written over it, so two of the paths and URIs lead to one place: name each once",
         shown(path)
@@ -70,7 +70,7 @@ pub enum DeviceError {
         /// As it was given.
         path: PathBuf,
     },
-    /// What was written to it a moment ago is not there.
+    /// The bytes that were just written to it are not there.
     #[error("{}: it does not keep what is written to it: {what}", shown(path))]
     NotKept {
         /// As it was given.
@@ -99,7 +99,7 @@ pub enum DeviceError {
         /// Who holds the lock, as far as the system tells.
         holder: String,
     },
-    /// A process that was killed has it still.
+    /// A killed process still holds it.
     #[error(
         "{}: {}. Let that answer, or abort it (docs/members.md), then try again",
         shown(path),
@@ -111,7 +111,7 @@ pub enum DeviceError {
         /// Number of the process.
         pid: u32,
     },
-    /// This process had it in service, and it has not answered everything since.
+    /// Operations from when this process had it in service have not ended.
     #[error(
         "{}: operations on it from before it left service have not ended: it can be taken back when its filesystem or its disk has answered them",
         shown(path)
@@ -148,7 +148,7 @@ pub enum DeviceError {
         /// The size it should have at least.
         needed: u64,
     },
-    /// A new file was asked for where there is one.
+    /// A new file is to be created where there is a file already.
     #[error("{}: exists already: choose another name, or remove it", shown(path))]
     Exists {
         /// The path as given.
@@ -183,13 +183,13 @@ pub enum DeviceError {
         /// The path as given.
         path: PathBuf,
     },
-    /// The directory is none of files: /proc, /sys.
+    /// The directory cannot hold files: /proc, /sys.
     #[error("{}: no file can be created in this directory: choose another one", shown(path))]
     NoFiles {
         /// The path as given.
         path: PathBuf,
     },
-    /// A request outside the device or off its sectors: a mistake of the caller.
+    /// A request outside the device or off its sectors, which is a mistake of the caller.
     #[error(
         "{}: {len} bytes at {offset} are outside the device or off its {sector}-byte sectors",
         shown(path)
@@ -204,7 +204,7 @@ pub enum DeviceError {
         /// Sector of the device.
         sector: u32,
     },
-    /// The system gives no thread to reach it by: that says nothing about the device.
+    /// The system gives no thread to use the device with, which says nothing about the device.
     #[error(
         "{}: no thread to reach it by: {source}: raise the limit of tasks of the daemon (TasksMax), or of the host",
         shown(path)
@@ -228,16 +228,16 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// What an error of the operating system says about the device; none for what Calpe itself found wrong with it.
+    /// What an error of the operating system says about the device; none for errors that Calpe
+    /// found itself.
     #[must_use]
     pub fn fault_kind(&self) -> Option<IoFaultKind> {
         let DeviceError::Io { source, .. } = self else { return None };
         Some(source.raw_os_error().map_or(IoFaultKind::Medium, |errno| fault_kind(errno, false)))
     }
 
-    /// Turns an error of the operating system into the variant that says most.
-    /// Whether a server was reached and does not give its export, or the settings of this host do not
-    /// let it be asked.
+    /// Whether a server was reached and does not give its export, or the settings of this host do
+    /// not allow to ask it.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         matches!(self, DeviceError::Remote { source, .. } if source.is_refusal())
@@ -256,7 +256,7 @@ impl DeviceError {
     }
 }
 
-/// What an error of the system says about the device that an operation was for; `zero`: it was to zero a range.
+/// What an errno says about the device. `zero`: the operation was to zero a range.
 pub(super) fn fault_kind(errno: i32, zero: bool) -> IoFaultKind {
     match errno {
         libc::ENODEV | libc::ENXIO | libc::EBADF | libc::ESTALE | libc::ENOMEDIUM | libc::ESHUTDOWN => {
@@ -273,7 +273,7 @@ pub(super) fn fault_kind(errno: i32, zero: bool) -> IoFaultKind {
         | libc::ENOLCK
         | libc::EBUSY => IoFaultKind::Shortage,
         libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoFaultKind::Unsupported,
-        // What a filesystem or device says that cannot zero this range in this way.
+        // A filesystem or device that cannot zero this range in this way.
         libc::EINVAL | libc::EPERM if zero => IoFaultKind::Unsupported,
         _ => IoFaultKind::Medium,
     }

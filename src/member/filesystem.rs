@@ -1,5 +1,5 @@
-//! What kind of filesystem a member file is on, as far as that decides how it is read and written.
-//! Must not know how that is.
+//! The kind of filesystem that a member file is on, as far as it decides how the file is read and
+//! written. Must not know how the file is read and written.
 
 use nix::sys::statfs::statfs;
 use std::path::Path;
@@ -9,14 +9,14 @@ use std::path::Path;
 pub(super) enum Filesystem {
     /// It lives in memory: I/O is a copy and never waits.
     Memory,
-    /// It lives on disks of this host: a call that must not wait for them does not.
+    /// It lives on disks of this host: a call that asks not to wait for them does not.
     Disk,
-    /// Any other, so that any call may wait for another host or process: FUSE, NFS, SMB, 9p, Ceph,
-    /// a cluster's, an overlay over one of these, and what is not known here.
+    /// Any other. Any call may wait for another host or process: FUSE, NFS, SMB, 9p, Ceph, cluster
+    /// filesystems, an overlay over one of these, and unknown ones.
     Elsewhere,
 }
 
-/// Of linux/magic.h and the filesystems' own sources.
+/// Magic numbers from linux/magic.h and the filesystems' own sources.
 const IN_MEMORY: [u32; 2] = [
     0x0102_1994, // tmpfs
     0x8584_58f6, // ramfs
@@ -43,8 +43,8 @@ const ON_DISK: [u32; 16] = [
 ];
 
 impl Filesystem {
-    /// Of the file at a path. One that cannot be asked is not known.
-    pub fn of(path: &Path) -> Filesystem {
+    /// The kind for the file at a path. A filesystem that does not answer counts as unknown.
+    pub(super) fn of(path: &Path) -> Filesystem {
         let magic = statfs(path).map(|fs| fs.filesystem_type().0);
         // The type is wider on some hosts, and signed.
         magic.map_or(Filesystem::Elsewhere, |magic| Filesystem::from_magic(magic as u32))

@@ -1,18 +1,19 @@
-//! Local devices that this process has open as members, and how far they are on their way out. Closing a file may wait for
-//! its filesystem for ever, so it is done on a thread of its own; whoever opens the same device again meanwhile waits a
-//! moment, or is told what is in the way. Must not know what devices are for.
+//! Local devices that this process has open as members, and how far they are closed. Closing a file
+//! may block in its filesystem for ever, so a thread of its own does it; an opening of the same
+//! device meanwhile waits a moment, or fails with the reason. Must not know what devices are for.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a device that is being closed is waited for.
+/// How long to wait for a device that is being closed.
 const CLOSING_WAIT: Duration = Duration::from_secs(1);
 
-/// Identity of a device: the numbers of a filesystem and an inode, or 0 and those of a block device.
+/// Identity of a device: the numbers of a filesystem and an inode, or 0 and those of a block
+/// device.
 pub(super) type Key = (u64, u64);
 
-/// How far a device is on its way out.
+/// How far a device is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Open.
@@ -37,7 +38,7 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The note that a device is open; ends when dropped.
+/// The record that a device is open; ends when dropped.
 #[derive(Debug)]
 pub(super) struct Held {
     key: Key,
@@ -46,16 +47,16 @@ pub(super) struct Held {
 
 impl Held {
     /// For a device whose lock was just taken.
-    pub fn new(key: Key) -> Held {
+    pub(super) fn new(key: Key) -> Held {
         let mut table = table();
         table.next += 1;
         let opening = table.next;
-        // The thread that closes an earlier opening has let go of the lock already.
+        // The thread that closes an earlier opening has released the lock already.
         table.devices.insert(key, (opening, Stage::Open));
         Held { key, opening }
     }
 
-    pub fn set(&self, stage: Stage) {
+    pub(super) fn set(&self, stage: Stage) {
         if let Some(entry) = table().devices.get_mut(&self.key)
             && entry.0 == self.opening
         {
@@ -74,20 +75,21 @@ impl Drop for Held {
     }
 }
 
-/// How far a device that is locked by this process is on its way out; one that is being closed is waited for.
+/// How far a device that this process has locked is closed. Waits a moment for one that is being
+/// closed.
 pub(super) fn stage(key: Key) -> Option<Stage> {
     let deadline = Instant::now() + CLOSING_WAIT;
     wait_until(deadline, |table| table.devices.get(&key).is_none_or(|entry| entry.1 != Stage::Closing));
     now(key)
 }
 
-/// As [`stage`], at this moment.
+/// As [`stage`], without waiting.
 pub(super) fn now(key: Key) -> Option<Stage> {
     table().devices.get(&key).map(|entry| entry.1)
 }
 
-/// Waits until every device that is being closed is closed, but not for long.
-pub fn await_closings(limit: Duration) {
+/// Waits until every device that is being closed is closed, within `limit`.
+pub(crate) fn await_closings(limit: Duration) {
     wait_until(Instant::now() + limit, |table| {
         !table.devices.values().any(|(_, stage)| *stage == Stage::Closing)
     });

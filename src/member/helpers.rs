@@ -1,5 +1,5 @@
-//! Plain, waiting I/O on a device for the control plane: superblocks, zeroing, allocation maps. Never used on
-//! the data path. Must not know what the bytes mean.
+//! Blocking I/O on a device for the control plane: superblocks, zeroing, allocation maps. Never
+//! used on the data path. Must not know what the bytes mean.
 
 use super::patience::begin_step;
 use super::{Device, DeviceError, DeviceKind};
@@ -14,12 +14,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 /// Alignment of bounce buffers in bytes: the most that direct I/O asks of memory.
 const ALIGN: usize = 4096;
 
-/// Most extents one question is answered with; the rest of the range is called data. A file with a hole in
-/// every other block must not stall whoever asks.
+/// Most extents in the answer to one question; the rest of the range is reported as data. A file
+/// with a hole in every other block must not stall the caller.
 const EXTENTS_MAX: usize = 4096;
 
-/// Bytes that are given back with one call, which has the time limit of one step: a disk that has
-/// to write zeroes for that takes a second or two, and hours for all of it.
+/// Bytes that are discarded with one call, which has the time limit of one step: a disk that has to
+/// write zeroes takes a second or two for that, and hours for all of it.
 const DISCARDED_AT_ONCE: u64 = 256 << 20;
 
 /// Bytes of a block as stat(2) counts them.
@@ -93,8 +93,8 @@ impl Device {
         result.map_err(|e| self.io_error("flush it".into(), e))
     }
 
-    /// Makes the whole device read as zeroes by giving its space back, if it can do that. Returns whether it
-    /// did; when not, nothing was changed, or a part was given back.
+    /// Makes the whole device read as zeroes by discarding it, if it can do that. Returns whether
+    /// it did; when not, nothing was changed, or a part was discarded.
     ///
     /// # Errors
     /// When the device fails on the way.
@@ -105,7 +105,7 @@ impl Device {
     /// The same for a range.
     ///
     /// # Errors
-    /// When it is not inside the device, or the device fails on the way.
+    /// When the range is not inside the device, or the device fails on the way.
     pub fn discard(&self, offset: u64, len: u64) -> Result<bool, DeviceError> {
         self.check_range(offset, len)?;
         if len == 0 {
@@ -135,8 +135,8 @@ impl Device {
         Ok(true)
     }
 
-    /// Makes sure that writes to a range of a file find room; what is there stays. Does nothing on a block device, on a
-    /// remote one, and where the filesystem cannot.
+    /// Reserves space so that writes to a range of a file find room; the content stays. Does
+    /// nothing on a block device, on a remote one, and where the filesystem cannot.
     ///
     /// # Errors
     /// [`DeviceError::NoSpace`] when there is no room, or when the device fails.
@@ -157,7 +157,8 @@ impl Device {
         }
     }
 
-    /// Whether parts of a file have no space of their own, as far as the system tells; never of other devices.
+    /// Whether a file has ranges without space of their own, as far as the system tells; false for
+    /// other devices.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         let metadata = self.file().ok().filter(|_| self.facts().kind == DeviceKind::File);
@@ -165,8 +166,8 @@ impl Device {
         metadata.is_some_and(|metadata| metadata.blocks().saturating_mul(STAT_BLOCK) < metadata.len())
     }
 
-    /// Which parts of a range inside the device are holes. All data where the device cannot tell; the lengths
-    /// always add up to `len`.
+    /// The holes and the data in a range inside the device. All data where the device cannot tell;
+    /// the lengths always add up to `len`.
     #[must_use]
     pub fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let file = match self.file() {

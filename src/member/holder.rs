@@ -1,5 +1,5 @@
-//! Finds out who uses a file or block device, for error messages: reads /proc and /sys, best effort. An empty
-//! answer means "not known", never "nobody". Must not decide what follows from it.
+//! Finds out what uses a file or block device, for error messages: reads /proc and /sys, best
+//! effort. An empty answer means "not known", never "unused". Must not decide what follows from it.
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -8,13 +8,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What our processes are called.
+/// The name of our processes.
 const PROGRAM: &str = "calpe";
 
-/// A holder of a lock that is this process.
+/// Names this process as the holder of a lock.
 pub(super) const OWN: &str = "this process, as a member or to make it one";
 
-/// What to do about a holder of a lock.
+/// Advice for the case that this holder has a lock.
 pub(super) fn advice_about(holder: &str) -> &'static str {
     match holder == OWN {
         true => "name another, or try again when that has ended",
@@ -22,8 +22,8 @@ pub(super) fn advice_about(holder: &str) -> &'static str {
     }
 }
 
-/// The living process that holds a `flock` on this inode, as "process 12 (calpe)". None also for one that has
-/// died: the kernel lets go of what its io_uring held a moment after it.
+/// The living process that holds a `flock` on this inode, as "process 12 (calpe)". None also for
+/// one that has died: the kernel releases what its io_uring held a moment later.
 pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
     let pid = flock_pid(device, inode)?;
     if pid == std::process::id() {
@@ -32,17 +32,17 @@ pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
     living_name(pid).map(|name| format!("process {pid} ({name})"))
 }
 
-/// Whether the lock on a member is held by this process, or by another Calpe: one that serves its array perhaps, or checks
-/// it. Not by one that has died and left operations to the kernel.
+/// Whether the lock on a member is held by this process or by another living Calpe, which may serve
+/// its array or check it.
 #[must_use]
-pub fn is_held_by_calpe(path: &Path) -> bool {
+pub(crate) fn is_held_by_calpe(path: &Path) -> bool {
     let Some(pid) = fs::metadata(path).ok().and_then(|meta| flock_pid(meta.dev(), meta.ino())) else {
         return false;
     };
     let program =
         |pid: &str| fs::metadata(format!("/proc/{pid}/exe")).ok().map(|meta| (meta.dev(), meta.ino()));
     let same_program = || program("self").is_some_and(|own| program(&pid.to_string()) == Some(own));
-    // An older version of it may still run, and other users' programs cannot be looked at.
+    // An older version may still run, and other users' programs cannot be read.
     pid == std::process::id() || living_name(pid).is_some_and(|name| name == PROGRAM || same_program())
 }
 
@@ -65,16 +65,16 @@ fn living_name(pid: u32) -> Option<String> {
     (!is_dead).then_some(name)
 }
 
-/// Whether a process has died and is there still: nobody has taken note of it, or the kernel cannot end a thread of it
-/// before a filesystem or a device answers.
+/// Whether a process has died and still exists: its parent has not waited for it, or the kernel
+/// cannot end a thread of it before a filesystem or a device answers.
 #[must_use]
-pub fn is_dead_and_there(pid: u32) -> bool {
+pub(crate) fn is_dead_and_there(pid: u32) -> bool {
     name_and_death(pid).is_some_and(|(_, is_dead)| is_dead)
 }
 
-/// Whether a process was stopped by a signal: it answers nobody before it goes on.
+/// Whether a process was stopped by a signal: it answers nothing before it is continued.
 #[must_use]
-pub fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     name_and_state(pid).is_some_and(|(_, state)| state == 'T')
 }
 
@@ -83,15 +83,16 @@ fn name_and_death(pid: u32) -> Option<(String, bool)> {
 }
 
 fn name_and_state(pid: u32) -> Option<(String, char)> {
-    // "1234 (calpe) S ...": a name may hold anything, so the state is what follows the last parenthesis.
+    // "1234 (calpe) S ...": a name may hold any character, so the state follows the last
+    // parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (head, tail) = stat.rsplit_once(')')?;
     let name = head.split_once('(').map_or("", |(_, name)| name);
     Some((name.to_owned(), tail.trim_start().chars().next()?))
 }
 
-/// The process that took a `flock` on this inode and has died, or is gone: what the kernel still
-/// has of it holds the lock.
+/// The process that took a `flock` on this inode and has died, or is gone: its operations in the
+/// kernel hold the lock.
 pub(super) fn dead_flock_holder(device: u64, inode: u64) -> Option<u32> {
     flock_pid(device, inode).filter(|pid| is_dead_and_there(*pid) || is_gone(*pid))
 }
@@ -101,16 +102,17 @@ fn is_gone(pid: u32) -> bool {
     pid.is_some_and(|pid| kill(pid, None) == Err(Errno::ESRCH))
 }
 
-/// The process that holds a `flock` on this open file although it has died.
+/// The dead process that still holds a `flock` on this open file.
 #[must_use]
-pub fn dead_holder_of(file: &fs::File) -> Option<u32> {
+pub(crate) fn dead_holder_of(file: &fs::File) -> Option<u32> {
     let meta = file.metadata().ok()?;
     dead_flock_holder(meta.dev(), meta.ino())
 }
 
-/// What is said of a process that [`is_dead_and_there`], with what it does there ("which listens there").
+/// Words for a process for which [`is_dead_and_there`], with its role there ("which listens
+/// there").
 #[must_use]
-pub fn words_for_dead(pid: u32, what: &str) -> String {
+pub(crate) fn words_for_dead(pid: u32, what: &str) -> String {
     format!(
         "process {pid}, {what}, was killed and cannot end before a filesystem or a device answers it: its writes may still come"
     )

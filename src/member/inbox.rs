@@ -1,4 +1,4 @@
-//! Where threads that have operations of the engine put what they came to, and what wakes the
+//! Where threads put the outcomes of the engine's operations, and the counter that wakes the
 //! engine. Must not know what operations are for.
 
 use calpe_core::block_io::{DeviceId, IoFault, IoToken, IoValue};
@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// An outcome on its way to the engine: owner, device, token.
 pub(super) type Returned = (u32, DeviceId, IoToken, Result<IoValue, IoFault>);
 
-/// The end of an entry that a ring beside the engine's had: its `user_data`, and what the system
-/// call would have returned.
+/// The end of an entry of a ring beside the engine's: its `user_data`, and the result of the system
+/// call.
 pub(super) type Ended = (u64, i32);
 
-/// Ends that have come in. It has no descriptors, so threads with tables of their own may share it.
+/// Ends that have come in. The list has no descriptors, so threads with tables of their own may
+/// share it.
 pub(super) type EndedList = Arc<Mutex<Vec<Ended>>>;
 
 /// What has come in.
@@ -21,40 +22,40 @@ pub(super) type EndedList = Arc<Mutex<Vec<Ended>>>;
 pub(super) struct Inbox {
     returned: Mutex<Vec<Returned>>,
     ended: EndedList,
-    /// Rung when the first of either comes in.
+    /// Raised when the first of either comes in.
     pub wake: EventFd,
 }
 
 impl Inbox {
-    pub fn new() -> io::Result<Inbox> {
+    pub(super) fn new() -> io::Result<Inbox> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Inbox { returned: Mutex::default(), ended: Arc::default(), wake })
     }
 
     /// Whether no outcome has come in.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.returned.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    pub fn take(&self) -> Vec<Returned> {
+    pub(super) fn take(&self) -> Vec<Returned> {
         take(&self.returned)
     }
 
-    pub fn take_ended(&self) -> Vec<Ended> {
+    pub(super) fn take_ended(&self) -> Vec<Ended> {
         take(&self.ended)
     }
 
-    pub fn give(&self, group: Vec<Returned>) {
+    pub(super) fn give(&self, group: Vec<Returned>) {
         put(&self.returned, group, &self.wake);
     }
 
-    /// Where ends are put, with the wake, by a thread that has its own copy of that.
-    pub fn ended_list(&self) -> EndedList {
+    /// The list of ends and its wake flag, for a thread that has its own copy of the counter.
+    pub(super) fn ended_list(&self) -> EndedList {
         Arc::clone(&self.ended)
     }
 }
 
-/// Adds to a list, and wakes whoever looks after it when it was empty.
+/// Adds to a list, and raises the counter if the list was empty.
 pub(super) fn put<T>(list: &Mutex<Vec<T>>, mut group: Vec<T>, wake: &EventFd) {
     if group.is_empty() {
         return;
@@ -64,13 +65,13 @@ pub(super) fn put<T>(list: &Mutex<Vec<T>>, mut group: Vec<T>, wake: &EventFd) {
     list.append(&mut group);
     drop(list);
     if first {
-        ring(wake);
+        rouse(wake);
     }
 }
 
-/// Wakes whoever waits for this.
-pub(super) fn ring(wake: &EventFd) {
-    // A full counter means that it is being woken already.
+/// Wakes the thread that polls this counter.
+pub(super) fn rouse(wake: &EventFd) {
+    // A full counter means that the thread is being woken already.
     let _ = wake.write(1);
 }
 

@@ -1,39 +1,83 @@
-//! The open file behind a local device: what closes it, and when that is told. Must not know what is in it.
+//! The open file behind a local device: its identity, how it is closed, and when its lock is
+//! forgotten. Must not know what is in it.
 
-use super::device::Node;
-use super::held::{Held, Stage};
-use std::fs::File;
+use super::DeviceError;
+use super::held::{self, Held, Stage};
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 use std::sync::Arc;
+
+/// Identity of the file or device that a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    pub device: u64,
+    pub inode: u64,
+    /// Device numbers of a block device, 0 for a file.
+    pub rdev: u64,
+}
+
+impl Node {
+    pub(super) fn of(meta: &Metadata) -> Node {
+        let rdev = if meta.file_type().is_block_device() { meta.rdev() } else { 0 };
+        Node { device: meta.dev(), inode: meta.ino(), rdev }
+    }
+
+    /// Refuses a path that led to this node and leads to another now.
+    pub(super) fn check_same(self, path: &Path, now: &Metadata) -> Result<(), DeviceError> {
+        if Node::of(now) == self {
+            return Ok(());
+        }
+        let source = io::Error::other("it was replaced at the same moment");
+        Err(DeviceError::Io { path: path.into(), action: "open it".into(), source })
+    }
+
+    pub(super) fn key(self) -> held::Key {
+        if self.rdev != 0 { (0, self.rdev) } else { (self.device, self.inode) }
+    }
+
+    /// Nodes with the same block device behind them are the same device, even if the nodes differ.
+    pub(super) fn same_device(self, other: Node) -> bool {
+        if self.rdev != 0 || other.rdev != 0 { self.rdev == other.rdev } else { self == other }
+    }
+}
 
 /// An open file or block device.
 #[derive(Debug)]
 pub(super) struct LocalFile {
-    /// There until it is closed, or a ring beside the engine's has it.
+    /// Some until it is closed, or a ring beside the engine's has it.
     file: Option<File>,
     pub node: Node,
-    /// When it is locked; a ring that has the file shares it.
+    /// Some when it is locked; a ring that has the file shares it.
     pub held: Option<Arc<Held>>,
     /// Closing it may take long.
     pub closes_slowly: bool,
-    /// Whoever begins an operation on it may have to wait for its filesystem.
+    /// Starting an operation on it may block in its filesystem.
     pub holds_up: bool,
 }
 
 impl LocalFile {
-    pub fn new(file: File, node: Node, held: Option<Held>, closes_slowly: bool, holds_up: bool) -> LocalFile {
+    pub(super) fn new(
+        file: File,
+        node: Node,
+        held: Option<Held>,
+        closes_slowly: bool,
+        holds_up: bool,
+    ) -> LocalFile {
         LocalFile { file: Some(file), node, held: held.map(Arc::new), closes_slowly, holds_up }
     }
 
-    pub fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &File {
         self.file.as_ref().expect("open until it is dropped or handed over")
     }
 
-    /// A ring beside the engine's has a descriptor of its own: this one would be in the way when
-    /// the process is killed.
-    pub fn hand_over(&mut self) {
+    /// Closes this descriptor, since a ring beside the engine's has one of its own: this one would
+    /// hold the file when the process is killed.
+    pub(super) fn hand_over(&mut self) {
         if let Some(file) = self.file.take() {
             let held = self.held.clone();
-            // It has the lock, too, until it is closed.
+            // The mark stays until this descriptor is closed, since it holds the lock, too.
             close(move || {
                 drop(file);
                 drop(held);
@@ -46,7 +90,7 @@ impl Drop for LocalFile {
     fn drop(&mut self) {
         let (file, held) = (self.file.take(), self.held.take());
         if !self.closes_slowly {
-            // Not forgotten before the lock is gone.
+            // The mark ends only after the lock is gone.
             drop(file);
             drop(held);
             return;
@@ -63,7 +107,7 @@ impl Drop for LocalFile {
     }
 }
 
-/// Closes something on a thread of its own. Without a thread that is done here: when the closure is dropped.
+/// Closes something on a thread of its own; without a thread, here, when the closure is dropped.
 fn close(close: impl FnOnce() + Send + 'static) {
     let _ = std::thread::Builder::new().name("close".into()).spawn(close);
 }

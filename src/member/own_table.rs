@@ -1,19 +1,19 @@
 //! A descriptor table of a thread's own, for threads that a filesystem may keep waiting for ever.
 //!
 //! The threads of a process share one table of descriptors, which the kernel empties when the last
-//! of them has ended. A thread that waits for FUSE cannot be killed, so a process that was killed
-//! would keep all that it had open (sockets, locks of members that have nothing to do with it) until
-//! the filesystem answers. With a table of its own, such a thread keeps nothing but what is in that.
+//! of them has ended. A thread that waits for FUSE cannot be killed, so a killed process would keep
+//! everything that it had open (sockets, locks of other members) until the filesystem answers. A
+//! thread with a table of its own keeps only what is in that.
 //!
-//! Descriptors are numbers in a table: one of another table means nothing here, or another file.
-//! What such a thread uses it opens itself, or asks for in [`leave`]; what it owns is closed by it,
-//! and what others own must not be dropped by it. Threads that it begins share its table.
+//! Descriptors are numbers in a table: a number from another table means nothing here, or another
+//! file. Such a thread opens what it uses itself, or asks for it in [`leave`]; it closes what it
+//! owns, and must not drop what others own. Threads that it starts share its table.
 //!
 //! The kernel copies descriptors in groups, whatever is to be closed: a thread that leaves has
 //! those of the first group for a moment, and closing a copy flushes its file, as closing the last
-//! descriptor would. A file whose filesystem does not answer must not be among them ([`raise`]), or
-//! it would hold up all threads that leave, with all that is in their group. Must not know what
-//! descriptors are for.
+//! descriptor would. A file whose filesystem does not answer must not be in the first group
+//! ([`raise`]), or it would block all threads that leave, with everything in their group. Must not
+//! know what descriptors are for.
 #![allow(unsafe_code)] // system calls; each block argues for itself
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -21,8 +21,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// Standard input, output and error stay: what is opened later must not get the number that a panic
-/// is printed to.
+/// Standard input, output and error stay: a file that is opened later must not get the number that
+/// a panic is printed to.
 const KEPT: libc::c_uint = 3;
 
 /// The numbers of the first group end here: the bits of a long (`sane_fdtable_size` in the kernel).
@@ -34,7 +34,7 @@ const COPIED: RawFd = 64;
 ///
 /// # Errors
 /// When the system refuses. Then the thread shares its table as before, or has one of its own
-/// without the copies; either way it can do nothing but end.
+/// without the copies; either way it must end.
 pub(super) fn leave(wanted: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
     // SAFETY: no memory involved. It closes copies, and nothing in the table that other threads
     // use.
@@ -55,8 +55,8 @@ pub(super) fn leave(wanted: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
     wanted.iter().map(copy).collect()
 }
 
-/// Gives an open file, which may be one that does not answer, a number that no thread that leaves
-/// has a copy of. Where there is none to be had, under a limit on descriptors, it stays as it is.
+/// Moves an open file that may not answer to a number that no leaving thread copies. Where no
+/// number is free, under a limit on descriptors, it stays.
 pub(super) fn raise(file: OwnedFd) -> OwnedFd {
     if file.as_raw_fd() >= COPIED {
         return file;
@@ -68,11 +68,11 @@ pub(super) fn raise(file: OwnedFd) -> OwnedFd {
 }
 
 /// As `raise`, for a file.
-pub fn out_of_the_way(file: File) -> File {
+pub(crate) fn out_of_the_way(file: File) -> File {
     File::from(raise(file.into()))
 }
 
-/// What a system call has opened, or its error.
+/// The descriptor that a system call has opened, or its error.
 fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
     if returned < 0 {
         return Err(io::Error::last_os_error());
@@ -105,7 +105,8 @@ mod tests {
         drop(writer);
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
-        // The pipe has ended: the copy went with its thread, and that of this table was open until now.
+        // The pipe has ended: the copy went with its thread, and that of this table was open until
+        // now.
         assert_eq!(text, "there");
     }
 

@@ -1,14 +1,15 @@
-//! Calls that a filesystem or a device may never answer (open, stat, close, a first read), made on threads of their own and
-//! waited for within a limit, so that what hangs costs its own member and nothing else (rule T7).
+//! Calls that a filesystem or a device may never answer (open, stat, close, a first read). They are
+//! made on threads of their own and waited for within a limit, so that a call that hangs costs its
+//! own member and nothing else (rule T7).
 //!
-//! A thread that hangs stays until its call ends, and what the call yields then is dropped there. While one hangs for a path,
-//! no other is started for it: attempts that are repeated do not pile up.
+//! A thread that hangs stays until its call ends, and then drops the result. While a call about a
+//! path hangs, no other is started for that path, so repeated attempts do not pile up.
 //!
-//! A call that yields no more than data is made with a descriptor table of its own
-//! ([`within_apart`]), so that one which hangs keeps nothing of a process that is killed. Must not
-//! know what calls are for.
+//! A call that returns only data is made with a descriptor table of its own ([`within_apart`]), so
+//! that one which hangs keeps nothing of a killed process. Must not know what calls are for.
 
-use super::{DeviceError, is_remote, own_table};
+use super::access::is_remote;
+use super::{DeviceError, own_table};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,21 +19,21 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-/// Calls that are made at one time for a list of paths: an array on a filesystem that hangs costs the limit once or a few times,
-/// not once for each member.
+/// Calls made at one time for a list of paths: an array on a filesystem that hangs costs the limit
+/// once or a few times, not once for each member.
 const AT_ONCE: usize = 32;
 
-/// Time between attempts to begin a thread.
+/// Time between attempts to start a thread.
 const THREAD_RETRY: Duration = Duration::from_millis(20);
 
-/// How long a thread is tried for: most shortages pass, and somebody may wait for the answer.
+/// How long to try to start a thread: most shortages pass, and somebody may wait for the answer.
 const THREAD_PATIENCE: Duration = Duration::from_secs(2);
 
-/// For so long after a thread was tried for in vain, each further one is tried for once: a list of paths costs the patience once,
-/// not once for each path.
+/// How long after a failure to start a thread each further one is tried only once: a list of paths
+/// costs the patience once, not once for each path.
 const SHORTAGE_REMEMBERED: Duration = Duration::from_secs(5);
 
-/// When a thread was last tried for in vain.
+/// When no thread could be started last.
 static SHORT_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Calls that were given up and have not ended, by path.
@@ -44,26 +45,26 @@ fn hanging() -> MutexGuard<'static, HashMap<PathBuf, usize>> {
 
 /// Whether a call about a path was given up and has not ended.
 #[must_use]
-pub fn hangs(path: &Path) -> bool {
+pub(crate) fn hangs(path: &Path) -> bool {
     hanging().contains_key(path)
 }
 
 thread_local! {
-    /// Until when this thread is waited for.
+    /// Until when the caller waits for this thread.
     static WAITED_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
     /// The call that this thread makes step by step.
     static STEPPING: RefCell<Option<Arc<Ended>>> = const { RefCell::new(None) };
 }
 
-/// To be called before each step of a call that is made with [`step_by_step`]; elsewhere it does nothing.
+/// To be called before each step of a call that [`step_by_step`] makes; elsewhere it does nothing.
 ///
 /// # Errors
-/// When the call was given up: nobody waits for the rest, and nothing further may be changed.
-pub fn begin_step() -> io::Result<()> {
+/// When the call was given up: no caller waits for the rest, and nothing further may be changed.
+pub(crate) fn begin_step() -> io::Result<()> {
     STEPPING.with_borrow(|ended| ended.as_ref().map_or(Ok(()), |ended| ended.begin_step()))
 }
 
-/// How long whoever waits for the calling thread still does; none where nobody has set a limit.
+/// How long the caller of this thread still waits; none without a limit.
 pub(super) fn time_left() -> Option<Duration> {
     WAITED_UNTIL.get().map(|until| until.saturating_duration_since(Instant::now()))
 }
@@ -71,8 +72,9 @@ pub(super) fn time_left() -> Option<Duration> {
 /// Makes a call about `path` on a thread of its own. `action` is for the error ("open it").
 ///
 /// # Errors
-/// When it has not ended within the limit, or an earlier one still hangs, or there is no thread to make it.
-pub fn within<T: Send + 'static>(
+/// When it has not ended within the limit, an earlier call still hangs, or no thread can be
+/// started.
+pub(crate) fn within<T: Send + 'static>(
     path: &Path,
     action: &str,
     limit: Duration,
@@ -81,13 +83,13 @@ pub fn within<T: Send + 'static>(
     make(path, action, limit, Manner::Shared, call)
 }
 
-/// As [`within`], for a call of many steps, such as one that writes: each of them has the limit.
-/// One that was given up does no more after the step that hangs. Of a remote path, whose steps have
-/// limits of their own, it is made here.
+/// As [`within`], for a call of many steps, such as one that writes: each step has the limit. A
+/// call that was given up does nothing after the step that hangs. A call about a remote path, whose
+/// steps have limits of their own, is made in this thread.
 ///
 /// # Errors
 /// As [`within`].
-pub fn step_by_step<T: Send + 'static>(
+pub(crate) fn step_by_step<T: Send + 'static>(
     path: &Path,
     action: &str,
     limit: Duration,
@@ -99,18 +101,18 @@ pub fn step_by_step<T: Send + 'static>(
     make(path, action, limit, Manner::Stepping, call)
 }
 
-/// As [`within`], for a call that uses no descriptors but those that it opens, and gives none back:
-/// those of other threads mean nothing to it. Of a remote path it is as [`within`].
+/// As [`within`], for a call that uses only descriptors that it opens itself, and returns none:
+/// other threads' descriptors mean nothing to it. For a remote path it is as [`within`].
 ///
 /// # Errors
 /// As [`within`].
-pub fn within_apart<T: Send + 'static>(
+pub(crate) fn within_apart<T: Send + 'static>(
     path: &Path,
     action: &str,
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, DeviceError> {
-    // What a connection to a server uses others may use, too.
+    // Other threads may use the descriptors of a connection to a server.
     let manner = if is_remote(path) { Manner::Shared } else { Manner::Apart };
     make(path, action, limit, manner, call)
 }
@@ -122,7 +124,7 @@ enum Manner {
     Shared,
     /// With its own.
     Apart,
-    /// As the first, and for as long as its steps end.
+    /// As the first, for as long as its steps end.
     Stepping,
 }
 
@@ -154,7 +156,7 @@ fn make<T: Send + 'static>(
             STEPPING.set(Some(Arc::clone(&in_thread)));
         }
         let value = call();
-        // Whoever gave up gets nothing: then the value ends here, and only after that the call.
+        // A caller that gave up gets nothing: the value is dropped first, and then the call ends.
         let _ = sender.send(value);
         in_thread.end();
     });
@@ -179,8 +181,9 @@ fn make<T: Send + 'static>(
     }
 }
 
-/// Makes a call about each path, several at a time; as [`within`] for each of them. The answers come in the order of the paths.
-pub fn each_within<T: Send + 'static>(
+/// Makes a call about each path, several at a time; as [`within`] for each. The answers are in the
+/// order of the paths.
+pub(crate) fn each_within<T: Send + 'static>(
     paths: &[PathBuf],
     action: &str,
     limit: Duration,
@@ -189,8 +192,8 @@ pub fn each_within<T: Send + 'static>(
     make_each(paths, action, limit, |_| Manner::Shared, call)
 }
 
-/// As [`each_within`], for calls that are made as [`within_apart`] says.
-pub fn each_within_apart<T: Send + 'static>(
+/// As [`each_within`], for calls as in [`within_apart`].
+pub(crate) fn each_within_apart<T: Send + 'static>(
     paths: &[PathBuf],
     action: &str,
     limit: Duration,
@@ -219,96 +222,96 @@ fn make_each<T: Send + 'static>(
     answers.into_iter().map(|answer| answer.expect("every path was taken")).collect()
 }
 
-/// Does jobs, several at a time. What a job returns are jobs that it has brought up: they begin
-/// when it has ended, and do not wait for others that hang.
-pub fn work_off<J: Send>(jobs: Vec<J>, run: impl Fn(J) -> Vec<J> + Sync) {
-    let first = jobs.len();
-    let jobs = Jobs { waiting: jobs.into(), under_way: 0, workers: 1 };
-    let work = Work { jobs: Mutex::new(jobs), changed: Condvar::new(), run };
-    // The caller's own thread is one of them: without others it takes longer.
+/// Runs tasks, several at a time. A task returns further tasks: they start when it has ended, and
+/// do not wait for others that hang.
+pub(crate) fn work_off<T: Send>(tasks: Vec<T>, run: impl Fn(T) -> Vec<T> + Sync) {
+    let first = tasks.len();
+    let tasks = Tasks { waiting: tasks.into(), under_way: 0, workers: 1 };
+    let work = Work { tasks: Mutex::new(tasks), changed: Condvar::new(), run };
+    // The caller's own thread works, too: without further threads it takes longer.
     std::thread::scope(|scope| {
         work.begin_workers(scope, first.saturating_sub(1));
         work.work(scope);
     });
 }
 
-struct Work<J, F> {
-    jobs: Mutex<Jobs<J>>,
+struct Work<T, F> {
+    tasks: Mutex<Tasks<T>>,
     changed: Condvar,
     run: F,
 }
 
-struct Jobs<J> {
-    waiting: VecDeque<J>,
+struct Tasks<T> {
+    waiting: VecDeque<T>,
     under_way: usize,
     workers: usize,
 }
 
-impl<J: Send, F: Fn(J) -> Vec<J> + Sync> Work<J, F> {
-    fn jobs(&self) -> MutexGuard<'_, Jobs<J>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T: Send, F: Fn(T) -> Vec<T> + Sync> Work<T, F> {
+    fn tasks(&self) -> MutexGuard<'_, Tasks<T>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins so many workers more, as far as there may be, and are, threads.
+    /// Starts up to `wanted` more workers, within the limit and as far as threads are available.
     fn begin_workers<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, wanted: usize) {
         for _ in 0..wanted {
-            if self.jobs().workers >= AT_ONCE {
+            if self.tasks().workers >= AT_ONCE {
                 return;
             }
             if new_thread().and_then(|thread| thread.spawn_scoped(scope, || self.work(scope))).is_err() {
                 return;
             }
-            self.jobs().workers += 1;
+            self.tasks().workers += 1;
         }
     }
 
     fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        while let Some(job) = self.next() {
-            // Counted down also when it panics: others wait for it.
+        while let Some(task) = self.next() {
+            // Counted down also when the task panics, since other workers wait for it.
             let under_way = UnderWay(self);
-            let more = (self.run)(job);
+            let more = (self.run)(task);
             let count = more.len();
-            self.jobs().waiting.extend(more);
+            self.tasks().waiting.extend(more);
             drop(under_way);
             self.begin_workers(scope, count.saturating_sub(1));
         }
     }
 
-    /// The next job; none when there are none and none is under way that could bring some.
-    fn next(&self) -> Option<J> {
-        let mut jobs = self.jobs();
+    /// The next task; none when none waits and none is running that could return more.
+    fn next(&self) -> Option<T> {
+        let mut tasks = self.tasks();
         loop {
-            if let Some(job) = jobs.waiting.pop_front() {
-                jobs.under_way += 1;
-                return Some(job);
+            if let Some(task) = tasks.waiting.pop_front() {
+                tasks.under_way += 1;
+                return Some(task);
             }
-            if jobs.under_way == 0 {
+            if tasks.under_way == 0 {
                 return None;
             }
-            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            tasks = self.changed.wait(tasks).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-struct UnderWay<'w, J: Send, F: Fn(J) -> Vec<J> + Sync>(&'w Work<J, F>);
+struct UnderWay<'w, T: Send, F: Fn(T) -> Vec<T> + Sync>(&'w Work<T, F>);
 
-impl<J: Send, F: Fn(J) -> Vec<J> + Sync> Drop for UnderWay<'_, J, F> {
+impl<T: Send, F: Fn(T) -> Vec<T> + Sync> Drop for UnderWay<'_, T, F> {
     fn drop(&mut self) {
-        self.0.jobs().under_way -= 1;
+        self.0.tasks().under_way -= 1;
         self.0.changed.notify_all();
     }
 }
 
-/// Makes a call about each item, all at the same time as far as there are threads; the caller's own thread makes those that
-/// have none. The results come in the order of the items.
-pub fn each_at_once<T: Sync, U: Send>(items: &[T], call: impl Fn(&T) -> U + Sync) -> Vec<U> {
+/// Makes a call about each item, all at the same time as far as threads are available; this thread
+/// makes the others. The results are in the order of the items.
+pub(crate) fn each_at_once<T: Sync, U: Send>(items: &[T], call: impl Fn(&T) -> U + Sync) -> Vec<U> {
     let call = &call;
     std::thread::scope(|scope| {
         let begun: Vec<_> = items
             .iter()
             .map(|item| new_thread().and_then(|thread| thread.spawn_scoped(scope, move || call(item))))
             .collect();
-        // Those of this thread come when all others are under way.
+        // The calls of this thread begin when all others have been started.
         let results = begun.into_iter().zip(items).map(|(thread, item)| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Err(_) => call(item),
@@ -317,12 +320,12 @@ pub fn each_at_once<T: Sync, U: Send>(items: &[T], call: impl Fn(&T) -> U + Sync
     })
 }
 
-/// Begins a thread, and tries again for a while, within the limit, where there is none to be had.
+/// Starts a thread, and retries for a while, within the limit, where none is available.
 fn begin(limit: Duration, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let short_at = || SHORT_AT.lock().unwrap_or_else(PoisonError::into_inner);
     let is_short = short_at().is_some_and(|at| at.elapsed() < SHORTAGE_REMEMBERED);
     let deadline = Instant::now() + if is_short { Duration::ZERO } else { limit.min(THREAD_PATIENCE) };
-    // A closure that found no thread is gone: the work stays here until one takes it.
+    // A closure that got no thread is dropped: the work stays here until a thread takes it.
     let work = Arc::new(Mutex::new(Some(work)));
     loop {
         let own = Arc::clone(&work);
@@ -353,7 +356,8 @@ fn begin(limit: Duration, work: impl FnOnce() + Send + 'static) -> io::Result<()
 /// What begins a thread.
 ///
 /// # Errors
-/// Where a test has taken all threads away; the system says so only when the thread is begun.
+/// In tests, fails where a test has taken all threads away; the system fails only when the thread
+/// is started.
 fn new_thread() -> io::Result<std::thread::Builder> {
     #[cfg(test)]
     if tests::NO_THREADS.get() {
@@ -362,7 +366,7 @@ fn new_thread() -> io::Result<std::thread::Builder> {
     Ok(std::thread::Builder::new())
 }
 
-/// Runs something that can begin no threads here.
+/// Calls `run` while no thread can be started.
 #[cfg(test)]
 pub(crate) fn without_threads<T>(run: impl FnOnce() -> T) -> T {
     tests::NO_THREADS.set(true);
@@ -371,7 +375,7 @@ pub(crate) fn without_threads<T>(run: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Where a call and its caller agree on whether it was given up.
+/// A call and its caller agree here whether it was given up.
 struct Ended {
     path: PathBuf,
     state: Mutex<State>,
@@ -453,7 +457,8 @@ mod tests {
         let answers = each_within(&paths, "open it", Duration::from_secs(30), |_| ());
         NO_THREADS.set(false);
         assert!(answers.iter().all(|answer| matches!(answer, Err(DeviceError::NoThread { .. }))));
-        // Other tests may have begun threads in between, and have it forgotten; each path by itself would take 100 s.
+        // Other tests may have begun threads in between, and have it forgotten; each path by itself
+        // would take 100 s.
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
@@ -518,16 +523,16 @@ mod tests {
         let (release, wait) = channel::<()>();
         let wait = Mutex::new(wait);
         let done = Mutex::new(Vec::new());
-        work_off(vec![0, 1], |job| {
-            match job {
+        work_off(vec![0, 1], |task| {
+            match task {
                 0 => {
                     wait.lock().unwrap().recv_timeout(Duration::from_secs(60)).expect("nothing waits for it")
                 }
                 5 => release.send(()).unwrap(),
                 _ => {}
             }
-            done.lock().unwrap().push(job);
-            if job == 1 { (2..100).collect() } else { Vec::new() }
+            done.lock().unwrap().push(task);
+            if task == 1 { (2..100).collect() } else { Vec::new() }
         });
         let mut done = done.into_inner().unwrap();
         done.sort_unstable();

@@ -1,18 +1,22 @@
 //! Outcomes of member operations, and operations that the caller's thread runs itself, until the
-//! caller asks for them.
+//! caller takes them.
 //!
-//! Invariants: those of one owner come in their order; owners take turns, so that one with
-//! thousands does not keep the others waiting. Must not know what the operations are for.
+//! Invariants: outcomes of one owner come in order; owners take turns, so that one with thousands
+//! does not keep the others waiting. Must not know what the operations are for.
 
 use calpe_core::block_io::{Completion, DeviceId};
 use std::collections::VecDeque;
 
 /// A completed operation and the array it belongs to.
 #[derive(Debug)]
-pub struct MemberCompletion {
+pub(crate) struct MemberCompletion {
     /// The owner that submitted it.
     pub owner: u32,
     /// The device.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "an owner knows the device by the token; tests compare it")
+    )]
     pub device: DeviceId,
     /// The outcome.
     pub completion: Completion,
@@ -21,11 +25,11 @@ pub struct MemberCompletion {
 /// Entries that an empty queue keeps room for.
 const KEPT: usize = 64;
 
-/// What an owner is next to hear of.
+/// The next thing for an owner.
 #[derive(Debug)]
 pub(super) enum Ready {
     Finished(MemberCompletion),
-    /// The key of an operation that is run when its outcome is asked for.
+    /// The key of an operation that is run when its outcome is taken.
     Inline(usize),
 }
 
@@ -38,7 +42,7 @@ pub(super) struct ReadyQueue {
 }
 
 impl ReadyQueue {
-    pub fn push(&mut self, owner: u32, ready: Ready) {
+    pub(super) fn push(&mut self, owner: u32, ready: Ready) {
         let index = owner as usize;
         if self.queues.len() <= index {
             self.queues.resize_with(index + 1, VecDeque::new);
@@ -50,12 +54,12 @@ impl ReadyQueue {
     }
 
     /// Something has finished.
-    pub fn finished(&mut self, done: MemberCompletion) {
+    pub(super) fn finished(&mut self, done: MemberCompletion) {
         self.push(done.owner, Ready::Finished(done));
     }
 
-    /// The next of the owner whose turn it is.
-    pub fn pop(&mut self) -> Option<Ready> {
+    /// The next entry of the owner whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<Ready> {
         let owner = self.turns.pop_front()?;
         let queue = &mut self.queues[owner as usize];
         let ready = queue.pop_front();
@@ -68,14 +72,14 @@ impl ReadyQueue {
         ready
     }
 
-    /// The owner is gone, and hears of what it is owed before long.
-    pub fn release(&mut self, owner: u32) {
+    /// The owner is gone; the rest of its entries is still delivered.
+    pub(super) fn release(&mut self, owner: u32) {
         if let Some(queue) = self.queues.get_mut(owner as usize) {
             queue.shrink_to(0);
         }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
 }

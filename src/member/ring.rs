@@ -1,7 +1,8 @@
-//! One io_uring, with the fallbacks that older kernels need. Must not know what its entries are for.
+//! One io_uring, with the fallbacks that older kernels need. Must not know what its entries are
+//! for.
 //!
-//! Invariants: entries are submitted in the order of `push`; none is lost when the submission queue is full or
-//! the kernel is short of memory. The ring belongs to the thread that made it.
+//! Invariants: entries are submitted in the order of `push`; none is lost when the submission queue
+//! is full or the kernel is short of memory. The ring belongs to the thread that made it.
 #![allow(unsafe_code)] // raw submission; each block argues for itself
 
 use super::ring_memory;
@@ -14,30 +15,29 @@ use std::io;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-/// Entries of the submission queue. One turn of a reactor submits rarely more than this; if it does, the ring
-/// submits in between.
+/// Entries of the submission queue. One turn of a reactor submits rarely more than this; if it
+/// does, the ring submits in between.
 const SUBMISSIONS: u32 = 1024;
 
-/// Entries of the completion queue: room for what may be in flight; beyond it the kernel keeps a list.
+/// Entries of the completion queue: room for what may be in flight; beyond it the kernel keeps a
+/// list.
 const COMPLETIONS: u32 = 8192;
 
 /// One completion.
 #[derive(Clone, Copy, Debug)]
-pub struct RingEvent {
+pub(crate) struct RingEvent {
     /// The `user_data` of the entry.
     pub user_data: u64,
-    /// What the system call would have returned: a count, or a negative errno.
+    /// The result of the system call: a count, or a negative errno.
     pub result: i32,
-    /// More completions of the same entry follow (multishot).
-    pub more: bool,
 }
 
 /// An io_uring of one thread.
-pub struct Ring {
+pub(crate) struct Ring {
     ring: IoUring,
     /// Entries that found the submission queue full, in order.
     backlog: VecDeque<squeue::Entry>,
-    /// How many threads the kernel takes at most by default for transfers that have to wait, once it was asked.
+    /// The kernel's default limit of worker threads for transfers that block, once it was asked.
     workers_default: OnceCell<u32>,
     /// Made with DEFER_TASKRUN, which ties it to its thread.
     _not_send: PhantomData<*const ()>,
@@ -54,16 +54,16 @@ impl Ring {
     ///
     /// # Errors
     /// When the kernel has no io_uring or forbids it.
-    pub fn new() -> io::Result<Ring> {
+    pub(crate) fn new() -> io::Result<Ring> {
         Ring::with_entries(SUBMISSIONS, COMPLETIONS)
     }
 
-    /// The same with so many entries in its queues.
+    /// The same with `submissions` entries.
     ///
     /// # Errors
     /// As [`Ring::new`].
     pub(super) fn with_entries(submissions: u32, completions: u32) -> io::Result<Ring> {
-        // Newest first: the first leaves nothing behind when the process is killed, 6.1 runs
+        // Newest first: NO_MMAP leaves nothing behind when the process is killed, 6.1 runs
         // completions only when this thread asks, 5.19 without interrupting it.
         let in_own_memory = ring_memory::build(submissions, completions);
         let deferred = || {
@@ -99,15 +99,15 @@ impl Ring {
     /// Queues an entry; it reaches the kernel with the next [`Ring::enter`] at the latest.
     ///
     /// # Safety
-    /// All memory and descriptors that the entry names stay valid until its (last) completion was taken from
-    /// this ring, also when whoever pushed it goes away.
-    pub unsafe fn push(&mut self, entry: squeue::Entry) {
+    /// All memory and descriptors that the entry names stay valid until its (last) completion was
+    /// taken from this ring, even if the caller is dropped.
+    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry) {
         if self.backlog.is_empty() {
             // SAFETY: passed on from the caller.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
                 return;
             }
-            // A failure here is seen again by `enter`, which reports it.
+            // `enter` meets the same failure again, and reports it.
             let _ = self.ring.submit();
             // SAFETY: passed on from the caller.
             if unsafe { self.ring.submission().push(&entry) }.is_ok() {
@@ -117,12 +117,12 @@ impl Ring {
         self.backlog.push_back(entry);
     }
 
-    /// Submits what was pushed, waits until at least one completion is there or `wait` is over (none: does not
-    /// wait), and appends all completions to `events`.
+    /// Submits the pushed entries, waits until at least one completion is there or `wait` is over
+    /// (none: does not wait), and appends all completions to `events`.
     ///
     /// # Errors
-    /// Only those that leave the ring useless; interruptions and shortages are retried later.
-    pub fn enter(&mut self, wait: Option<Duration>, events: &mut Vec<RingEvent>) -> io::Result<()> {
+    /// Only errors that leave the ring useless; interruptions and shortages are retried later.
+    pub(crate) fn enter(&mut self, wait: Option<Duration>, events: &mut Vec<RingEvent>) -> io::Result<()> {
         self.drain_backlog();
         let wait = if self.backlog.is_empty() { wait } else { None };
         let result = match wait {
@@ -144,17 +144,15 @@ impl Ring {
             }
         };
         let before = events.len();
-        events.extend(self.ring.completion().map(|c| RingEvent {
-            user_data: c.user_data(),
-            result: c.result(),
-            more: io_uring::cqueue::more(c.flags()),
-        }));
+        events.extend(
+            self.ring.completion().map(|c| RingEvent { user_data: c.user_data(), result: c.result() }),
+        );
         match result {
             Ok(_) => Ok(()),
             Err(e) => match e.raw_os_error() {
-                // Timed out, interrupted, completions first: all normal.
+                // Timed out, interrupted, or completions came first: all normal.
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY) => Ok(()),
-                // Short of memory for a request: what is in flight must end first.
+                // No memory for a request: operations in flight must end first.
                 Some(libc::EAGAIN | libc::ENOMEM) => {
                     if events.len() == before {
                         polling::tell_short(e.raw_os_error().unwrap_or(libc::ENOMEM), "the reactor");
@@ -173,16 +171,16 @@ impl Ring {
     /// The memory stays mapped as long as the ring lives.
     ///
     /// # Errors
-    /// When it may not be locked (RLIMIT_MEMLOCK), or there are buffers already.
+    /// When the memory may not be locked (RLIMIT_MEMLOCK), or buffers are registered already.
     pub(super) unsafe fn register_buffers(&self, buffers: &[libc::iovec]) -> io::Result<()> {
         // SAFETY: passed on from the caller.
         unsafe { self.ring.submitter().register_buffers(buffers) }
     }
 
-    /// Lets the kernel have so many more threads than it has by default for what cannot be done without waiting. Where it
-    /// knows no such limit it has one of its own.
+    /// Raises the kernel's limit of worker threads for blocking operations by `more`. A kernel that
+    /// has no such setting has a limit of its own.
     pub(super) fn allow_workers(&self, more: u32) {
-        // The kernel answers with what was before; zeroes change nothing.
+        // The kernel answers with the previous limits; zeroes change nothing.
         let mut workers = [0, 0];
         if self.submitter_workers(&mut workers) {
             let default = *self.workers_default.get_or_init(|| workers[0]);

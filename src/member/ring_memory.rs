@@ -1,11 +1,11 @@
-//! An io_uring whose queues lie in memory of this process's own, not in that of the ring's file.
+//! An io_uring whose queues lie in memory of this process, not in that of the ring's file.
 //!
-//! Why: a mapping of the ring's file keeps the ring, and a process that was killed keeps its
-//! mappings as long as one of its threads waits for a filesystem. The ring would keep what it has
-//! requests for: sockets that listen, so that no other process can, and those of clients, which
-//! would not notice that they have no server any more.
+//! Why: a mapping of the ring's file keeps the ring, and a killed process keeps its mappings as
+//! long as one of its threads waits for a filesystem. The ring would keep everything that it has
+//! requests for: listening sockets, so that no other process can listen, and clients' sockets, so
+//! that clients would not notice that their server is gone.
 //!
-//! Invariants: what is built behaves as any other ring. Must not know what it is for.
+//! Invariant: the ring behaves as any other. Must not know what it is for.
 #![allow(unsafe_code)] // a system call and the memory that it is given; each block argues for itself
 
 use io_uring::{IoUring, Parameters};
@@ -16,7 +16,8 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 /// Of linux/io_uring.h: CQSIZE, COOP_TASKRUN, SINGLE_ISSUER, DEFER_TASKRUN, NO_MMAP.
 const FLAGS: u32 = 1 << 3 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14;
 
-/// Where in a ring's file the submission entries are, and so in the file that stands for it: IORING_OFF_SQES.
+/// Offset of the submission entries in a ring's file, and so in the file that stands for it:
+/// IORING_OFF_SQES.
 const ENTRIES_AT: usize = 0x1000_0000;
 
 /// Bytes of a submission entry, of a completion entry, and of an index of the first.
@@ -31,7 +32,8 @@ const NO_EXEC: MFdFlags = MFdFlags::from_bits_retain(8);
 /// Unit of mappings; the kernel's header of the queues needs less.
 const PAGE: usize = 4096;
 
-/// `struct io_sqring_offsets`, and `struct io_cqring_offsets`, which has other names in the same places.
+/// `struct io_sqring_offsets`, and `struct io_cqring_offsets`, which has other names in the same
+/// places.
 #[repr(C)]
 #[derive(Default)]
 struct Offsets {
@@ -56,7 +58,8 @@ const _: () = assert!(size_of::<Setup>() == size_of::<Parameters>());
 /// Builds a ring.
 ///
 /// # Errors
-/// When the kernel cannot do it (IORING_SETUP_NO_MMAP, for queues of many pages), or what it takes is not to be had.
+/// When the kernel cannot do it (IORING_SETUP_NO_MMAP, for queues of many pages), or lacks a
+/// resource.
 pub(super) fn build(submissions: u32, completions: u32) -> io::Result<IoUring> {
     let (entries, slots) =
         (submissions.next_power_of_two() as usize, completions.next_power_of_two() as usize);

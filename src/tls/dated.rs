@@ -1,8 +1,8 @@
-//! Judges peers' certificates only by CAs that are not past their time: the TLS library does not ask how long a CA
-//! that it is told to trust is valid.
+//! Verifies peers' certificates only with CAs that have not expired: the TLS library does not ask
+//! how long a trusted CA is valid.
 //!
-//! Invariant: a certificate that only a CA vouches for which had expired at the time of verification is refused.
-//! Must not know files.
+//! Invariant: a certificate is refused if every CA that signs it had expired at the time of
+//! verification. Must not know files.
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -14,35 +14,35 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A CA, and its last second since 1970.
+/// The last second of a CA, since 1970, and its certificate.
 pub(super) type DatedCa = (u64, CertificateDer<'static>);
 
-/// Makes what judges by these CAs.
+/// Makes a verifier that trusts these CAs.
 type Make<V> = dyn Fn(RootCertStore) -> Result<Arc<V>, Error> + Send + Sync;
 
-/// Judges by the CAs that have not expired when it is asked.
+/// Verifies with the CAs that have not expired at the time of the call.
 pub(super) struct Dated<V: ?Sized> {
-    /// In the order in which they expire.
+    /// In order of expiry.
     cas: Vec<DatedCa>,
     make: Box<Make<V>>,
     /// Judges by all of them.
     all: Arc<V>,
-    /// Judges without so many of the first, as of the last time that some had expired.
+    /// How many of the first CAs had expired at the last rebuild, and the verifier without them.
     later: Mutex<Option<(usize, Arc<V>)>>,
 }
 
 impl<V: ?Sized> Dated<V> {
     /// # Errors
-    /// What `make` says of all of them.
+    /// The error of `make` for all CAs.
     pub(super) fn new(mut cas: Vec<DatedCa>, make: Box<Make<V>>) -> Result<Dated<V>, Error> {
         cas.sort_by_key(|(end, _)| *end);
         let all = make(roots(&cas)?)?;
         Ok(Dated { cas, make, all, later: Mutex::default() })
     }
 
-    /// Judges by all CAs, and then, where some have expired, by the others alone.
+    /// Verifies with all CAs, and then, where some have expired, with the others alone.
     fn judge<T>(&self, now: UnixTime, by: impl Fn(&V) -> Result<T, Error>) -> Result<T, Error> {
-        // First for what else is wrong.
+        // All CAs first, so that other faults are reported as such.
         let verified = by(&self.all)?;
         let expired = self.cas.partition_point(|(end, _)| *end < now.as_secs());
         let Some((last_end, _)) = self.cas[..expired].last() else { return Ok(verified) };

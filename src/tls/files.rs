@@ -1,7 +1,7 @@
 //! Certificates, keys and revocation lists from PEM files.
 //!
-//! Invariants: every error names the file and what is wrong with it; a key that others than its owner and group may
-//! read is not used. Must not know what the files are for.
+//! Invariants: every error names the file and what is wrong with it; a key that users outside its
+//! owner and group may read is refused. Must not know what the files are for.
 
 use super::key_kind::{KeyKind, USABLE_KEYS};
 use super::peer::PeerNames;
@@ -15,23 +15,23 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use x509_cert::der::Decode;
 
-/// Longest file that is read: a revocation list of a hundred thousand certificates has half of that.
+/// Longest file that is read: a revocation list of a hundred thousand certificates is half as long.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileRole {
-    /// The own certificate, with those that lead from it to the root.
+    /// The own certificate, with the chain from it to the root.
     Certificate,
     /// The private key of the own certificate.
     Key,
-    /// The certificates that are trusted to sign those of peers.
+    /// The CAs that sign peers' certificates.
     Ca,
-    /// Certificates of peers that are trusted no more.
+    /// Revoked certificates of peers.
     Crl,
 }
 
-/// A certificate in a file, and when it ends.
+/// A certificate in a file, and when it expires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFacts {
     /// What its file is for.
@@ -48,7 +48,7 @@ pub struct CertificateFacts {
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {fault}", shown(file))]
 pub struct TlsFileError {
-    /// What it was to be used for.
+    /// What the file is used for.
     pub role: FileRole,
     /// Its path.
     pub file: PathBuf,
@@ -65,7 +65,7 @@ pub enum FileFault {
     /// It is not PEM, or damaged.
     #[error("is not sound PEM: {0}")]
     Pem(String),
-    /// It is PEM, or anything else, without what is needed.
+    /// The file has no PEM section of the needed kind.
     #[error("holds no {what} in PEM form ('-----BEGIN {label}-----')")]
     Nothing {
         /// What was looked for.
@@ -92,7 +92,7 @@ pub enum FileFault {
     /// A certificate, key or list that is damaged or of an unknown kind.
     #[error("{0}")]
     Unusable(String),
-    /// The key is sound, and of a kind that cannot be used.
+    /// The key is intact, and of a kind that cannot be used.
     #[error("the key is {0}, which cannot be used here: use {USABLE_KEYS}")]
     UnusableKey(KeyKind),
     /// The key belongs to another certificate.
@@ -101,7 +101,7 @@ pub enum FileFault {
         /// The certificate's file.
         certificate: PathBuf,
     },
-    /// Revocation lists of CAs that nobody asks about.
+    /// Revocation lists of CAs that are not trusted here.
     #[error(
         "holds no revocation list of a CA in {}, and every client would be refused: name the list of that CA, or leave it out",
         shown(ca)
@@ -110,13 +110,13 @@ pub enum FileFault {
         /// The file of the CAs.
         ca: PathBuf,
     },
-    /// The certificate is past its time.
+    /// The certificate has expired.
     #[error("the certificate expired {} ago: renew it", Ago(*seconds))]
     Expired {
         /// Since when.
         seconds: u64,
     },
-    /// The certificate is ahead of its time.
+    /// The certificate is not valid yet.
     #[error("the certificate becomes valid only in {}: check this host's clock", Ago(*seconds))]
     NotYetValid {
         /// Until when.
@@ -124,7 +124,7 @@ pub enum FileFault {
     },
 }
 
-/// Seconds as people count them.
+/// A time in the units that people use.
 struct Ago(u64);
 
 impl fmt::Display for Ago {
@@ -159,7 +159,7 @@ impl Source<'_> {
         self.all("certificate", "CERTIFICATE", &self.read()?)
     }
 
-    /// What is known of the certificates in the file, in its order.
+    /// Subject and expiry of the certificates in the file, in its order.
     pub(super) fn facts(self) -> Result<Vec<CertificateFacts>, TlsFileError> {
         let facts = |certificate: &CertificateDer<'_>| {
             let parsed = self.parse(certificate)?;
@@ -179,7 +179,8 @@ impl Source<'_> {
         self.all("certificate revocation list", "X509 CRL", &self.read()?)
     }
 
-    /// The subjects of those of these CAs of which there is none of these revocation lists, which are in this file.
+    /// The subjects of those of these CAs that none of these revocation lists, which are in this
+    /// file, is from.
     pub(super) fn not_covered(
         self,
         lists: &[CertificateRevocationListDer<'_>],
@@ -214,7 +215,7 @@ impl Source<'_> {
         }
     }
 
-    /// Refuses a certificate that no peer would accept at this time.
+    /// Refuses a certificate that is not valid now.
     pub(super) fn check_validity(self, certificate: &CertificateDer<'_>) -> Result<(), TlsFileError> {
         let parsed = self.parse(certificate)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
@@ -229,7 +230,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The last second of a certificate since 1970; that of one that cannot be parsed never comes.
+    /// The last second of a certificate, since 1970; the end of time for one that cannot be parsed.
     pub(super) fn end(self, certificate: &CertificateDer<'_>) -> u64 {
         let end = self.parse(certificate).map(|parsed| parsed.tbs_certificate.validity.not_after);
         end.map_or(u64::MAX, |end| end.to_unix_duration().as_secs())
@@ -259,7 +260,7 @@ impl Source<'_> {
                 format!("the line '{}' is missing", text(end_marker))
             }
             pem::Error::IllegalSectionStart { line } => format!("a section starts with '{}'", text(line)),
-            // What the line says may be a part of a key.
+            // The line is not quoted: it may be part of a key.
             pem::Error::Base64Decode(_) => "a section is damaged (base64)".into(),
             other => other.to_string(),
         }))
@@ -276,8 +277,8 @@ impl Source<'_> {
     }
 }
 
-/// Whether a PEM file holds an encrypted key: in the form of PKCS#8, or with the headers of RFC 1421, which no parser of plain
-/// keys takes.
+/// Whether a PEM file holds an encrypted key, either in PKCS#8 form or with the headers of RFC
+/// 1421, which no parser of plain keys takes.
 fn is_encrypted(pem: &[u8]) -> bool {
     let marks: [&[u8]; 2] = [b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"\nProc-Type: 4,ENCRYPTED"];
     marks.iter().any(|mark| pem.windows(mark.len()).any(|window| window == *mark))

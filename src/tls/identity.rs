@@ -1,6 +1,8 @@
-//! Who this host is to TLS peers and whom it trusts, for both halves: files to configurations of rustls.
+//! The identity of this host towards TLS peers and the CAs that it trusts, for both halves: makes
+//! configurations of rustls from files.
 //!
-//! TLS 1.3 and 1.2 with the cipher suites that rustls considers safe, by the provider `ring`. Must not know sockets.
+//! TLS 1.3 and 1.2 with the cipher suites that rustls considers safe, by the provider `ring`. Must
+//! not know sockets.
 
 use super::dated::{Dated, DatedCa};
 use super::files::{CertificateFacts, FileFault, FileRole, Source, TlsFileError};
@@ -21,11 +23,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// The files of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerFiles {
-    /// Its certificate and those that lead to the root, PEM.
+    /// Its certificate and the chain to the root, PEM.
     pub certificate: PathBuf,
-    /// The private key of the certificate, PEM, not readable for everybody.
+    /// The private key of the certificate, PEM; not readable for everybody.
     pub key: PathBuf,
-    /// The CA that signs clients' certificates, PEM. Given, clients must have such a certificate.
+    /// The CA that signs clients' certificates, PEM. If given, each client must present such a
+    /// certificate.
     pub client_ca: Option<PathBuf>,
     /// Clients' certificates that were revoked, PEM; needs `client_ca`.
     pub crl: Option<PathBuf>,
@@ -38,7 +41,7 @@ pub struct ClientFiles {
     pub ca: PathBuf,
     /// The own certificate and its key, PEM, for servers that demand them.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the server's certificate must have, where that is not the host that is connected to.
+    /// The name that the server's certificate must have, where it is not the host of the URI.
     pub server_name: Option<String>,
 }
 
@@ -48,11 +51,11 @@ pub struct ServerTls {
     current: RwLock<Arc<Current>>,
 }
 
-/// What the files came to when they were last read.
+/// The configuration from the last reading of the files.
 #[derive(Debug)]
 pub(super) struct Current {
     pub(super) config: Arc<ServerConfig>,
-    /// Judges clients' certificates; none where they need none.
+    /// Verifies clients' certificates; none where clients need none.
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
@@ -65,7 +68,7 @@ impl Current {
 }
 
 impl ServerFiles {
-    /// What is known of the own certificates and of the CA's.
+    /// Facts about the own certificates and the CA's.
     ///
     /// # Errors
     /// The first file that cannot be used, and why.
@@ -74,8 +77,8 @@ impl ServerFiles {
         facts(own.into_iter().chain(self.client_ca.as_ref().map(|file| (FileRole::Ca, file))))
     }
 
-    /// What is to be known of files that can be used, a line each: CAs without a revocation list where others have one, whose
-    /// clients are all refused.
+    /// Warnings about files that can be used, a line each: a CA without a revocation list beside
+    /// CAs with one, since all its clients are refused.
     ///
     /// # Errors
     /// The first file that cannot be used, and why.
@@ -94,8 +97,8 @@ impl ServerFiles {
         Ok(without.into_iter().map(line).collect())
     }
 
-    /// Every file that cannot be used, and why. How two files go together is looked at where each
-    /// of them is sound.
+    /// Every file that cannot be used, and why. Files that belong together are compared where each
+    /// is valid by itself.
     #[must_use]
     pub fn problems(&self) -> Vec<TlsFileError> {
         let own = identity_problems(&self.certificate, &self.key);
@@ -110,7 +113,7 @@ impl ServerFiles {
 }
 
 impl ClientFiles {
-    /// What is known of the own certificates and of the CA's.
+    /// Facts about the own certificates and the CA's.
     ///
     /// # Errors
     /// The first file that cannot be used, and why.
@@ -119,8 +122,8 @@ impl ClientFiles {
         facts(own.into_iter().chain([(FileRole::Ca, &self.ca)]))
     }
 
-    /// Every file that cannot be used, and why. How two files go together is looked at where all
-    /// are sound.
+    /// Every file that cannot be used, and why. Files that belong together are compared where all
+    /// are valid.
     #[must_use]
     pub fn problems(&self) -> Vec<TlsFileError> {
         let own = self.identity.as_ref().map(|(certificate, key)| identity_problems(certificate, key));
@@ -130,7 +133,7 @@ impl ClientFiles {
     }
 }
 
-/// What is wrong with files, each by itself, or else together.
+/// Problems of single files, or else of files together.
 fn or_together(
     problems: Vec<TlsFileError>,
     together: impl FnOnce() -> Result<(), TlsFileError>,
@@ -138,7 +141,7 @@ fn or_together(
     if problems.is_empty() { together().err().into_iter().collect() } else { problems }
 }
 
-/// What is wrong with a certificate and with its key, each by itself.
+/// Problems of a certificate and of its key, each by itself.
 fn identity_problems(certificate: &Path, key: &Path) -> Vec<TlsFileError> {
     let own = Source { role: FileRole::Certificate, file: certificate };
     let chain = own.certificates().and_then(|chain| own.check_validity(&chain[0]));
@@ -169,22 +172,22 @@ impl ServerTls {
         Ok(ServerTls { current: RwLock::new(Arc::new(Current::load(files)?)) })
     }
 
-    /// Goes on with what another one was loaded from. New connections use it; ask [`ServerTls::trusts`] about
-    /// the others.
+    /// Takes over the configuration of `fresh`. New connections use it; for the others ask
+    /// [`ServerTls::trusts`].
     pub fn renew(&self, fresh: &ServerTls) {
         let fresh = fresh.current();
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
     }
 
-    /// Whether clients must prove who they are.
+    /// Whether clients must present certificates.
     #[must_use]
     pub fn demands_certificates(&self) -> bool {
         self.current().verifier.is_some()
     }
 
-    /// Whether a client that was let in would be let in by the files as they are now: its CA is still
-    /// trusted, and its certificate is not revoked. That the certificate has expired since does not count.
-    /// Does cryptography.
+    /// Whether the present files would let a client in that was let in before: its CA is still
+    /// trusted, and its certificate is not revoked. A certificate that has expired since still
+    /// counts. Does cryptography.
     ///
     /// # Errors
     /// Why not.
@@ -226,7 +229,7 @@ impl ClientTls {
         Ok(ClientTls { config: Arc::new(config), server_name: files.server_name.clone() })
     }
 
-    /// The same, for a server whose certificate has this name.
+    /// The same configuration, for a server whose certificate has this name.
     #[must_use]
     pub fn for_server(&self, name: &str) -> ClientTls {
         ClientTls { config: Arc::clone(&self.config), server_name: Some(name.to_owned()) }
@@ -243,11 +246,11 @@ impl ClientTls {
     }
 }
 
-/// Checks that a certificate of a server could have this name.
+/// Checks that a server's certificate can have this name.
 ///
 /// # Errors
 /// Why it could not.
-pub fn check_server_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_server_name(name: &str) -> Result<(), String> {
     server_name(name).map(drop)
 }
 
@@ -260,7 +263,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// What judges clients' certificates; none where they need none.
+/// The verifier of clients' certificates; none where clients need none.
 fn client_verifier(files: &ServerFiles) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsFileError> {
     let Some(path) = &files.client_ca else { return Ok(None) };
     let ca = Source { role: FileRole::Ca, file: path };
@@ -275,17 +278,17 @@ fn client_verifier(files: &ServerFiles) -> Result<Option<Arc<dyn ClientCertVerif
     }
     let make = move |roots: RootCertStore| -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
-        // Without lists it is as if none were named.
+        // A file without lists counts as no file.
         let built = verifier.with_crls(lists.clone()).build();
         let verifier = built.map_err(|error| Error::General(error.to_string()))?;
         Ok(verifier)
     };
-    // The CA was checked; what is left to be wrong is the list.
+    // The CA was checked before, so the fault is in the list.
     let verifier = Dated::<dyn ClientCertVerifier>::new(cas, Box::new(make));
     Ok(Some(Arc::new(verifier.map_err(|error| crl.unwrap_or(ca).unusable(error))?)))
 }
 
-/// What judges servers' certificates.
+/// The verifier of servers' certificates.
 fn server_verifier(ca: Source<'_>) -> Result<Arc<dyn ServerCertVerifier>, TlsFileError> {
     let make = |roots: RootCertStore| -> Result<Arc<dyn ServerCertVerifier>, Error> {
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
@@ -318,7 +321,7 @@ fn server_config(
     Ok(config)
 }
 
-/// A certificate that is valid now, those behind it, and the key.
+/// A certificate that is valid now, its chain, and the key.
 fn identity(
     certificate: &Path,
     key: &Path,
@@ -338,13 +341,13 @@ fn key_error(error: Error, kind: KeyKind, certificate: &Path, key: &Path) -> Tls
         Error::InvalidCertificate(_) => {
             Source { role: FileRole::Certificate, file: certificate }.unusable(error)
         }
-        // The library only says that it knows no such key.
+        // The library's error does not say more than that it does not know the key.
         _ if !kind.is_usable() => key.fault(FileFault::UnusableKey(kind)),
         other => key.unusable(format_args!("the key cannot be used: {other}")),
     }
 }
 
-/// The CAs in the file, each of which can be trusted, and when they end.
+/// The CAs in the file, each of which can be trusted, and their last seconds.
 fn dated_cas(ca: Source<'_>) -> Result<Vec<DatedCa>, TlsFileError> {
     let dated = |(index, certificate): (usize, CertificateDer<'static>)| {
         RootCertStore::empty().add(certificate.clone()).map_err(|error| {

@@ -1,6 +1,8 @@
-//! What kind of key a private key is, for people: the TLS library says of one that it does not take only that it does not.
+//! Tells people what kind of key a private key is: the TLS library says only that it does not take
+//! a key.
 //!
-//! Reads the outer form of RFC 5208 (PKCS#8), RFC 8017 (PKCS#1) and RFC 5915 (SEC1). Must not know what a key is used for.
+//! Reads the outer form of RFC 5208 (PKCS#8), RFC 8017 (PKCS#1) and RFC 5915 (SEC1). Must not know
+//! what a key is used for.
 
 use rustls::pki_types::PrivateKeyDer;
 use std::fmt;
@@ -9,7 +11,7 @@ use x509_cert::der::{Decode, Reader, SliceReader};
 use x509_cert::spki::AlgorithmIdentifierRef;
 
 /// The keys that the TLS library (rustls with ring) takes.
-pub const USABLE_KEYS: &str = "RSA of 2048, 3072 or 4096 bits, ECDSA with P-256 or P-384, or Ed25519";
+pub(super) const USABLE_KEYS: &str = "RSA of 2048, 3072 or 4096 bits, ECDSA with P-256 or P-384, or Ed25519";
 
 /// Sizes of RSA keys that the library takes, in bits.
 const RSA_BITS: [usize; 3] = [2048, 3072, 4096];
@@ -26,7 +28,7 @@ const CURVES: [(ObjectIdentifier, &str, bool); 4] = [
     (ObjectIdentifier::new_unwrap("1.3.132.0.10"), "secp256k1", false),
 ];
 
-/// Algorithms by their identifiers that the library does not take, and that people use.
+/// Algorithms in use that the library does not take, by their identifiers.
 const OTHERS: [(ObjectIdentifier, &str); 3] = [
     (ObjectIdentifier::new_unwrap("1.2.840.10040.4.1"), "a DSA key"),
     (ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.10"), "an RSA-PSS key"),
@@ -36,7 +38,7 @@ const OTHERS: [(ObjectIdentifier, &str); 3] = [
 /// What kind of key it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// RSA with a modulus of so many bits.
+    /// RSA with a modulus of this many bits.
     Rsa(usize),
     /// A key of an elliptic curve.
     Curve(ObjectIdentifier),
@@ -57,7 +59,8 @@ impl KeyKind {
         kind.unwrap_or(KeyKind::Unreadable)
     }
 
-    /// Whether the library takes keys of this kind, or what is wrong is something else.
+    /// Whether the library takes keys of this kind. If it does, the fault of the key is another
+    /// one.
     pub(super) fn is_usable(self) -> bool {
         match self {
             KeyKind::Rsa(bits) => RSA_BITS.contains(&bits),
@@ -85,7 +88,7 @@ impl fmt::Display for KeyKind {
     }
 }
 
-/// Of a sequence, what comes first; the rest is not looked at.
+/// The first element of a sequence; the rest is not read.
 fn first_of<'d, T>(
     der: &'d [u8],
     read: impl FnOnce(&mut SliceReader<'d>) -> x509_cert::der::Result<T>,

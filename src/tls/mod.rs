@@ -1,9 +1,9 @@
-//! TLS of the NBD connections, for the server and the client half: certificates and keys from files, and pumps that
-//! carry one connection between its network socket and a plain one.
+//! TLS of the NBD connections, for the server and the client half: certificates and keys from
+//! files, and pumps that carry one connection between its network socket and a plain one.
 //!
-//! Whoever speaks NBD (the reactor, a remote member) never does cryptography. When both sides have agreed on STARTTLS
-//! it hands the connected socket to [`Pumps::serve`] or [`Pumps::connect`] and goes on with the socket that it gets
-//! back, on which everything is plain:
+//! The users of NBD (the reactor, a remote member) never do cryptography. When both sides have
+//! agreed on STARTTLS, they hand the connected socket to [`Pumps::serve`] or [`Pumps::connect`] and
+//! continue on the socket that they get back, on which everything is plain:
 //!
 //! ```no_run
 //! # use calpe::tls::{ClientFiles, ClientTls, Pumps};
@@ -17,12 +17,14 @@
 //! # }
 //! ```
 //!
-//! Invariants: no byte is handed on that TLS did not authenticate; memory per connection is bounded both ways, so that
-//! back-pressure passes through; a peer that stalls, lies or vanishes costs its own connection and one thread; a plain
-//! socket never outlives its network. Sessions are not resumed: every connection proves itself anew, to the files as
-//! they are. Keys appear in no message. Must not know NBD, the reactor, or where configurations come from.
+//! Invariants: no byte is passed on that TLS did not authenticate; memory per connection is bounded
+//! both ways, so that back-pressure passes through; a peer that stalls, lies or vanishes costs its
+//! own connection and one thread; a plain socket never outlives its network. Sessions are not
+//! resumed: every connection is verified anew, with the present files. Keys appear in no message.
+//! Must not know NBD, the reactor, or where configurations come from.
 //!
-//! Pre-shared keys (TLS-PSK, `tls-psk` of other NBD software) are not served: rustls has no external PSK.
+//! Pre-shared keys (TLS-PSK, `tls-psk` of other NBD software) are not served: rustls has no
+//! external PSK.
 
 mod dated;
 mod files;
@@ -31,13 +33,16 @@ mod key_kind;
 mod peer;
 mod pump;
 mod refusals;
+mod stars;
 mod subject;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use files::{CertificateFacts, FileFault, FileRole, TlsFileError};
-pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls, check_server_name};
-pub use key_kind::KeyKind;
-pub use peer::{PATTERNS_MAX, Peer, PeerNames, PeerPattern, PeerRules, Right};
-pub use pump::{Goodbye, ProvenPeer, Pumps, TlsFailure, Tunnel};
-pub use refusals::tell_left_out;
+pub use files::TlsFileError;
+pub(crate) use files::{CertificateFacts, FileRole};
+pub use identity::{ClientFiles, ClientTls};
+pub(crate) use identity::{ServerFiles, ServerTls, check_server_name};
+pub(crate) use peer::{PATTERNS_MAX, Peer, PeerPattern, PeerRules, Right};
+pub(crate) use pump::{Goodbye, ProvenPeer, TlsFailure};
+pub use pump::{Pumps, Tunnel};
+pub(crate) use refusals::tell_left_out;

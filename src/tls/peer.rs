@@ -1,9 +1,10 @@
-//! What the certificate of a peer says of it, and patterns on that: which peers may do what.
+//! The names in a peer's certificate, and patterns on them: which peers may do what.
 //!
-//! Invariants: a pattern matches the whole of a name, never a part of it; `*` never reaches beyond the
-//! component that it stands in; a name that cannot be read matches nothing but "every certificate". Pure.
-//! Must not know volumes.
+//! Invariants: a pattern matches the whole of a name, never a part of it; `*` never reaches beyond
+//! the component that it stands in; a name that cannot be read matches nothing but "every
+//! certificate". Pure. Must not know volumes.
 
+use super::stars::matches_stars;
 use super::subject::Subject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use std::fmt;
@@ -16,21 +17,23 @@ use x509_cert::der::{Decode, Tag, Tagged};
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 
-/// Longest pattern, in bytes: the longest name that certificate authorities sign is a URI of some hundred.
-pub const PATTERN_BYTES_MAX: usize = 1024;
+/// Longest pattern, in bytes: the longest names that certificate authorities sign, URIs, have some
+/// hundred.
+pub(super) const PATTERN_BYTES_MAX: usize = 1024;
 
-/// Most patterns of one list: they are gone through whenever a client looks for an export.
-pub const PATTERNS_MAX: usize = 256;
+/// Most patterns of one list: all are tried whenever a client looks for an export.
+pub(crate) const PATTERNS_MAX: usize = 256;
 
 /// commonName.
 const COMMON_NAME: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.4.3");
 
-/// A peer that proved that its certificate is its own.
+/// A peer that has proved that its certificate is its own.
 #[derive(Debug)]
 pub struct Peer {
     /// Its certificate first.
     pub(super) chain: Vec<CertificateDer<'static>>,
-    /// When its certificate was verified: what expires later does not end what began before.
+    /// When its certificate was verified: a certificate that expires later does not end the
+    /// connection.
     pub(super) since: UnixTime,
     names: PeerNames,
 }
@@ -48,7 +51,7 @@ impl Peer {
         Peer::new(self.chain.clone(), since)
     }
 
-    /// What its certificate calls it.
+    /// The names in its certificate.
     #[must_use]
     pub fn names(&self) -> &PeerNames {
         &self.names
@@ -58,7 +61,7 @@ impl Peer {
 /// The names in a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerNames {
-    /// The subject as RFC 4514 writes it: the last part of the name first, "CN=client one,O=Example".
+    /// The subject as RFC 4514 writes it, last component first: "CN=client one,O=Example".
     pub subject: String,
     common: Vec<String>,
     dns: Vec<String>,
@@ -76,15 +79,16 @@ impl fmt::Display for PeerNames {
 }
 
 impl PeerNames {
-    /// The names of a certificate; none where it cannot be read, which rustls would not have accepted.
+    /// The names in a certificate; none where it cannot be parsed, which rustls would not have
+    /// accepted.
     pub(super) fn read(certificate: &CertificateDer<'_>) -> PeerNames {
         let Ok(certificate) = x509_cert::Certificate::from_der(certificate) else {
             return PeerNames::default();
         };
         let tbs = certificate.tbs_certificate;
         let mut names = PeerNames { subject: tbs.subject.to_string(), ..PeerNames::default() };
-        let parts = tbs.subject.0.iter().flat_map(|rdn| rdn.0.iter());
-        names.common = parts.filter(|part| part.oid == COMMON_NAME).filter_map(text).collect();
+        let components = tbs.subject.0.iter().flat_map(|rdn| rdn.0.iter());
+        names.common = components.filter(|component| component.oid == COMMON_NAME).filter_map(text).collect();
         if let Ok(Some((_, SubjectAltName(alternatives)))) = tbs.get::<SubjectAltName>() {
             for alternative in alternatives {
                 match alternative {
@@ -99,8 +103,8 @@ impl PeerNames {
     }
 }
 
-fn text(part: &AttributeTypeAndValue) -> Option<String> {
-    let value = &part.value;
+fn text(component: &AttributeTypeAndValue) -> Option<String> {
+    let value = &component.value;
     Some(match value.tag() {
         Tag::Utf8String => Utf8StringRef::try_from(value).ok()?.as_str().to_owned(),
         Tag::PrintableString => PrintableStringRef::try_from(value).ok()?.as_str().to_owned(),
@@ -110,7 +114,7 @@ fn text(part: &AttributeTypeAndValue) -> Option<String> {
     })
 }
 
-/// What a pattern looks at.
+/// The kind of name that a pattern is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Any,
@@ -121,12 +125,13 @@ enum Kind {
     Email,
 }
 
-/// A pattern on the names of a certificate, as configurations write it; docs/tls.md has the grammar.
+/// A pattern on the names of a certificate, as configurations write it; docs/tls.md has the
+/// grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerPattern {
     kind: Kind,
-    parts: Vec<String>,
-    /// Of a pattern on the subject.
+    components: Vec<String>,
+    /// For a pattern on the subject.
     subject: Subject,
 }
 
@@ -138,7 +143,7 @@ impl FromStr for PeerPattern {
             return Err(format!("a pattern of {} bytes: at most {PATTERN_BYTES_MAX}", text.len()));
         }
         if text == "*" {
-            return Ok(PeerPattern { kind: Kind::Any, parts: Vec::new(), subject: Subject::default() });
+            return Ok(PeerPattern { kind: Kind::Any, components: Vec::new(), subject: Subject::default() });
         }
         let kinds = [
             ("CN", Kind::Common),
@@ -169,14 +174,14 @@ impl FromStr for PeerPattern {
         }
         if kind == Kind::Subject {
             let subject = Subject::pattern(rest)?;
-            return Ok(PeerPattern { kind, parts: Vec::new(), subject });
+            return Ok(PeerPattern { kind, components: Vec::new(), subject });
         }
-        Ok(PeerPattern { kind, parts: components(kind, rest), subject: Subject::default() })
+        Ok(PeerPattern { kind, components: components(kind, rest), subject: Subject::default() })
     }
 }
 
 impl PeerPattern {
-    /// Whether one of the names is of this pattern.
+    /// Whether one of the names matches this pattern.
     #[must_use]
     pub fn matches(&self, names: &PeerNames) -> bool {
         let list: &[String] = match self.kind {
@@ -188,18 +193,21 @@ impl PeerPattern {
             Kind::Email => &names.email,
         };
         list.iter().any(|name| {
-            let parts = components(self.kind, name);
-            parts.len() == self.parts.len()
-                && parts.iter().zip(&self.parts).all(|(part, pattern)| glob(pattern, part))
+            let components = components(self.kind, name);
+            components.len() == self.components.len()
+                && components
+                    .iter()
+                    .zip(&self.components)
+                    .all(|(component, pattern)| glob(pattern, component))
         })
     }
 }
 
-/// The components of a name, in a form in which equal ones have equal bytes.
+/// The components of a name, normalised so that equal components have equal bytes.
 fn components(kind: Kind, name: &str) -> Vec<String> {
     match kind {
         Kind::Any | Kind::Common | Kind::Subject => vec![name.to_owned()],
-        // Names of hosts have no case.
+        // Host names are case-insensitive.
         Kind::Dns => name.to_ascii_lowercase().split('.').map(str::to_owned).collect(),
         Kind::Uri => name.split('/').map(str::to_owned).collect(),
         // Only the host has none.
@@ -213,33 +221,12 @@ fn components(kind: Kind, name: &str) -> Vec<String> {
     }
 }
 
-/// Whether `*`s of the pattern can stand for something that makes it the text.
+/// Whether the pattern, in which each `*` stands for any characters, matches the text.
 fn glob(pattern: &str, text: &str) -> bool {
     matches_stars(pattern.as_bytes(), text.as_bytes(), &b'*')
 }
 
-/// The same of lists. Takes the product of their lengths at most.
-pub(super) fn matches_stars<T: PartialEq>(pattern: &[T], text: &[T], any: &T) -> bool {
-    let (mut p, mut t) = (0, 0);
-    // The last `*`, and how far what it stands for reaches.
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        if pattern.get(p) == Some(any) {
-            star = Some((p, t));
-            p += 1;
-        } else if pattern.get(p) == Some(&text[t]) {
-            (p, t) = (p + 1, t + 1);
-        } else if let Some((at, reach)) = star {
-            star = Some((at, reach + 1));
-            (p, t) = (at + 1, reach + 1);
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|item| item == any)
-}
-
-/// What a client may do with an export, the less first.
+/// What a client may do with an export; the weaker right first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
     /// Read.
@@ -248,19 +235,19 @@ pub enum Right {
     Write,
 }
 
-/// Which certificates may do what.
+/// Which certificates give which right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerRules {
-    /// Those may read and write.
+    /// These certificates may read and write.
     pub write: Vec<PeerPattern>,
     /// Those may read.
     pub read: Vec<PeerPattern>,
-    /// What these other rules do not grant, nobody may do.
+    /// Other rules that must grant a right, too.
     pub within: Option<Box<PeerRules>>,
 }
 
 impl PeerRules {
-    /// What a peer may do; none: nothing, and it is not to know that there is anything.
+    /// The right of a peer; with none, the peer must not learn that the export exists.
     #[must_use]
     pub fn right_of(&self, names: &PeerNames) -> Option<Right> {
         let listed = |list: &[PeerPattern]| list.iter().any(|pattern| pattern.matches(names));
@@ -272,7 +259,7 @@ impl PeerRules {
         }
     }
 
-    /// Both of these: what one of them does not grant, nobody may do.
+    /// These rules and `other`: a right needs both.
     #[must_use]
     pub fn both(&self, other: &PeerRules) -> PeerRules {
         let within = self.within.as_ref().map_or_else(|| other.clone(), |rules| rules.both(other));

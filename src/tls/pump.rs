@@ -1,9 +1,11 @@
-//! Pumps: a thread per connection that runs TLS between a network socket and one end of a plain socket pair.
+//! Pumps: a thread per connection that runs TLS between a network socket and one end of a plain
+//! socket pair.
 //!
-//! Invariants: what is held between the two sides is bounded by [`CHUNK_BYTES`] a stage, and a side is read only when
-//! what was read before has left. What TLS authenticated reaches the plain side in order; nothing else does. When the
-//! network is gone, the plain socket is shut down at once, with what it could not take: whoever reads it must not
-//! believe that a client is still there. The thread ends with either side, and in bounded time with a peer that does
+//! Invariants: what is held between the two sides is bounded by [`CHUNK_BYTES`] a stage, and a side
+//! is read only when the bytes read before have left. The bytes that TLS authenticated reach the
+//! plain side in order; no others do. When the network is gone, the plain socket is shut down at
+//! once, with the bytes that it could not take, so that its reader does not believe that a client
+//! is still there. The thread ends with either side, and within a time limit if the peer does
 //! nothing. Must not know NBD.
 
 use super::identity::{ClientTls, Current, ServerTls};
@@ -39,37 +41,39 @@ const STACK_BYTES: usize = 512 << 10;
 /// How long a peer may take for the TLS handshake; real ones need milliseconds.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
-/// How long a peer may take nothing of the last bytes after the plain side is closed.
+/// How long a peer may take none of the last bytes after the plain side is closed.
 const STALL_MAX: Duration = Duration::from_secs(2);
 
-/// How long a peer that has all last bytes is given to close, so that closing first does not destroy them on the way.
+/// How long a peer that has all last bytes is given to close first: closing earlier could destroy
+/// them on the way.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
-/// What a record that holds an alert begins with, and its length in bytes: TLS 1.3's, where alerts look like data, and
-/// TLS 1.2's with AES-GCM and with ChaCha20-Poly1305 (RFC 8446 5.2, RFC 5246 6.2.3.3, RFC 7905).
+/// The first bytes and the length of a record that holds an alert: TLS 1.3's, where alerts look
+/// like data, and TLS 1.2's with AES-GCM and with ChaCha20-Poly1305 (RFC 8446 5.2, RFC 5246
+/// 6.2.3.3, RFC 7905).
 const GOODBYES: [([u8; 5], usize); 3] =
     [([23, 3, 3, 0, 19], 24), ([21, 3, 3, 0, 26], 31), ([21, 3, 3, 0, 18], 23)];
 
-/// Pumps up to which a peer that failed is given the time to read why: with more, somebody may be trying to keep all of them
-/// busy.
+/// Number of pumps up to which a peer that failed gets time to read why. Beyond it, somebody may be
+/// trying to keep all pumps busy.
 const EXPLAINED_MAX: usize = 32;
 
-/// Why a connection by TLS ended other than in order.
+/// Why a TLS connection ended other than in order.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TlsFailure {
-    /// The peers did not agree, or one could not prove who it is.
+    /// The peers did not agree, or one could not prove its identity.
     #[error("the TLS handshake failed: {0}")]
     Handshake(rustls::Error),
-    /// The peer ended during the handshake without a word.
+    /// The peer closed during the handshake.
     #[error("the peer closed the connection during the TLS handshake")]
     HandshakeClosed,
-    /// The peer did not finish the handshake.
+    /// The peer did not finish the handshake in time.
     #[error("the peer took more than {} s for the TLS handshake", HANDSHAKE_MAX.as_secs())]
     HandshakeOverdue,
-    /// The peer did not accept this side.
+    /// The peer refused this side.
     #[error("the peer refused the connection by TLS: {0:?}")]
     Refused(rustls::AlertDescription),
-    /// Something that is not TLS, or was tampered with.
+    /// The bytes are not TLS, or were tampered with.
     #[error("the TLS stream is broken: {0}")]
     Stream(rustls::Error),
     /// The network connection ended before TLS did.
@@ -83,46 +87,47 @@ pub enum TlsFailure {
     Lost(Errno),
 }
 
-/// The plain end of a connection by TLS.
+/// The plain end of a TLS connection.
 #[derive(Debug)]
 pub struct Tunnel {
-    /// A connected unix stream socket; what is written to it arrives at the peer, and the other way round.
+    /// A connected unix stream socket: bytes written to it arrive at the peer, and the other way
+    /// round.
     pub socket: OwnedFd,
     failure: Arc<OnceLock<TlsFailure>>,
     goodbye: Goodbye,
     peer: ProvenPeer,
 }
 
-/// Who the client of a server's tunnel has proved to be; set before the first of its bytes comes out at the
-/// plain end, unless clients need no certificate.
+/// The client of a server's tunnel, once it has proved its identity. Set before the first byte of
+/// the client comes out at the plain end, unless clients need no certificate.
 #[derive(Clone, Debug, Default)]
 pub struct ProvenPeer(Arc<OnceLock<Arc<Peer>>>);
 
 impl ProvenPeer {
-    /// The client; none before it has proved who it is.
+    /// The client; none before it has proved its identity.
     #[must_use]
     pub fn get(&self) -> Option<&Arc<Peer>> {
         self.0.get()
     }
 }
 
-/// What a server's pump judges its client by.
+/// How a server's pump checks its client.
 struct Judge {
     tls: Arc<ServerTls>,
-    /// What the handshake began with.
+    /// The configuration that the handshake began with.
     begun_with: Arc<Current>,
     peer: ProvenPeer,
 }
 
 impl Judge {
-    /// Makes known who the client is. What it was let in by may have been replaced since its handshake began:
-    /// whoever replaces it asks for the clients that are known afterwards, so one of both sees a client that
-    /// is trusted no more.
+    /// Publishes the client's identity. The files may have been replaced since its handshake began.
+    /// A reload publishes its files first and then checks the clients that are known, so either the
+    /// reload or this call sees a client that is not trusted any more.
     fn established(&self, tls: &Connection) -> Result<(), rustls::Error> {
         if let Some(chain) = tls.peer_certificates() {
             let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
             let peer = Arc::new(Peer::new(chain, UnixTime::now()));
-            // Once only: a handshake ends once.
+            // The value is set once: a handshake ends once.
             let _ = self.peer.0.set(Arc::clone(&peer));
             let renewed = !Arc::ptr_eq(&self.begun_with, &self.tls.current());
             return if renewed { self.tls.trusts(&peer) } else { Ok(()) };
@@ -131,8 +136,8 @@ impl Judge {
     }
 }
 
-/// Whether the peer has said that nothing more comes from it, though what it said before may still be on its way to the
-/// plain end.
+/// Whether the peer has said that no more bytes come from it. Earlier bytes may still be on their
+/// way to the plain end.
 #[derive(Clone, Debug, Default)]
 pub struct Goodbye(Arc<AtomicBool>);
 
@@ -145,26 +150,26 @@ impl Goodbye {
 }
 
 impl Tunnel {
-    /// Why it ended, when TLS was the reason; told by the time that `socket` ends.
+    /// Why the tunnel ended, if TLS was the reason; set before `socket` ends.
     #[must_use]
     pub fn failure(&self) -> Option<&TlsFailure> {
         self.failure.get()
     }
 
-    /// What tells who the client is.
+    /// A handle on the client's identity.
     #[must_use]
     pub fn peer(&self) -> ProvenPeer {
         self.peer.clone()
     }
 
-    /// What tells of the peer's goodbye.
+    /// A handle on the peer's goodbye.
     #[must_use]
     pub fn goodbye(&self) -> Goodbye {
         self.goodbye.clone()
     }
 }
 
-/// Starts pumps, and knows how many run. Clones count together.
+/// Starts pumps and counts those that run. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Pumps(Arc<Running>);
 
@@ -189,7 +194,8 @@ impl Drop for Guard {
 }
 
 impl Pumps {
-    /// Runs TLS as a server on a connected socket, and returns its plain end. The handshake goes on by itself.
+    /// Runs TLS as a server on a connected socket, and returns the plain end. The handshake
+    /// continues in the pump's thread.
     ///
     /// # Errors
     /// When the system is out of descriptors or threads.
@@ -201,10 +207,12 @@ impl Pumps {
         self.start("tls-server", socket, connection.into(), Some(judge))
     }
 
-    /// Runs TLS as a client of the server at `host`, and returns its plain end. The handshake goes on by itself.
+    /// Runs TLS as a client of the server at `host`, and returns the plain end. The handshake
+    /// continues in the pump's thread.
     ///
     /// # Errors
-    /// When `host` is no name that a certificate could have, or the system is out of descriptors or threads.
+    /// When `host` is no name that a certificate can have, or the system is out of descriptors or
+    /// threads.
     pub fn connect(&self, socket: OwnedFd, tls: &ClientTls, host: &str) -> io::Result<Tunnel> {
         let name = tls.name_of(host)?;
         let connection = ClientConnection::new(tls.config(), name).map_err(io::Error::other)?;
@@ -217,7 +225,7 @@ impl Pumps {
         running_of(&self.0)
     }
 
-    /// Waits until all have ended, or `patience` is over. Returns whether all have.
+    /// Waits until all pumps have ended, or `patience` is over. Returns whether all have.
     pub fn wait(&self, patience: Duration) -> bool {
         let count = self.0.count.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.ended.wait_timeout_while(count, patience, |count| *count > 0);
@@ -233,7 +241,7 @@ impl Pumps {
     ) -> io::Result<Tunnel> {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
         for end in [&ours, &theirs] {
-            // The privileged form is not bound by the system's default maximum. Neither is vital.
+            // The privileged option is not bound by the system's default maximum. Neither is vital.
             if setsockopt(end, sockopt::SndBufForce, &PAIR_BUFFER_BYTES).is_err() {
                 let _ = setsockopt(end, sockopt::SndBuf, &PAIR_BUFFER_BYTES);
             }
@@ -246,7 +254,7 @@ impl Pumps {
         let guard = Guard(Arc::clone(&self.0));
         let pump = Pump::new(network, ours, tls, judge, goodbye);
         std::thread::Builder::new().name(thread.into()).stack_size(STACK_BYTES).spawn(move || {
-            // Dropped last, and also by a panic.
+            // The guard is dropped last, also by a panic.
             let guard = guard;
             pump.run(&failure, || running_of(&guard.0));
         })?;
@@ -254,7 +262,7 @@ impl Pumps {
     }
 }
 
-/// A socket that is never waited for.
+/// A socket whose calls do not block.
 #[derive(Debug)]
 struct Socket(OwnedFd);
 
@@ -286,7 +294,7 @@ impl Socket {
     }
 }
 
-/// Bytes on their way: filled at the end, emptied from the front.
+/// Bytes in transit: added at the end, taken from the front.
 #[derive(Debug)]
 struct Chunk {
     bytes: Box<[u8]>,
@@ -327,7 +335,7 @@ impl Chunk {
     }
 }
 
-/// What an attempt to read or write without waiting came to.
+/// Result of a read or write that does not block.
 enum Moved {
     Bytes(usize),
     End,
@@ -335,7 +343,7 @@ enum Moved {
     Wait,
 }
 
-/// Sorts out what a socket said.
+/// Sorts the results of a socket's calls.
 fn moved(result: io::Result<usize>) -> Result<Moved, Errno> {
     match result {
         Ok(0) => Ok(Moved::End),
@@ -354,21 +362,29 @@ struct Pump {
     judge: Option<Judge>,
     network: Socket,
     plain: Socket,
-    /// Received from the network, not yet opened.
+    /// Received from the network, not yet decrypted.
     arrived: Chunk,
-    /// Opened, for the plain side.
+    /// Decrypted, for the plain side.
     opened: Chunk,
-    /// From the plain side, to be sealed; empty between turns.
+    /// From the plain side, to be encrypted; empty between turns.
     outgoing: Chunk,
     begun: Instant,
     established: bool,
-    /// The peer's goodbye was authenticated: nothing more comes from it.
-    peer_done: bool,
-    /// Tells so at once.
+    /// Tells the owner of the plain end at once that the peer said goodbye.
     goodbye: Goodbye,
-    /// The plain side has been told so.
+    ends: Ends,
+    /// When the end that has begun is to be over.
+    deadline: Option<Instant>,
+}
+
+/// Which half of which side has ended, and who has been told.
+#[derive(Default)]
+struct Ends {
+    /// The peer's goodbye was authenticated: nothing more comes from the peer.
+    peer_done: bool,
+    /// The plain side has been told that nothing more comes from the peer.
     peer_done_told: bool,
-    /// The peer has ended its half in order, as it seems, in what was not received yet.
+    /// What was not received yet seems to end in a goodbye of the peer.
     peer_leaves: bool,
     /// The network has no more bytes.
     network_end: bool,
@@ -376,10 +392,8 @@ struct Pump {
     plain_end: bool,
     /// The plain side takes nothing any more.
     plain_gone: bool,
-    /// All that there was for the peer was sent, the goodbye included.
+    /// All bytes for the peer were sent, the goodbye included.
     said_all: bool,
-    /// When the end that has begun is to be over.
-    deadline: Option<Instant>,
 }
 
 impl Pump {
@@ -390,7 +404,7 @@ impl Pump {
         judge: Option<Judge>,
         goodbye: Goodbye,
     ) -> Pump {
-        // What is given to it is one chunk at a time, and only when the last one has left.
+        // The library gets one chunk at a time, and only when the last one has left.
         tls.set_buffer_limit(None);
         Pump {
             tls,
@@ -402,27 +416,21 @@ impl Pump {
             outgoing: Chunk::new(),
             begun: Instant::now(),
             established: false,
-            peer_done: false,
             goodbye,
-            peer_done_told: false,
-            peer_leaves: false,
-            network_end: false,
-            plain_end: false,
-            plain_gone: false,
-            said_all: false,
+            ends: Ends::default(),
             deadline: None,
         }
     }
 
-    /// `running`: tells how many pumps there are.
+    /// `running`: returns the number of pumps.
     fn run(mut self, failure: &OnceLock<TlsFailure>, running: impl Fn() -> usize) {
         let result = self.carry();
         let running = running();
         if let Err(fault) = &result {
-            // Before the plain side learns that it is over.
+            // Set before the plain side sees the end.
             let _ = failure.set(fault.clone());
             match fault {
-                // Told whoever administers this host: certificates are a common mistake.
+                // Logged for the administrator of this host: certificates are a common mistake.
                 TlsFailure::Handshake(_) | TlsFailure::Refused(_) => tell_refusal(fault),
                 _ => tracing::debug!("a connection by TLS ended: {fault}"),
             }
@@ -434,7 +442,7 @@ impl Pump {
         }
     }
 
-    /// Carries bytes until it is over.
+    /// Carries bytes until both sides are done.
     fn carry(&mut self) -> Result<(), TlsFailure> {
         let (mut network_ready, mut plain_ready) = (true, true);
         loop {
@@ -443,8 +451,8 @@ impl Pump {
             }
             self.open()?;
             self.deliver();
-            while !self.arrived.is_empty() && self.has_room() && !self.plain_gone {
-                // The plain side took what was in the way.
+            while !self.arrived.is_empty() && self.has_room() && !self.ends.plain_gone {
+                // The plain side took the bytes that were in the way.
                 self.open()?;
                 self.deliver();
             }
@@ -461,21 +469,21 @@ impl Pump {
     }
 
     fn wants_network(&self) -> bool {
-        !self.network_end && (self.plain_gone || self.arrived.is_empty() && !self.peer_done)
+        !self.ends.network_end && (self.ends.plain_gone || self.arrived.is_empty() && !self.ends.peer_done)
     }
 
     fn wants_plain(&self) -> bool {
-        !self.plain_end && !self.tls.is_handshaking() && !self.tls.wants_write()
+        !self.ends.plain_end && !self.tls.is_handshaking() && !self.tls.wants_write()
     }
 
     fn receive(&mut self) -> Result<(), TlsFailure> {
         self.arrived.clear();
         match moved(self.network.read(self.arrived.room())).map_err(|errno| self.lost(errno))? {
             Moved::Wait => {}
-            // Nobody is there to get it; what matters is the end behind it.
-            Moved::Bytes(_) if self.plain_gone => {}
+            // The plain side is gone, so the bytes are dropped; only the end behind them matters.
+            Moved::Bytes(_) if self.ends.plain_gone => {}
             Moved::Bytes(count) => self.arrived.filled(count),
-            Moved::End => self.network_end = true,
+            Moved::End => self.ends.network_end = true,
         }
         Ok(())
     }
@@ -484,9 +492,9 @@ impl Pump {
         if self.established { TlsFailure::Lost(errno) } else { TlsFailure::HandshakeClosed }
     }
 
-    /// Opens what arrived, as far as there is room.
+    /// Decrypts what arrived, as far as there is room.
     fn open(&mut self) -> Result<(), TlsFailure> {
-        while !self.arrived.is_empty() && !self.peer_done && self.has_room() {
+        while !self.arrived.is_empty() && !self.ends.peer_done && self.has_room() {
             let broken = |pump: &Pump, error| match error {
                 rustls::Error::AlertReceived(alert) => TlsFailure::Refused(alert),
                 error if pump.established => TlsFailure::Stream(error),
@@ -507,31 +515,32 @@ impl Pump {
             }
             let mut waiting = state.plaintext_bytes_to_read();
             while waiting > 0 {
-                // What one read hands over is at most a record and what was left of the one before: there is room.
+                // One read returns at most a record and the rest of the one before, for which there
+                // is room.
                 let Ok(count @ 1..) = self.tls.reader().read(self.opened.room()) else { break };
                 self.opened.filled(count);
                 waiting = waiting.saturating_sub(count);
             }
-            self.peer_done = state.peer_has_closed();
-            if count == 0 && !self.peer_done {
+            self.ends.peer_done = state.peer_has_closed();
+            if count == 0 && !self.ends.peer_done {
                 return Err(broken(self, rustls::Error::General("a message without end".into())));
             }
         }
-        if self.peer_done {
+        if self.ends.peer_done {
             self.goodbye.0.store(true, Ordering::Release);
             self.arrived.clear();
         }
         Ok(())
     }
 
-    /// Whether another record can be opened.
+    /// Whether another record can be decrypted.
     fn has_room(&self) -> bool {
         self.opened.bytes.len() - self.opened.end >= RECORD_BYTES_MAX
     }
 
-    /// Hands what was opened to the plain side, as much as it takes.
+    /// Writes decrypted bytes to the plain side, as many as it takes.
     fn deliver(&mut self) {
-        while !self.opened.is_empty() && !self.plain_gone {
+        while !self.opened.is_empty() && !self.ends.plain_gone {
             match moved(self.plain.write(self.opened.held())) {
                 Ok(Moved::Bytes(count)) => self.opened.taken(count),
                 Ok(Moved::Wait) => break,
@@ -540,7 +549,7 @@ impl Pump {
         }
     }
 
-    /// Takes from the plain side what is to be sealed.
+    /// Reads bytes to be encrypted from the plain side.
     fn take(&mut self) {
         match moved(self.plain.read(self.outgoing.room())) {
             Ok(Moved::Wait) => return,
@@ -554,11 +563,11 @@ impl Pump {
             Ok(Moved::End) => {}
             Err(_) => self.plain_is_gone(),
         }
-        self.plain_end = true;
+        self.ends.plain_end = true;
         self.tls.send_close_notify();
     }
 
-    /// Sends what was sealed, as much as the network takes.
+    /// Sends encrypted bytes, as many as the network takes.
     fn send(&mut self) -> Result<(), TlsFailure> {
         while self.tls.wants_write() {
             match moved(self.tls.write_tls(&mut self.network)).map_err(|errno| self.lost(errno))? {
@@ -571,55 +580,56 @@ impl Pump {
                 Moved::End => return Err(self.lost(Errno::EPIPE)),
             }
         }
-        if self.plain_end && !self.said_all {
-            self.said_all = true;
+        if self.ends.plain_end && !self.ends.said_all {
+            self.ends.said_all = true;
             self.network.shut(Shutdown::Write);
-            if self.plain_gone {
+            if self.ends.plain_gone {
                 self.deadline = Some(Instant::now() + FAREWELL_MAX);
             }
         }
         Ok(())
     }
 
-    /// Passes the end of what the peer says on to the plain side.
+    /// Passes the peer's end on to the plain side.
     fn end_halves(&mut self) {
-        if self.peer_done && self.opened.is_empty() && !self.peer_done_told {
-            self.peer_done_told = true;
+        if self.ends.peer_done && self.opened.is_empty() && !self.ends.peer_done_told {
+            self.ends.peer_done_told = true;
             self.plain.shut(Shutdown::Write);
         }
     }
 
     fn plain_is_gone(&mut self) {
-        self.plain_gone = true;
+        self.ends.plain_gone = true;
         self.opened.clear();
         self.arrived.clear();
-        let patience = if self.said_all { FAREWELL_MAX } else { STALL_MAX };
+        let patience = if self.ends.said_all { FAREWELL_MAX } else { STALL_MAX };
         self.deadline.get_or_insert_with(|| Instant::now() + patience);
     }
 
     fn is_over(&self) -> bool {
-        let heard_all = self.peer_done_told || self.network_end && self.plain_gone;
-        self.said_all && (heard_all || self.plain_gone && self.peer_done)
-            || self.plain_gone && !self.established
+        let heard_all = self.ends.peer_done_told || self.ends.network_end && self.ends.plain_gone;
+        self.ends.said_all && (heard_all || self.ends.plain_gone && self.ends.peer_done)
+            || self.ends.plain_gone && !self.established
     }
 
-    /// Waits for either side. Returns which may be read.
+    /// Waits for either side. Returns which of the two, network and plain, can be read.
     fn wait(&mut self) -> Result<(bool, bool), TlsFailure> {
-        if self.network_end && !self.peer_done && !self.plain_gone {
-            // Cut off, by whomever: what it was about to say is not known, so nothing of it may be waited for.
+        if self.ends.network_end && !self.ends.peer_done && !self.ends.plain_gone {
+            // The connection was cut: the rest of the peer's bytes is not known, so nothing may
+            // wait for it.
             return Err(if self.established { TlsFailure::Truncated } else { TlsFailure::HandshakeClosed });
         }
         let now = Instant::now();
         let handshake_end = (!self.established).then(|| self.begun + HANDSHAKE_MAX);
         let end = [handshake_end, self.deadline].into_iter().flatten().min();
         if end.is_some_and(|end| end <= now) {
-            return match (self.established, self.said_all) {
+            return match (self.established, self.ends.said_all) {
                 (false, _) => Err(TlsFailure::HandshakeOverdue),
                 (true, false) => Err(TlsFailure::Stalled),
                 (true, true) => {
-                    // It has everything, and merely does not hang up.
-                    self.network_end = true;
-                    self.peer_done_told = true;
+                    // The peer has everything, and has only not hung up.
+                    self.ends.network_end = true;
+                    self.ends.peer_done_told = true;
                     Ok((false, false))
                 }
             };
@@ -628,14 +638,18 @@ impl Pump {
         let flag = |set: bool, flag| if set { flag } else { PollFlags::empty() };
         let network_flags = flag(from_network, PollFlags::IN)
             | flag(self.tls.wants_write(), PollFlags::OUT)
-            | flag(!from_network && !self.peer_done && !self.said_all && !self.peer_leaves, PollFlags::RDHUP);
+            | flag(
+                !from_network && !self.ends.peer_done && !self.ends.said_all && !self.ends.peer_leaves,
+                PollFlags::RDHUP,
+            );
         let plain_flags = flag(from_plain, PollFlags::IN)
-            | flag(!self.opened.is_empty() && !self.plain_gone, PollFlags::OUT);
+            | flag(!self.opened.is_empty() && !self.ends.plain_gone, PollFlags::OUT);
         let mut fds = Vec::with_capacity(2);
-        // What is known already is not to be told again and again: that the plain side hung up, or that the peer did
-        // after all was said to it, while the last of what it said is being delivered.
-        let watch_plain = !self.plain_gone || !plain_flags.is_empty();
-        let watch_network = !self.said_all || !network_flags.is_empty();
+        // Ends that are known already must not wake this again and again: a plain side that hung
+        // up, or a peer that hung up after all was sent to it, while its last bytes are being
+        // delivered.
+        let watch_plain = !self.ends.plain_gone || !plain_flags.is_empty();
+        let watch_network = !self.ends.said_all || !network_flags.is_empty();
         if watch_plain {
             fds.push(PollFd::new(&self.plain.0, plain_flags));
         }
@@ -653,11 +667,12 @@ impl Pump {
         if plain.intersects(PollFlags::HUP | PollFlags::ERR) {
             self.plain_is_gone();
         }
-        if !from_network && !self.said_all {
+        if !from_network && !self.ends.said_all {
             let ended = network.intersects(PollFlags::RDHUP);
-            self.peer_leaves |= ended && self.goodbye_is_on_its_way();
-            if network.intersects(PollFlags::HUP | PollFlags::ERR) || ended && !self.peer_leaves {
-                // Nobody is there any more, while the plain side has not taken what came before: it is told at once.
+            self.ends.peer_leaves |= ended && self.goodbye_is_on_its_way();
+            if network.intersects(PollFlags::HUP | PollFlags::ERR) || ended && !self.ends.peer_leaves {
+                // The network is gone while the plain side has not taken earlier bytes: report it
+                // at once.
                 return Err(self.lost(Errno::EPIPE));
             }
         }
@@ -665,9 +680,9 @@ impl Pump {
         Ok((network.intersects(readable), plain.intersects(readable)))
     }
 
-    /// Whether what was received and not opened, and what waits in the socket, whose stream has ended, ends in what
-    /// has the form of a goodbye. Nothing proves it before it is opened; whoever could forge it could as well hide
-    /// that the stream has ended.
+    /// Whether the unread bytes, in `arrived` and in the socket whose stream has ended, end with
+    /// what looks like a goodbye. Nothing proves it before it is decrypted; but a peer that can
+    /// forge it can as well hide that the stream has ended.
     fn goodbye_is_on_its_way(&self) -> bool {
         let mut bytes = self.arrived.held().to_vec();
         let waiting = rustix::io::ioctl_fionread(&self.network.0);
@@ -686,7 +701,8 @@ impl Pump {
         })
     }
 
-    /// Lets the peer know what was wrong: sends TLS's alert, and does not close before the peer could read it.
+    /// Tells the peer what was wrong: sends TLS's alert, and closes only after the peer could read
+    /// it.
     fn explain(&mut self) {
         let end = Instant::now() + FAREWELL_MAX;
         let sent = self.tls.write_tls(&mut self.network);

@@ -1,29 +1,30 @@
-//! What the log says of peers that TLS turned away: certificates are a common mistake, and anybody on the network can make
-//! them at will. Must not know sockets.
+//! Log lines about refused peers. Certificates are a common mistake, and anybody on the network can
+//! cause refusals at will, so the lines are limited. Must not know sockets.
 
-use super::pump::TlsFailure;
 use calpe_core::units::{Count, RateLimit, Timestamp};
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Lines in a minute: enough to see what is wrong with the certificates of a few peers.
 const LINES_MAX: u32 = 10;
 
-/// That minute, in seconds.
+/// The period of that limit, in seconds.
 const PERIOD_S: u64 = 60;
 
 static REFUSALS: RateLimit = RateLimit::new(LINES_MAX, PERIOD_S);
 
-/// Logs why a connection was refused, unless many were.
-pub(super) fn tell_refusal(fault: &TlsFailure) {
+/// Logs why a connection was refused, within the limit.
+pub(super) fn tell_refusal(fault: &dyn fmt::Display) {
     if let Some(left_out) = REFUSALS.admit(now()) {
         tell(Some(left_out));
         tracing::info!("a connection was refused: {fault}");
     }
 }
 
-/// Tells of refusals that were left out and that none followed. Call it every second or so.
-pub fn tell_left_out() {
+/// Logs the number of refusals that were left out, when no other line follows them. To be called
+/// every second or so.
+pub(crate) fn tell_left_out() {
     tell(REFUSALS.left_out(now()));
 }
 

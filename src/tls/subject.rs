@@ -1,31 +1,33 @@
-//! The subject of a certificate as RFC 4514 writes it, and patterns on it: the parts of a name, with escapes undone, so that what
-//! several programs print of one name is the same.
+//! The subject of a certificate as RFC 4514 writes it, and patterns on it: the components of a
+//! name, with escapes undone, so that the output of several programs for one name is the same.
 //!
-//! Invariants: `*` of a pattern stands for a part, or within one value, never for more; a value is compared byte for byte.
-//! Pure. Must not know certificates.
+//! Invariants: a `*` of a pattern stands for one component, or for any bytes within one value,
+//! never for more; a value is compared byte for byte. Pure. Must not know certificates.
 
-/// A subject, or a pattern of one: its parts, the last of the name first.
+use super::stars::matches_stars;
+
+/// A subject, or a pattern of one: its components, the last of the name first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Subject(Vec<Part>);
+pub(super) struct Subject(Vec<Component>);
 
-/// A part of a name: mostly one attribute; the order of several tells nothing.
+/// A component of a name: mostly one attribute; if there are several, their order means nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Part {
-    /// `*` in a pattern: whatever it is.
+enum Component {
+    /// `*` in a pattern: any component.
     Any,
     Attributes(Vec<Attribute>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Attribute {
-    /// In capitals, one name for each type.
+    /// In capitals; one name for each type.
     kind: String,
-    value: Vec<Piece>,
+    value: Vec<Symbol>,
 }
 
-/// A piece of a value.
+/// A symbol of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Piece {
+enum Symbol {
     Byte(u8),
     /// Any bytes.
     Star,
@@ -33,7 +35,7 @@ enum Piece {
     Encoded,
 }
 
-/// Types of attributes that have several names, the one first that stands for all of them here.
+/// Types of attributes with several names; the first name is the one used here.
 const SYNONYMS: [&[&str]; 17] = [
     &["CN", "COMMONNAME", "2.5.4.3"],
     &["SN", "SURNAME", "2.5.4.4"],
@@ -55,9 +57,10 @@ const SYNONYMS: [&[&str]; 17] = [
 ];
 
 impl Subject {
-    /// The subject of a certificate, in which `*` is a character like any.
-    pub fn of_name(text: &str) -> Subject {
-        // A certificate has the subject that it has: what cannot be understood matches nothing but `*`.
+    /// The subject of a certificate, in which `*` is an ordinary character.
+    pub(super) fn of_name(text: &str) -> Subject {
+        // The subject of a certificate cannot be refused: one that cannot be understood matches
+        // only `*`.
         Subject::parse(text, false).unwrap_or_default()
     }
 
@@ -65,7 +68,7 @@ impl Subject {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn pattern(text: &str) -> Result<Subject, String> {
+    pub(super) fn pattern(text: &str) -> Result<Subject, String> {
         Subject::parse(text, true)
     }
 
@@ -73,26 +76,27 @@ impl Subject {
         if text.is_empty() {
             return Ok(Subject::default());
         }
-        let part = |text: &str| {
+        let component = |text: &str| {
             if is_pattern && text.trim() == "*" {
-                return Ok(Part::Any);
+                return Ok(Component::Any);
             }
             let attributes = unescaped(text, '+').into_iter().map(|text| Attribute::parse(text, is_pattern));
-            Ok(Part::Attributes(attributes.collect::<Result<_, String>>()?))
+            Ok(Component::Attributes(attributes.collect::<Result<_, String>>()?))
         };
-        Ok(Subject(unescaped(text, ',').into_iter().map(part).collect::<Result<_, String>>()?))
+        Ok(Subject(unescaped(text, ',').into_iter().map(component).collect::<Result<_, String>>()?))
     }
 
-    /// Whether a subject is of this pattern: part by part, and there must be as many.
-    pub fn matches(&self, subject: &Subject) -> bool {
-        let parts = || self.0.iter().zip(&subject.0);
+    /// Whether a subject matches this pattern, component by component, with equal numbers of
+    /// components.
+    pub(super) fn matches(&self, subject: &Subject) -> bool {
+        let components = || self.0.iter().zip(&subject.0);
         self.0.len() == subject.0.len()
-            && parts().all(|(pattern, part)| match (pattern, part) {
-                (Part::Any, _) => true,
-                (Part::Attributes(patterns), Part::Attributes(attributes)) => {
+            && components().all(|(pattern, component)| match (pattern, component) {
+                (Component::Any, _) => true,
+                (Component::Attributes(patterns), Component::Attributes(attributes)) => {
                     all_are_there(patterns, attributes)
                 }
-                (Part::Attributes(_), Part::Any) => false,
+                (Component::Attributes(_), Component::Any) => false,
             })
     }
 }
@@ -114,7 +118,7 @@ impl Attribute {
         }
         let kind = kind.strip_prefix("OID.").unwrap_or(&kind);
         let known = SYNONYMS.iter().find(|names| names.contains(&kind)).map_or(kind, |names| names[0]);
-        let value = pieces(value, is_pattern).map_err(|what| format!("'{}': {what}", shown()))?;
+        let value = symbols(value, is_pattern).map_err(|what| format!("'{}': {what}", shown()))?;
         Ok(Attribute { kind: known.to_owned(), value })
     }
 
@@ -123,57 +127,57 @@ impl Attribute {
     }
 }
 
-/// Cuts at each of this character that no backslash stands before.
+/// Splits at each `separator` that has no backslash before it.
 fn unescaped(text: &str, separator: char) -> Vec<&str> {
-    let (mut parts, mut begin, mut escaped) = (Vec::new(), 0, false);
+    let (mut components, mut begin, mut escaped) = (Vec::new(), 0, false);
     for (at, character) in text.char_indices() {
         if character == separator && !escaped {
-            parts.push(&text[begin..at]);
+            components.push(&text[begin..at]);
             begin = at + separator.len_utf8();
         }
         escaped = character == '\\' && !escaped;
     }
-    parts.push(&text[begin..]);
-    parts
+    components.push(&text[begin..]);
+    components
 }
 
 /// A value with its escapes undone.
-fn pieces(value: &str, is_pattern: bool) -> Result<Vec<Piece>, String> {
+fn symbols(value: &str, is_pattern: bool) -> Result<Vec<Symbol>, String> {
     if let Some(digits) = value.strip_prefix('#') {
         let digits = digits.bytes().map(|byte| match byte {
-            b'*' if is_pattern => Piece::Star,
-            byte => Piece::Byte(byte.to_ascii_lowercase()),
+            b'*' if is_pattern => Symbol::Star,
+            byte => Symbol::Byte(byte.to_ascii_lowercase()),
         });
-        return Ok([Piece::Encoded].into_iter().chain(digits).collect());
+        return Ok([Symbol::Encoded].into_iter().chain(digits).collect());
     }
-    let mut pieces = Vec::new();
+    let mut symbols = Vec::new();
     let mut rest = value.as_bytes();
     while let [first, others @ ..] = rest {
-        let (piece, len) = match (first, others) {
+        let (symbol, len) = match (first, others) {
             (b'\\', []) => return Err("nothing follows the backslash at its end".into()),
             (b'\\', [byte, others @ ..]) => match hex(*byte).zip(others.first().copied().and_then(hex)) {
-                Some((high, low)) => (Piece::Byte(high << 4 | low), 3),
-                None => (Piece::Byte(*byte), 2),
+                Some((high, low)) => (Symbol::Byte(high << 4 | low), 3),
+                None => (Symbol::Byte(*byte), 2),
             },
-            (b'*', _) if is_pattern => (Piece::Star, 1),
-            (byte, _) => (Piece::Byte(*byte), 1),
+            (b'*', _) if is_pattern => (Symbol::Star, 1),
+            (byte, _) => (Symbol::Byte(*byte), 1),
         };
-        pieces.push(piece);
+        symbols.push(symbol);
         rest = &rest[len..];
     }
-    Ok(pieces)
+    Ok(symbols)
 }
 
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|digit| digit as u8)
 }
 
-/// Whether each of these patterns has an attribute of its own, and each attribute a pattern.
+/// Whether patterns and attributes can be paired without rest.
 fn all_are_there(patterns: &[Attribute], attributes: &[Attribute]) -> bool {
     if patterns.len() != attributes.len() {
         return false;
     }
-    // Of each attribute, the pattern that has it.
+    // For each attribute, the index of its pattern.
     let mut taken: Vec<Option<usize>> = vec![None; attributes.len()];
     let mut tried = vec![false; attributes.len()];
     (0..patterns.len()).all(|at| {
@@ -182,7 +186,7 @@ fn all_are_there(patterns: &[Attribute], attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Finds a pattern an attribute, if need be one that another pattern gives up for a further one.
+/// Finds an attribute for a pattern, if need be one whose pattern can move to another attribute.
 fn finds(
     at: usize,
     patterns: &[Attribute],
@@ -203,9 +207,9 @@ fn finds(
     false
 }
 
-/// Whether stars of the pattern can stand for something that makes it the value.
-fn glob(pattern: &[Piece], value: &[Piece]) -> bool {
-    super::peer::matches_stars(pattern, value, &Piece::Star)
+/// Whether the pattern, with stars for any bytes, matches the value.
+fn glob(pattern: &[Symbol], value: &[Symbol]) -> bool {
+    matches_stars(pattern, value, &Symbol::Star)
 }
 
 #[cfg(test)]

@@ -174,8 +174,8 @@ fn a_client_that_ends_its_half_still_gets_its_answers() {
     assert!(pumps.wait(PATIENCE));
 }
 
-/// A peer that has said all it had to say, goodbye included, is still there for the answers, whatever part of its
-/// words waits in the buffers on the way.
+/// A peer that has said all it had to say, goodbye included, is still there for the answers,
+/// whatever part of its words waits in the buffers on the way.
 #[test]
 fn an_ended_half_arrives_whole_at_a_side_that_takes_its_time() {
     let world = World::new();
@@ -288,8 +288,8 @@ fn revoked_certificates_are_refused_also_after_a_reload() {
     assert!(server.contains("Revoked"), "the old configuration is whole: {server}");
 }
 
-/// A client whose certificate is revoked between its handshake's beginning and end is not let in by the list
-/// of before.
+/// A client whose certificate is revoked between its handshake's beginning and end is not let in by
+/// the list of before.
 #[test]
 fn a_handshake_that_a_revocation_overtakes_is_refused() {
     let world = World::new();

@@ -1,5 +1,9 @@
 //! The project's own rules, checked over its sources: who may use whom, a head on every file, no long files.
 
+mod circles;
+mod fields;
+mod paths;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

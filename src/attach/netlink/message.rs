@@ -1,7 +1,8 @@
-//! What is said to the kernel's NBD driver by generic netlink, as bytes. Pure: must not know sockets.
+//! Messages to and from the kernel's NBD driver over generic netlink, as bytes. Pure: must not know
+//! sockets.
 //!
-//! Invariant: attributes have the numbers and widths of linux/nbd-netlink.h; attributes of replies that are not known
-//! here are passed over, since newer kernels may send more.
+//! Invariant: attributes have the numbers and widths of linux/nbd-netlink.h. Unknown attributes of
+//! replies are skipped, since newer kernels may send more.
 
 use netlink_packet_core::{
     DecodeError, Emitable, Nla, NlaBuffer, NlasIterator, ParseableParametrized, parse_u16, parse_u32,
@@ -10,56 +11,57 @@ use netlink_packet_generic::{GenlFamily, GenlHeader};
 use std::os::fd::RawFd;
 
 /// Name of the driver's family.
-pub const FAMILY: &str = "nbd";
+pub(crate) const FAMILY: &str = "nbd";
 
-/// Name of the multicast group that tells of connections that died.
-pub const GROUP: &str = "nbd_mc_group";
+/// Name of the multicast group that reports dead connections.
+pub(crate) const GROUP: &str = "nbd_mc_group";
 
 /// Version of the family.
 const VERSION: u8 = 1;
 
 /// Commands, as the kernel numbers them.
 mod command {
-    pub const CONNECT: u8 = 1;
-    pub const DISCONNECT: u8 = 2;
-    pub const RECONFIGURE: u8 = 3;
-    pub const LINK_DEAD: u8 = 4;
+    pub(super) const CONNECT: u8 = 1;
+    pub(super) const DISCONNECT: u8 = 2;
+    pub(super) const RECONFIGURE: u8 = 3;
+    pub(super) const LINK_DEAD: u8 = 4;
 }
 
 /// Attributes, as the kernel numbers them.
 mod attribute {
-    pub const INDEX: u16 = 1;
-    pub const SIZE_BYTES: u16 = 2;
-    pub const BLOCK_SIZE_BYTES: u16 = 3;
-    pub const TIMEOUT: u16 = 4;
-    pub const SERVER_FLAGS: u16 = 5;
-    pub const CLIENT_FLAGS: u16 = 6;
-    pub const SOCKETS: u16 = 7;
-    pub const DEAD_CONN_TIMEOUT: u16 = 8;
-    pub const BACKEND_IDENTIFIER: u16 = 10;
+    pub(super) const INDEX: u16 = 1;
+    pub(super) const SIZE_BYTES: u16 = 2;
+    pub(super) const BLOCK_SIZE_BYTES: u16 = 3;
+    pub(super) const TIMEOUT: u16 = 4;
+    pub(super) const SERVER_FLAGS: u16 = 5;
+    pub(super) const CLIENT_FLAGS: u16 = 6;
+    pub(super) const SOCKETS: u16 = 7;
+    pub(super) const DEAD_CONN_TIMEOUT: u16 = 8;
+    pub(super) const BACKEND_IDENTIFIER: u16 = 10;
 
-    pub const SOCK_ITEM: u16 = 1;
-    pub const SOCK_FD: u16 = 1;
+    pub(super) const SOCK_ITEM: u16 = 1;
+    pub(super) const SOCK_FD: u16 = 1;
 }
 
 /// Attributes of the controller, which numbers the families.
 mod control {
-    pub const FAMILY_ID: u16 = 1;
-    pub const MCAST_GROUPS: u16 = 7;
-    pub const GROUP_NAME: u16 = 1;
-    pub const GROUP_ID: u16 = 2;
+    pub(super) const FAMILY_ID: u16 = 1;
+    pub(super) const MCAST_GROUPS: u16 = 7;
+    pub(super) const GROUP_NAME: u16 = 1;
+    pub(super) const GROUP_ID: u16 = 2;
 }
 
-/// How a device is to be connected.
+/// How to connect a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connect {
+pub(crate) struct Connect {
     /// N of /dev/nbdN.
     pub index: u32,
     /// Bytes.
     pub size: u64,
     /// Logical block, bytes.
     pub block: u64,
-    /// Seconds after which the kernel gives a connection up that does not answer, and sends its requests again.
+    /// Seconds without an answer after which the kernel gives up a connection and sends its
+    /// requests again.
     pub timeout_s: u64,
     /// Seconds that requests wait for a connection when there is none.
     pub dead_timeout_s: u64,
@@ -67,13 +69,13 @@ pub struct Connect {
     pub server_flags: u64,
     /// Connected and negotiated sockets.
     pub sockets: Vec<RawFd>,
-    /// What is connected; shows in sysfs, and has to be given again by [`Request::Reconfigure`].
+    /// The backend identifier: sysfs shows it, and [`Request::Reconfigure`] has to give it again.
     pub backend: String,
 }
 
-/// What is asked of the driver.
+/// A request to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub(crate) enum Request {
     /// Connect a device.
     Connect(Connect),
     /// Disconnect a device.
@@ -81,7 +83,7 @@ pub enum Request {
         /// N of /dev/nbdN.
         index: u32,
     },
-    /// Put sockets where connections have died. More than that are ignored.
+    /// Put sockets where connections have died. The driver ignores further sockets.
     Reconfigure {
         /// N of /dev/nbdN.
         index: u32,
@@ -91,14 +93,14 @@ pub enum Request {
         dead_timeout_s: u64,
         /// Connected and negotiated sockets.
         sockets: Vec<RawFd>,
-        /// What was given when it was connected.
+        /// The backend identifier that it was connected with.
         backend: String,
     },
 }
 
 /// What the driver says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// A device was connected.
     Connected {
         /// Which.
@@ -174,7 +176,8 @@ impl Request {
                 U64(attribute::TIMEOUT, connect.timeout_s),
                 U64(attribute::DEAD_CONN_TIMEOUT, connect.dead_timeout_s),
                 U64(attribute::SERVER_FLAGS, connect.server_flags),
-                // Neither destroyed on disconnect nor disconnected on close: the keeper and `detach` decide that.
+                // Neither destroyed on disconnect nor disconnected on close: the keeper and
+                // `detach` decide about both.
                 U64(attribute::CLIENT_FLAGS, 0),
                 Text(attribute::BACKEND_IDENTIFIER, connect.backend.clone()),
                 sockets(&connect.sockets),
@@ -191,9 +194,9 @@ impl Request {
     }
 }
 
-/// A message of the driver's family: a request, or what came of one.
+/// A message of the driver's family: a request, or its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Message {
+pub(crate) enum Message {
     /// To the driver.
     Request(Request),
     /// From the driver.
@@ -261,7 +264,7 @@ fn each(
 
 /// What the controller says about a family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FamilyFacts {
+pub(crate) struct FamilyFacts {
     /// Its number.
     pub id: Option<u16>,
     /// The number of [`GROUP`].

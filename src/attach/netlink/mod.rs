@@ -1,8 +1,10 @@
-//! Talking to the kernel's NBD driver: requests that are answered, and the group that tells of dead connections.
+//! Conversation with the kernel's NBD driver: requests and their answers, and the group that
+//! reports dead connections.
 //!
-//! Invariant: one request is under way at a time and its answer belongs to it. Must not know why anything is asked.
+//! Invariant: one request is under way at a time and its answer belongs to it. Must not know why a
+//! request is made.
 
-pub mod message;
+pub(super) mod message;
 
 use message::{FAMILY, FamilyFacts, Message, Reply, Request};
 use netlink_packet_core::{
@@ -26,8 +28,8 @@ const ANSWER_SECONDS: i64 = 30;
 
 /// Why the driver did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
-pub enum NetlinkError {
-    /// There is no such family.
+pub(crate) enum NetlinkError {
+    /// The driver's family does not exist.
     #[error("the kernel has no NBD driver loaded: run 'modprobe nbd' first")]
     NoDriver,
     /// The process may not.
@@ -46,7 +48,7 @@ pub enum NetlinkError {
         #[from]
         source: io::Error,
     },
-    /// What came is no netlink message of the driver.
+    /// The answer is no netlink message of the driver.
     #[error("the kernel's NBD driver answers with something unknown: {what}")]
     Garbled {
         /// What is wrong with it.
@@ -56,7 +58,7 @@ pub enum NetlinkError {
 
 /// A way to the driver.
 #[derive(Debug)]
-pub struct Driver {
+pub(super) struct Driver {
     socket: Socket,
     family: u16,
     group: Option<u32>,
@@ -68,7 +70,7 @@ impl Driver {
     ///
     /// # Errors
     /// When it is not loaded.
-    pub fn open() -> Result<Driver, NetlinkError> {
+    pub(super) fn open() -> Result<Driver, NetlinkError> {
         let socket = bound()?;
         setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(ANSWER_SECONDS))
             .map_err(io::Error::from)?;
@@ -89,11 +91,11 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Asks, and waits for the answer; some requests have none beside the acknowledgement.
+    /// Sends a request and waits for its answer; some requests have only an acknowledgement.
     ///
     /// # Errors
-    /// When the driver refuses, or cannot be talked to.
-    pub fn ask(&mut self, request: Request) -> Result<Option<Reply>, NetlinkError> {
+    /// When the driver refuses, or does not answer.
+    pub(super) fn ask(&mut self, request: Request) -> Result<Option<Reply>, NetlinkError> {
         let mut message = GenlMessage::from_payload(Message::Request(request));
         message.set_resolved_family_id(self.family);
         Ok(match self.exchange(message)? {
@@ -102,11 +104,11 @@ impl Driver {
         })
     }
 
-    /// Listens to what the driver tells everybody.
+    /// Subscribes to the driver's notices.
     ///
     /// # Errors
-    /// When the kernel does not let it.
-    pub fn listen(&self) -> Result<Notices, NetlinkError> {
+    /// When the kernel does not allow it.
+    pub(super) fn listen(&self) -> Result<Notices, NetlinkError> {
         let socket = bound()?;
         let group = self.group.ok_or_else(|| NetlinkError::Garbled { what: "it has no group".into() })?;
         socket.add_membership(group)?;
@@ -150,33 +152,33 @@ impl Driver {
     }
 }
 
-/// What the driver tells everybody.
+/// The driver's notices to every listener.
 #[derive(Debug)]
-pub struct Notices {
+pub(super) struct Notices {
     socket: Socket,
 }
 
-/// A thing that the driver told.
+/// One notice of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub(super) enum Notice {
     /// From the driver.
     Told(Reply),
-    /// Some were lost: anything may have happened.
+    /// Some notices were lost: anything may have happened.
     Lost,
 }
 
 impl Notices {
-    /// What can be polled for reading.
+    /// The descriptor to poll for reading.
     #[must_use]
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// What has been told since the last call; waits for nothing.
+    /// The notices since the last call; does not wait.
     ///
     /// # Errors
     /// When receiving fails.
-    pub fn take(&self) -> Result<Vec<Notice>, NetlinkError> {
+    pub(super) fn take(&self) -> Result<Vec<Notice>, NetlinkError> {
         let mut notices = Vec::new();
         loop {
             match receive(&self.socket) {

@@ -1,12 +1,12 @@
-//! What is said of members that come back by themselves. Words alone: which members these are is
-//! decided elsewhere.
+//! What status says of members that come back by themselves. Words only: `verdict` decides which
+//! members these are.
 
 use super::{is_displaced, is_refused, names};
 use crate::control::{ArrayReport, ArrayState, Condition, MemberReport};
 use calpe_core::units::Printable;
 
-/// What to do about members that come back by themselves: never to replace them, unless what
-/// is in their place cannot serve.
+/// What to do about members that come back by themselves: never replace them, unless what is in
+/// their place cannot serve.
 pub(super) fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let (full, rest): (Vec<&MemberReport>, Vec<_>) =
         members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
@@ -78,7 +78,7 @@ fn hosts_of(members: &[&MemberReport]) -> String {
     hosts.join(", ")
 }
 
-/// The host in the URI of a remote member; of another, its name.
+/// The host in the URI of a remote member; else the member's name.
 fn host_of(name: &str) -> String {
     let rest = name.split_once("://").map_or(name, |(_, rest)| rest);
     let host = match rest.strip_prefix('[') {

@@ -1,6 +1,5 @@
-//! What is said of an array of which parts cannot be had: they are beyond repair, set aside,
-//! unreadable for now, or not looked at yet. Words alone: which parts these are is decided
-//! elsewhere.
+//! What status says of an array with ranges that cannot be served: beyond repair, set aside,
+//! unreadable for now, or not looked at yet. Words only: `verdict` decides which ranges these are.
 
 use super::returning::wait_for;
 use super::{
@@ -32,7 +31,8 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
     Explanation { status, action }
 }
 
-/// Parts that cannot be read for now, where others are told of: a sentence, or nothing.
+/// A sentence about ranges that cannot be read for now, to follow one about other ranges; empty
+/// without any.
 fn unread_besides(parts: &[LostReport]) -> String {
     match parts {
         [] => String::new(),
@@ -42,17 +42,17 @@ fn unread_besides(parts: &[LostReport]) -> String {
     }
 }
 
-/// Whether parts of the volume cannot be had, or are not known to be there.
+/// Whether ranges of the volume cannot be served, or are not known to be there.
 pub(super) fn lacks_data(array: &ArrayReport) -> bool {
     !array.lost.is_empty() || !array.set_aside.is_empty() || is_unread(array)
 }
 
-/// Whether parts cannot be read for now, or were not looked at so far.
+/// Whether ranges cannot be read for now, or were not looked at so far.
 fn is_unread(array: &ArrayReport) -> bool {
     !array.unreadable.is_empty() || !array.unconfirmed.is_empty() || array.unreadable_pages > 0
 }
 
-/// Whether there are members out of service that may give what cannot be had.
+/// Whether members that are out of service may hold what cannot be served.
 fn may_be_away(array: &ArrayReport) -> bool {
     let own = || array.members.iter().filter(|member| array.set_aside_members.contains(&member.index));
     let is_set_aside_there =
@@ -70,7 +70,7 @@ pub(super) fn explain_without_data(array: &ArrayReport) -> Explanation {
     }
 }
 
-/// Adds that members are not in service; and what to do about them, where nothing else says so.
+/// Adds which members are not in service, and what to do about them where nothing else says so.
 pub(super) fn beside_absent(
     array: &ArrayReport,
     absent: &[&MemberReport],
@@ -95,13 +95,13 @@ fn is_built(member: &MemberReport) -> bool {
     member.state == MemberState::Rebuilding || !in_service(member) && member.replacement.is_some()
 }
 
-/// Whether it is not in service, and may come back with what it had.
+/// Whether it is not in service, and may come back with its content.
 fn may_give_blocks(member: &MemberReport) -> bool {
     let cannot_return = is_overwritten(member) || is_cut_off(member) || is_kept(member);
     !in_service(member) && !is_built(member) && !cannot_return
 }
 
-/// What to do about blocks that a member which is missing, or gives errors, may give again.
+/// What to do about blocks that may come back with a member which is missing, or gives errors.
 fn get_blocks_back(array: &ArrayReport) -> String {
     let away: Vec<&MemberReport> = array.members.iter().filter(|member| may_give_blocks(member)).collect();
     let looks = format!("the array looks again by itself. 'calpe status -v {}' lists where.", array.name);
@@ -165,8 +165,8 @@ fn keep_set_aside(array: &ArrayReport) -> String {
     }
 }
 
-/// Metadata pages that cannot be read, where blocks that cannot be read are told of: a sentence, or
-/// nothing.
+/// A sentence about metadata pages that cannot be read, to follow one about blocks; empty without
+/// any.
 fn pages_besides(array: &ArrayReport) -> String {
     match array.unreadable_pages {
         0 => String::new(),

@@ -1,8 +1,9 @@
-//! The CUDA driver's calls as types that free what they hold, each failure as an error that names the call.
+//! The CUDA driver's calls as types that free what they own; each failure is an error that names
+//! the call.
 //!
-//! Invariants: no call is made before [`initialise`] has found a driver that is new enough; whatever belongs to a context
-//! keeps it alive and makes it current before it touches it, so any thread may hold and drop it. Must not know of
-//! columns, batches or kernels.
+//! Invariants: no call is made before [`initialise`] has found a driver that is new enough; a value
+//! that belongs to a context keeps the context alive and makes it current before each call, so any
+//! thread may own and drop it. Must not know of columns, batches or kernels.
 
 mod module;
 
@@ -14,23 +15,24 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::device::DeviceError;
 
-pub use module::{Function, Module};
+pub(super) use module::{Function, Module};
 
-/// The oldest driver that loads the PTX we have: that of CUDA 12.0, as the driver numbers it.
+/// The oldest driver that loads our PTX: that of CUDA 12.0, as the driver numbers it.
 const DRIVER_VERSION_MIN: i32 = 12_000;
 
 /// The driver's number for "registered already".
-pub const ALREADY_REGISTERED: u32 = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as u32;
+pub(super) const ALREADY_REGISTERED: u32 = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as u32;
 
 const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
 
 /// An address on the device.
-pub type DevicePtr = u64;
+pub(super) type DevicePtr = u64;
 
 fn text_of(code: CUresult) -> String {
     let read = |call: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
         let mut text = ptr::null();
-        // SAFETY: the call writes a pointer to a string that lives as long as the driver, or leaves it null.
+        // SAFETY: the call writes a pointer to a string that lives as long as the driver, or leaves
+        // it null.
         let known = unsafe { call(code, &raw mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
         // SAFETY: a string that ends with zero, see above.
         known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
@@ -47,11 +49,12 @@ fn check(operation: &'static str, code: CUresult) -> Result<(), DeviceError> {
     Err(DeviceError::Failed { operation, text: text_of(code) })
 }
 
-/// Loads the driver once and tells its version, as 1000 times the major number plus 10 times the minor one.
+/// Loads the driver once and tells its version, as 1000 times the major number plus 10 times the
+/// minor one.
 ///
 /// # Errors
 /// `Absent` with the reason when there is none that can be used.
-pub fn initialise() -> Result<i32, DeviceError> {
+pub(super) fn initialise() -> Result<i32, DeviceError> {
     static DRIVER: OnceLock<Result<i32, String>> = OnceLock::new();
     let found = DRIVER.get_or_init(|| {
         // SAFETY: loading libcuda runs its initialisers, which is what a driver library is for.
@@ -80,7 +83,7 @@ pub fn initialise() -> Result<i32, DeviceError> {
 
 /// One of the driver's devices, before anything is opened on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Gpu {
+pub(super) struct Gpu {
     device: sys::CUdevice,
 }
 
@@ -89,7 +92,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`initialise`].
-    pub fn count() -> Result<usize, DeviceError> {
+    pub(super) fn count() -> Result<usize, DeviceError> {
         initialise()?;
         let mut count = 0;
         // SAFETY: writes one integer.
@@ -101,7 +104,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When there is no such device.
-    pub fn nth(index: usize) -> Result<Gpu, DeviceError> {
+    pub(super) fn nth(index: usize) -> Result<Gpu, DeviceError> {
         let count = Gpu::count()?;
         if index >= count {
             return Err(DeviceError::Absent(format!("there is no GPU {index}: the driver has {count}")));
@@ -116,7 +119,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn name(self) -> Result<String, DeviceError> {
+    pub(super) fn name(self) -> Result<String, DeviceError> {
         let mut name = [0 as c_char; 128];
         let length = name.len() as i32;
         // SAFETY: writes at most `length` bytes, the last of them zero.
@@ -129,7 +132,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn uuid(self) -> Result<[u8; 16], DeviceError> {
+    pub(super) fn uuid(self) -> Result<[u8; 16], DeviceError> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes one identity.
         check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) })?;
@@ -140,7 +143,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn memory_bytes(self) -> Result<u64, DeviceError> {
+    pub(super) fn memory_bytes(self) -> Result<u64, DeviceError> {
         let mut bytes = 0usize;
         // SAFETY: writes one size.
         check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&raw mut bytes, self.device) })?;
@@ -159,7 +162,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn multiprocessors(self) -> Result<u32, DeviceError> {
+    pub(super) fn multiprocessors(self) -> Result<u32, DeviceError> {
         let count = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         Ok(u32::try_from(count).unwrap_or(1).max(1))
     }
@@ -168,16 +171,16 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn capability(self) -> Result<i32, DeviceError> {
+    pub(super) fn capability(self) -> Result<i32, DeviceError> {
         let major = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok(10 * major + minor)
     }
 }
 
-/// A context of our own: what fails or hangs in it leaves others as they are.
+/// A context of our own: failures in it do not affect other contexts.
 #[derive(Debug)]
-pub struct Context {
+pub(super) struct Context {
     raw: sys::CUcontext,
 }
 
@@ -191,7 +194,7 @@ impl Context {
     ///
     /// # Errors
     /// When the driver has no memory for it or the device is not available.
-    pub fn new(gpu: Gpu) -> Result<Arc<Context>, DeviceError> {
+    pub(super) fn new(gpu: Gpu) -> Result<Arc<Context>, DeviceError> {
         let mut raw = ptr::null_mut();
         let flags =
             sys::CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as u32 | sys::CUctx_flags::CU_CTX_MAP_HOST as u32;
@@ -200,11 +203,11 @@ impl Context {
         Ok(Arc::new(Context { raw }))
     }
 
-    /// Makes it the one that this thread's calls are about.
+    /// Makes it the context of this thread's calls.
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn bind(&self) -> Result<(), DeviceError> {
+    pub(super) fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the handle is valid until drop.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
@@ -212,18 +215,18 @@ impl Context {
     /// Waits until nothing runs in it.
     ///
     /// # Errors
-    /// When what ran has failed.
-    pub fn synchronise(&self) -> Result<(), DeviceError> {
+    /// When the work in it has failed.
+    pub(super) fn synchronise(&self) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: of the context just made current.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// Bytes of device memory that nobody uses.
+    /// Free bytes of device memory.
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn free_bytes(&self) -> Result<usize, DeviceError> {
+    pub(super) fn free_bytes(&self) -> Result<usize, DeviceError> {
         self.bind()?;
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: writes two sizes.
@@ -235,7 +238,7 @@ impl Context {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn priorities(&self) -> Result<(i32, i32), DeviceError> {
+    pub(super) fn priorities(&self) -> Result<(i32, i32), DeviceError> {
         self.bind()?;
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: writes two integers.
@@ -244,14 +247,15 @@ impl Context {
         Ok((least, greatest))
     }
 
-    /// Pins memory that is not ours, so that every context reaches it. Tells the driver's number when it does not.
+    /// Pins memory of another owner, so that every context reaches it. The error has the driver's
+    /// number.
     ///
     /// # Errors
     /// The number and text of the driver's error.
     ///
     /// # Safety
     /// The range must stay mapped until it is unregistered or the process ends.
-    pub unsafe fn register(&self, start: *mut u8, bytes: usize) -> Result<(), (u32, DeviceError)> {
+    pub(super) unsafe fn register(&self, start: *mut u8, bytes: usize) -> Result<(), (u32, DeviceError)> {
         self.bind().map_err(|error| (0, error))?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the caller keeps the range mapped.
@@ -259,24 +263,24 @@ impl Context {
         check("cuMemHostRegister", code).map_err(|error| (code as u32, error))
     }
 
-    /// Takes back [`Context::register`].
+    /// Undoes [`Context::register`].
     ///
     /// # Errors
     /// When the driver fails.
     ///
     /// # Safety
     /// Nothing may be under way on the device that reads or writes the range.
-    pub unsafe fn unregister(&self, start: *mut u8) -> Result<(), DeviceError> {
+    pub(super) unsafe fn unregister(&self, start: *mut u8) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: the caller says that nobody uses it.
         check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(start.cast()) })
     }
 
-    /// Where the device sees registered or pinned host memory.
+    /// The device's address of registered or pinned host memory.
     ///
     /// # Errors
     /// When this context cannot reach it.
-    pub fn device_pointer(&self, start: *mut u8) -> Result<DevicePtr, DeviceError> {
+    pub(super) fn device_pointer(&self, start: *mut u8) -> Result<DevicePtr, DeviceError> {
         self.bind()?;
         let mut pointer = 0;
         // SAFETY: writes one address; `start` is only looked up.
@@ -287,24 +291,26 @@ impl Context {
 }
 
 impl Context {
-    /// Ends a context that failed, although all that belongs to it is still there. Nothing of it may be used, or dropped,
-    /// from now on.
-    pub fn destroy(&self) {
-        // SAFETY: whoever calls this has forgotten all owners of what belongs to it, so no handle is used again.
+    /// Ends a failed context, although values that belong to it still exist. None of them may be
+    /// used, or dropped, from now on.
+    pub(super) fn destroy(&self) {
+        // SAFETY: whoever calls this has forgotten all owners of what belongs to it, so no handle
+        // is used again.
         unsafe { sys::cuCtxDestroy_v2(self.raw) };
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: everything that belongs to the context held it, so this is the last use. Errors leave nothing to do.
+        // SAFETY: everything that belongs to the context held it, so this is the last use. Errors
+        // leave nothing to do.
         unsafe { sys::cuCtxDestroy_v2(self.raw) };
     }
 }
 
 /// A queue of work on the device, independent of the others.
 #[derive(Debug)]
-pub struct Stream {
+pub(super) struct Stream {
     raw: sys::CUstream,
     context: Arc<Context>,
 }
@@ -317,7 +323,7 @@ impl Stream {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn new(context: &Arc<Context>, priority: i32) -> Result<Stream, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>, priority: i32) -> Result<Stream, DeviceError> {
         context.bind()?;
         let mut raw = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -327,20 +333,20 @@ impl Stream {
         Ok(Stream { raw, context: Arc::clone(context) })
     }
 
-    /// Lets what comes next wait for the event.
+    /// Makes later work wait for the event.
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+    pub(super) fn wait(&self, event: &Event) -> Result<(), DeviceError> {
         // SAFETY: both handles are valid.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
     }
 
-    /// Waits here until all that was queued is done.
+    /// Waits until all queued work is done.
     ///
     /// # Errors
     /// When some of it failed.
-    pub fn synchronise(&self) -> Result<(), DeviceError> {
+    pub(super) fn synchronise(&self) -> Result<(), DeviceError> {
         // SAFETY: a valid handle.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
@@ -352,7 +358,12 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges must be valid until the copy is done, the source pinned and unchanged.
-    pub unsafe fn copy_in(&self, to: DevicePtr, from: *const u8, bytes: usize) -> Result<(), DeviceError> {
+    pub(super) unsafe fn copy_in(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
         // SAFETY: the caller keeps the ranges valid.
         let code = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw) };
         check("cuMemcpyHtoDAsync", code)
@@ -365,7 +376,12 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges must be valid until the copy is done, the target pinned and used by nobody else.
-    pub unsafe fn copy_out(&self, to: *mut u8, from: DevicePtr, bytes: usize) -> Result<(), DeviceError> {
+    pub(super) unsafe fn copy_out(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
         // SAFETY: the caller keeps the ranges valid.
         let code = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw) };
         check("cuMemcpyDtoHAsync", code)
@@ -378,7 +394,7 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges must be valid until the copy is done.
-    pub unsafe fn copy_within(
+    pub(super) unsafe fn copy_within(
         &self,
         to: DevicePtr,
         from: DevicePtr,
@@ -389,14 +405,14 @@ impl Stream {
         check("cuMemcpyDtoDAsync", code)
     }
 
-    /// Queues filling with one byte.
+    /// Queues filling a range with one byte.
     ///
     /// # Errors
     /// When the driver fails.
     ///
     /// # Safety
     /// The range must be valid until that is done.
-    pub unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize) -> Result<(), DeviceError> {
+    pub(super) unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize) -> Result<(), DeviceError> {
         // SAFETY: the caller keeps the range valid.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.raw) })
     }
@@ -404,11 +420,11 @@ impl Stream {
     /// Queues a kernel. A parameter of 32 bits is the low half of its number.
     ///
     /// # Errors
-    /// When it cannot be launched, or something before it has failed.
+    /// When it cannot be launched, or earlier work has failed.
     ///
     /// # Safety
     /// `arguments` must be those of the kernel, and all they point to valid until it is done.
-    pub unsafe fn launch(
+    pub(super) unsafe fn launch(
         &self,
         function: &Function,
         blocks: u32,
@@ -417,8 +433,8 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         let mut places: Vec<*mut c_void> =
             arguments.iter_mut().map(|argument| ptr::from_mut(argument).cast()).collect();
-        // SAFETY: the driver copies as many bytes of each argument as the kernel declares, at most eight; the caller vouches
-        // for their meaning. Little-endian, so the low half comes first.
+        // SAFETY: the driver copies as many bytes of each argument as the kernel declares, at most
+        // eight; the caller vouches for their meaning. Little-endian, so the low half comes first.
         let code = unsafe {
             sys::cuLaunchKernel(
                 function.raw,
@@ -441,14 +457,16 @@ impl Stream {
         Err(DeviceError::Failed { operation: "cuLaunchKernel", text })
     }
 
-    /// Calls `wake` when all that was queued has ended, well or not. When this fails, it is called at most once.
+    /// Calls `wake` when all queued work has ended, with or without success. If this fails, `wake`
+    /// is called at most once.
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn call(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+    pub(super) fn call(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         let boxed = Box::into_raw(Box::new(wake));
-        // SAFETY: the driver calls it once, even after an error, and hands back the box that is made here. An error told
-        // here may be that of an earlier launch, with the call queued all the same: the box is leaked then, not freed.
+        // SAFETY: the driver calls it once, even after an error, and hands back the box that is
+        // made here. An error told here may be that of an earlier launch, with the call queued all
+        // the same: the box is leaked then, not freed.
         let code = unsafe { sys::cuStreamAddCallback(self.raw, Some(woken), boxed.cast(), 0) };
         check("cuStreamAddCallback", code)
     }
@@ -471,7 +489,7 @@ unsafe extern "C" fn woken(_stream: sys::CUstream, _status: CUresult, wake: *mut
 
 /// A mark in a stream.
 #[derive(Debug)]
-pub struct Event {
+pub(super) struct Event {
     raw: sys::CUevent,
     context: Arc<Context>,
 }
@@ -484,7 +502,7 @@ impl Event {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn new(context: &Arc<Context>, timed: bool) -> Result<Event, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>, timed: bool) -> Result<Event, DeviceError> {
         context.bind()?;
         let mut raw = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -493,20 +511,20 @@ impl Event {
         Ok(Event { raw, context: Arc::clone(context) })
     }
 
-    /// Puts it at the end of the stream.
+    /// Queues the event at the end of the stream.
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+    pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both handles are valid.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
-    /// Whether all before it is done.
+    /// Whether all work before it is done.
     ///
     /// # Errors
     /// When some of it failed.
-    pub fn is_done(&self) -> Result<bool, DeviceError> {
+    pub(super) fn is_done(&self) -> Result<bool, DeviceError> {
         self.context.bind()?;
         // SAFETY: a valid handle.
         let code = unsafe { sys::cuEventQuery(self.raw) };
@@ -520,7 +538,7 @@ impl Event {
     ///
     /// # Errors
     /// When the driver fails.
-    pub fn seconds_to(&self, later: &Event) -> Result<f64, DeviceError> {
+    pub(super) fn seconds_to(&self, later: &Event) -> Result<f64, DeviceError> {
         let mut milliseconds = 0f32;
         // SAFETY: writes one number.
         let code = unsafe { sys::cuEventElapsedTime(&raw mut milliseconds, self.raw, later.raw) };
@@ -539,7 +557,7 @@ impl Drop for Event {
 
 /// Memory on the device.
 #[derive(Debug)]
-pub struct DeviceMemory {
+pub(super) struct DeviceMemory {
     start: DevicePtr,
     bytes: usize,
     context: Arc<Context>,
@@ -550,7 +568,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// When there is too little.
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory, DeviceError> {
         context.bind()?;
         let mut start = 0;
         // SAFETY: writes one address.
@@ -560,13 +578,13 @@ impl DeviceMemory {
 
     /// Its first byte.
     #[must_use]
-    pub fn start(&self) -> DevicePtr {
+    pub(super) fn start(&self) -> DevicePtr {
         self.start
     }
 
     /// Its length.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 }
@@ -581,7 +599,7 @@ impl Drop for DeviceMemory {
 
 /// Pinned host memory that the device reaches at [`PinnedMemory::device`].
 #[derive(Debug)]
-pub struct PinnedMemory {
+pub(super) struct PinnedMemory {
     start: *mut u8,
     bytes: usize,
     device: DevicePtr,
@@ -596,7 +614,7 @@ impl PinnedMemory {
     ///
     /// # Errors
     /// When there is too little, or pinning is forbidden.
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<PinnedMemory, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<PinnedMemory, DeviceError> {
         context.bind()?;
         let bytes = bytes.max(1);
         let mut start = ptr::null_mut();
@@ -613,19 +631,19 @@ impl PinnedMemory {
 
     /// The first byte for the host; the caller agrees with the device on who writes what and when.
     #[must_use]
-    pub fn start(&self) -> *mut u8 {
+    pub(super) fn start(&self) -> *mut u8 {
         self.start
     }
 
     /// The first byte for the device.
     #[must_use]
-    pub fn device(&self) -> DevicePtr {
+    pub(super) fn device(&self) -> DevicePtr {
         self.device
     }
 
     /// Its length.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 }

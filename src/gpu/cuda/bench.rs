@@ -1,8 +1,8 @@
-//! Measures a device: what its link and memory can do, what kernels make of columns that are there, and what comes out
-//! of the whole way from host memory and back, each beside the ceiling that was measured in the same run.
+//! Measures a device: its link and memory, kernels on columns in its memory, and the whole way from
+//! host memory and back, each beside the ceiling that was measured in the same run.
 //!
-//! Invariant: a rate is the median of several measurements, with the slowest and the fastest. Must not know how
-//! results are asked for.
+//! Invariant: a rate is the median of several measurements, with the slowest and the fastest. Must
+//! not know how results are asked for.
 
 mod ceilings;
 mod pipeline;
@@ -89,7 +89,8 @@ pub struct BenchReport {
     pub version: u32,
     /// The device.
     pub device: DeviceInfo,
-    /// Seconds from asking for the device until it could be used, its kernels assembled and buffers registered.
+    /// Seconds from asking for the device until it could be used, its kernels assembled and buffers
+    /// registered.
     pub open_seconds: f64,
     /// Bytes of buffers registered.
     pub registered_bytes: usize,
@@ -132,7 +133,7 @@ impl Memory {
     }
 }
 
-/// Fills with bytes that no kernel finds easier than others.
+/// Fills memory with bytes that are no special case for any kernel.
 fn noise(bytes: &mut [u8]) {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     for word in bytes.as_chunks_mut::<8>().0 {
@@ -173,14 +174,14 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, DeviceError> {
     let mut sweep = Vec::new();
     if options.sweep {
         sweep.extend(pipeline::sweep(&mut opened, &mut memory, &ceilings, options.seconds)?);
-        // What is decided when a device is opened.
+        // These settings take effect only when a device is opened.
         for (name, tuning) in pipeline::openings() {
             let other = CudaDriver::new(tuning);
             let mut other = other.open_cuda(options.index, std::slice::from_ref(&memory.pool))?;
             sweep.extend(pipeline::sweep_one(&mut other, &mut memory, &ceilings, options.seconds, &name)?);
         }
     }
-    // Last, for it leaves the other thread with work.
+    // Last, since it leaves work for the other thread.
     let latency = pipeline::latencies(&mut opened, &mut memory)?;
     Ok(BenchReport {
         version: OUTPUT_VERSION,

@@ -1,12 +1,14 @@
-//! A device with its slots. A batch goes through three streams: in (the copy engine, or a kernel that gathers scattered
-//! pieces), compute, out; events order them, so that batches of different slots overlap in all three. A fourth calls back.
+//! A device with its slots. A batch goes through three streams: in (the copy engine, or a kernel
+//! that gathers scattered ranges), compute, out. Events order them, so that batches of different
+//! slots overlap in all three. A fourth stream makes callbacks.
 //!
-//! In a slot's memory input columns and then output columns lie behind one another; beside it is what the kernels read
-//! beyond columns (tables or a matrix, lists of pieces), which comes in one copy, and the digests, which go out in one.
-//! Pieces in memory that the driver does not know are copied through pinned memory of the slot, by `start` and `finish`.
+//! A slot's memory holds the input columns and then the output columns. Beside it lie the other
+//! inputs of kernels (tables or a matrix, lists of ranges), which come in one copy, and the
+//! digests, which go out in one. Ranges in memory that the driver does not know are copied through
+//! pinned memory of the slot, by `start` and `finish`.
 //!
-//! Invariants: nothing of a slot is reused before its batch has ended; after a failure nothing is started or believed
-//! any more. Must not know what columns mean.
+//! Invariants: no memory of a slot is reused before its batch has ended; after a failure nothing is
+//! started and no result is trusted. Must not know what columns mean.
 #![allow(unsafe_code)] // the device is given addresses; each block says who keeps them valid
 
 use std::ptr;
@@ -31,7 +33,7 @@ const BLOCK: usize = 4096;
 
 const DIGEST_BYTES: usize = size_of::<Digest>();
 
-/// Least bytes of a slot: less is not worth a device.
+/// Smallest slot in bytes: with smaller ones a device is not worth using.
 const SLOT_BYTES_MIN: usize = 4 << 20;
 
 /// Lists in the control block start at multiples of this.
@@ -49,14 +51,15 @@ pub struct CudaDevice {
     /// Batches take turns between these.
     compute: Vec<Stream>,
     output: Stream,
-    /// Calls back: a stream waits for what it has called, and the others have better to do.
+    /// Makes the callbacks: a stream waits until its callback has returned, and the other streams
+    /// must not.
     notice: Stream,
     /// Batches started.
     started: usize,
     kernels: Kernels,
     programs: Programs,
     slabs: Slabs,
-    /// Last, for what is above belongs to it.
+    /// The last field, since the fields above belong to it.
     context: Arc<Context>,
 }
 
@@ -93,7 +96,7 @@ enum Chosen {
     Delta(usize),
 }
 
-/// What a batch copies, with the pieces that go through staging.
+/// What a batch copies, with the ranges that go through staging.
 struct Copies {
     inputs: Vec<Run>,
     outputs: Vec<Run>,
@@ -103,7 +106,7 @@ struct Copies {
     staged_out: Vec<Staged>,
 }
 
-/// A piece that goes through staging.
+/// A range that goes through staging.
 struct Staged {
     /// Offset in staging.
     offset: usize,
@@ -173,13 +176,13 @@ impl CudaDevice {
         })
     }
 
-    /// What registering the slabs took.
+    /// The result of registering the slabs.
     #[must_use]
     pub fn registered(&self) -> &Registered {
         self.slabs.report()
     }
 
-    /// Compiles the matrix of a transform here and now, unless it is ready, so that batches find it.
+    /// Compiles the matrix of a transform now, unless it is ready, so that batches find it.
     ///
     /// # Errors
     /// When the driver does not take the kernels.
@@ -187,20 +190,20 @@ impl CudaDevice {
         self.programs.get_now(transform.matrix(), transform.inputs()).map(|_| ())
     }
 
-    /// Asks for the same in the background.
+    /// Compiles the same in the background.
     pub fn prepare_later(&self, transform: &Transform) {
         let _ = self.programs.get(transform.matrix(), transform.inputs(), 0);
     }
 
-    /// How it is driven from the next batch on, for comparisons. Number and size of slots, staging, streams and priorities
-    /// stay as they were when it was opened.
+    /// Changes how batches are run from the next one on, for comparisons. Number and size of slots,
+    /// staging, streams and priorities stay as they were when the device was opened.
     pub fn tuning_mut(&mut self) -> &mut Tuning {
         &mut self.tuning
     }
 
     /// The copies of a batch; those from and to unknown memory by way of a slot's staging.
     fn copies(&self, work: &Work, staging: &PinnedMemory) -> Result<Copies, DeviceError> {
-        let pieces = plan::pieces(work, self.slot_bytes)?;
+        let ranges = plan::ranges(work, self.slot_bytes)?;
         let mut used = 0;
         let mut through = |runs: Vec<Run>| -> Result<(Vec<Run>, Vec<Staged>), DeviceError> {
             let mut staged = Vec::new();
@@ -221,8 +224,8 @@ impl CudaDevice {
             }
             Ok((plan::joined(&placed), staged))
         };
-        let (inputs, staged_in) = through(pieces.inputs)?;
-        let (outputs, staged_out) = through(pieces.outputs)?;
+        let (inputs, staged_in) = through(ranges.inputs)?;
+        let (outputs, staged_out) = through(ranges.outputs)?;
         Ok(Copies { inputs, outputs, staged_in, staged_out })
     }
 
@@ -275,13 +278,14 @@ impl CudaDevice {
         let fault = self.faults.take();
         let CudaDevice { tuning, slots, input, compute, output, notice, started, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
-        // Logarithms have one matrix, which must not be replaced while another stream reads it.
+        // There is one matrix for logarithms, which must not be replaced while another stream reads
+        // it.
         let turn = if matches!(chosen, Chosen::LogExp) { 0 } else { *started % compute.len() };
         let compute = &compute[turn];
         *started += 1;
         let columns_start = slot.columns.start();
 
-        // What kernels read beyond columns, in one block: factors, then both lists.
+        // The other inputs of kernels, in one block: factors, then both lists.
         let mut control = Vec::new();
         if let Some(transform) = &work.transform {
             push_factors(transform, &chosen, &mut control);
@@ -306,16 +310,19 @@ impl CudaDevice {
 
         for &Staged { offset, host, bytes } in &copies.staged_in {
             let from = ptr::with_exposed_provenance::<u8>(host);
-            // SAFETY: the caller keeps the piece mapped and unchanged; staging has room by `copies`, and is idle.
+            // SAFETY: the caller keeps the range mapped and unchanged; staging has room by
+            // `copies`, and is idle.
             unsafe { ptr::copy_nonoverlapping(from, slot.staging.start().add(offset), bytes) };
         }
-        // SAFETY: the slot is idle, so its memory is not in use; it is kept until the batch has ended, as the
-        // pieces are by the caller. Runs and lists lie in slot and pieces by `plan::pieces`. What a stream reads was
-        // written before in the same one, or before an event that it waits for.
+        // SAFETY: the slot is idle, so its memory is not in use; it is kept until the batch has
+        // ended, as the ranges are by the caller. Runs and lists lie in slot and ranges by
+        // `plan::ranges`. What a stream reads was written before in the same one, or before an
+        // event that it waits for.
         unsafe {
             if !control.is_empty() {
                 slot.control_host.start().copy_from_nonoverlapping(control.as_ptr(), control.len());
-                // In the same stream: on one of its own it was slower, in competition with what the kernels read.
+                // In the same stream: on a stream of its own it was slower, since it competes with
+                // the kernels' reads.
                 input.copy_in(slot.control.start(), slot.control_host.start(), control.len())?;
             }
             match gathered {
@@ -372,10 +379,11 @@ fn blocks_for(most: u32, entries: usize) -> u32 {
     u32::try_from(entries).map_or(most, |entries| entries.min(most)).max(1)
 }
 
-/// Launches what computes the outputs of a batch.
+/// Launches the kernels that compute the outputs of a batch.
 ///
 /// # Safety
-/// The slot's memory must be kept until that is done, its columns and control block be there before.
+/// The slot's memory must be kept until they are done, and its columns and control block be there
+/// before.
 unsafe fn compute_columns(
     kernels: &Kernels,
     stream: &Stream,
@@ -394,8 +402,8 @@ unsafe fn compute_columns(
         outputs: transform.outputs(),
     };
     let factors = slot.control.start();
-    // SAFETY: all columns lie in the slot by `plan::pieces`, factors were put at the start of the control block; the caller
-    // keeps both.
+    // SAFETY: all columns lie in the slot by `plan::ranges`, factors were put at the start of the
+    // control block; the caller keeps both.
     unsafe {
         match chosen {
             Chosen::Nothing => Ok(()),
@@ -421,10 +429,10 @@ fn push_factors(transform: &Transform, chosen: &Chosen, control: &mut Vec<u8>) {
     }
 }
 
-/// Bytes of each slot for what memory is free.
+/// Bytes of each slot, given the free memory.
 fn slot_bytes(tuning: &Tuning, free: usize) -> Result<usize, DeviceError> {
     // Digests and lists take less than a sixteenth of what the columns take.
-    let share = (free as f64 * tuning.memory_share * 15.0 / 16.0) as usize / tuning.slots.max(1);
+    let share = (free as f64 * tuning.memory_fraction * 15.0 / 16.0) as usize / tuning.slots.max(1);
     let bytes = share.min(tuning.slot_bytes_max) & !((1 << 20) - 1);
     if bytes < SLOT_BYTES_MIN.min(tuning.slot_bytes_max) {
         let text = format!("{} MiB of device memory are free: too little", free >> 20);
@@ -436,7 +444,8 @@ fn slot_bytes(tuning: &Tuning, free: usize) -> Result<usize, DeviceError> {
 impl Slot {
     fn new(context: &Arc<Context>, bytes: usize, staging: usize) -> Result<Slot, DeviceError> {
         let blocks = bytes / BLOCK;
-        // Factors, and both lists: pieces are whole blocks, and in and out together no more than the slot.
+        // Factors, and both lists: ranges are whole blocks, and in and out together no more than
+        // the slot.
         let control = TABLES_BYTES_MAX + 2 * CONTROL_ALIGNMENT + blocks * ENTRY_BYTES;
         Ok(Slot {
             columns: DeviceMemory::new(context, bytes)?,
@@ -499,21 +508,24 @@ impl Device for CudaDevice {
         let Some(batch) = slot.batch.take() else { return Err(failed("no batch was started in this slot")) };
         for &Staged { offset, host, bytes } in &batch.staged {
             let to = ptr::with_exposed_provenance_mut::<u8>(host);
-            // SAFETY: the caller of `start` keeps the output piece for us until we return; the copy into staging is done.
+            // SAFETY: the caller of `start` keeps the output range for us until we return; the copy
+            // into staging is done.
             unsafe { ptr::copy_nonoverlapping(slot.staging.start().add(offset), to, bytes) };
         }
         let digests = slot.digests_host.start().cast::<Digest>();
-        // SAFETY: so many digests were copied there, which is done, and the memory holds all blocks of a slot.
+        // SAFETY: so many digests were copied there, which is done, and the memory holds all blocks
+        // of a slot.
         Ok(unsafe { std::slice::from_raw_parts(digests, batch.digests) }.to_vec())
     }
 
     fn abandon(mut self: Box<Self>) {
         let compiling = self.programs.give_up();
-        // In a context that failed nothing runs any more, and as long as it is there the driver makes no other one.
+        // In a failed context no work runs any more, and while it exists the driver makes no other
+        // one.
         if self.slots.iter().any(|slot| slot.ended.is_done().is_err()) {
             let context = Arc::clone(&self.context);
             let end = move || {
-                // It panics only where a matrix breaks an invariant, and has said so.
+                // This panics only where a matrix breaks an invariant, which has been reported.
                 compiling.map(JoinHandle::join);
                 context.destroy();
             };
@@ -527,7 +539,8 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // Whatever became of it, what has ended touches nothing any more; what is freed next may be.
+        // Whether or not it failed, work that has ended touches no memory any more, so memory may
+        // be freed next.
         let _ = self.context.synchronise();
     }
 }

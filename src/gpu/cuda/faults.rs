@@ -1,12 +1,14 @@
-//! Faults on purpose, on a real device: in the next batch of any device of a driver a kernel traps, after which every call
-//! about that device's context fails, or does not end for [`HANG_SECONDS`]. For drills of what becomes of jobs then. Costs
-//! one load of an atomic a batch. Must not know what a batch computes.
+//! Faults on purpose, on a real device: in the next batch on any device of a driver, a kernel
+//! traps, after which every call about that device's context fails, or runs for [`HANG_SECONDS`].
+//! For drills of what happens to jobs then. Costs one load of an atomic per batch. Must not know
+//! what a batch computes.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::Drill;
 
-/// How long a hang lasts: longer than any watchdog waits, and it ends, lest it outlive the test.
+/// How long a hang lasts: longer than any watchdog waits, but not for ever, so that it does not
+/// outlive the test.
 pub const HANG_SECONDS: u64 = 20;
 
 /// Names of the kernels in [`PTX`].
@@ -40,7 +42,7 @@ again:
 }
 ";
 
-/// A fault that waits for the next batch. Shared by a driver and its devices.
+/// A fault for the next batch. Shared by a driver and its devices.
 #[derive(Debug, Default)]
 pub(super) struct Faults(AtomicU8);
 

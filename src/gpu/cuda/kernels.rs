@@ -1,8 +1,10 @@
-//! The fixed kernels: their PTX, assembled when first wanted, and how each is launched over columns.
+//! The fixed kernels: their PTX, assembled when first wanted, and how each is launched over
+//! columns.
 //!
-//! Invariants: launches have the shape that the head of the kernel's source asks for. Every function here that takes
-//! addresses is unsafe for the same reason: they must be of memory of this context that is valid, and not otherwise
-//! written, until the launch is done; lengths and distances are as each says. Must not know of slots or batches.
+//! Invariants: launches have the shape that the head of the kernel's source asks for. Every
+//! function here that takes addresses is unsafe for the same reason: they must be of memory of this
+//! context that is valid, and not otherwise written, until the launch is done; lengths and
+//! distances are as each says. Must not know of slots or batches.
 #![allow(unsafe_code)] // kernels are given addresses
 
 use std::sync::Arc;
@@ -25,14 +27,14 @@ const RESIDENT: u32 = 4;
 const LEAF: usize = 1024;
 
 /// Most columns of the fused kernel, inputs and outputs.
-pub const FUSED_COLUMNS_MAX: usize = 128;
+pub(super) const FUSED_COLUMNS_MAX: usize = 128;
 
 /// Bytes of the matrix that `rs_logexp` holds.
-pub const LOGEXP_MATRIX_MAX: usize = 16384;
+pub(super) const LOGEXP_MATRIX_MAX: usize = 16384;
 
 /// Where the columns of one computation lie.
 #[derive(Clone, Copy, Debug)]
-pub struct Columns {
+pub(super) struct Columns {
     /// First byte of the first input.
     pub input: DevicePtr,
     /// From an input to the next, in bytes.
@@ -78,7 +80,7 @@ impl Family {
 }
 
 /// The kernels of one context.
-pub struct Kernels {
+pub(super) struct Kernels {
     context: Arc<Context>,
     multiprocessors: u32,
     copy: Family,
@@ -95,7 +97,7 @@ impl Kernels {
     ///
     /// # Errors
     /// When the driver refuses one; the text says which and why.
-    pub fn load(context: &Arc<Context>, gpu: Gpu) -> Result<Kernels, DeviceError> {
+    pub(super) fn load(context: &Arc<Context>, gpu: Gpu) -> Result<Kernels, DeviceError> {
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let copy = names(&["gather", "scatter"]);
         let blake3 = names(&["blake3_4k", "blake3_4k_lanes", "blake3_blocks", "blake3_chunks"]);
@@ -133,7 +135,7 @@ impl Kernels {
     ///
     /// # Errors
     /// As [`Kernels::load`].
-    pub fn load_logexp(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn load_logexp(&mut self) -> Result<(), DeviceError> {
         if self.logexp.is_none() {
             let names = Family::rows("rs_logexp", &LOGEXP_PASSES);
             let ptx = include_str!("../../../kernels/ptx/rs_logexp.ptx");
@@ -146,7 +148,7 @@ impl Kernels {
     ///
     /// # Errors
     /// As [`Kernels::load`].
-    pub fn load_fused(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn load_fused(&mut self) -> Result<(), DeviceError> {
         if self.fused.is_none() {
             let names = Family::rows("encode_blake3", &TABLE_PASSES);
             let ptx = include_str!("../../../kernels/ptx/fused.ptx");
@@ -159,7 +161,7 @@ impl Kernels {
     ///
     /// # Errors
     /// When it cannot be launched.
-    pub fn fault(&mut self, stream: &Stream, fault: Drill) -> Result<(), DeviceError> {
+    pub(super) fn fault(&mut self, stream: &Stream, fault: Drill) -> Result<(), DeviceError> {
         if self.faults.is_none() {
             let names: Vec<String> = faults::ENTRIES.map(str::to_owned).to_vec();
             self.faults = Some(Family::load(&self.context, "faults.ptx", faults::PTX, &names)?);
@@ -174,14 +176,14 @@ impl Kernels {
         u32::try_from(units).map_or(most, |units| units.clamp(1, most))
     }
 
-    /// Copies a list of pieces into the device.
+    /// Copies a list of ranges into the device.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// See this file's head: the list of `count` entries, and what its entries name.
-    pub unsafe fn gather(
+    pub(super) unsafe fn gather(
         &self,
         stream: &Stream,
         list: DevicePtr,
@@ -192,14 +194,14 @@ impl Kernels {
         unsafe { stream.launch(&self.copy.functions[0], blocks, THREADS, &mut [list, count as u64]) }
     }
 
-    /// Copies a list of pieces out of the device.
+    /// Copies a list of ranges out of the device.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// As [`Kernels::gather`].
-    pub unsafe fn scatter(
+    pub(super) unsafe fn scatter(
         &self,
         stream: &Stream,
         list: DevicePtr,
@@ -210,15 +212,15 @@ impl Kernels {
         unsafe { stream.launch(&self.copy.functions[1], blocks, THREADS, &mut [list, count as u64]) }
     }
 
-    /// All outputs by product tables, those of every factor behind one another at `tables`. Lengths and distances are
-    /// multiples of 16.
+    /// All outputs by product tables, those of every factor behind one another at `tables`. Lengths
+    /// and distances are multiples of 16.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// See this file's head.
-    pub unsafe fn table(
+    pub(super) unsafe fn table(
         &self,
         stream: &Stream,
         columns: &Columns,
@@ -244,15 +246,15 @@ impl Kernels {
         Ok(())
     }
 
-    /// Parities after a change: the inputs are `changed` old columns, as many new ones and the old parities; the tables
-    /// are those of the factors of the changed columns only, row after row.
+    /// Parities after a change: the inputs are `changed` old columns, as many new ones and the old
+    /// parities; the tables are those of the factors of the changed columns only, row after row.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// See this file's head.
-    pub unsafe fn delta(
+    pub(super) unsafe fn delta(
         &self,
         stream: &Stream,
         columns: &Columns,
@@ -280,15 +282,15 @@ impl Kernels {
         Ok(())
     }
 
-    /// All outputs by logarithms, with the matrix of `factors` bytes at `matrix`, which is copied to where the kernel
-    /// wants it: one stream at a time may use this. Any lengths and distances.
+    /// All outputs by logarithms, with the matrix of `factors` bytes at `matrix`, which is copied
+    /// to where the kernel wants it: one stream at a time may use this. Any lengths and distances.
     ///
     /// # Errors
     /// When it cannot be launched, or was not loaded.
     ///
     /// # Safety
     /// See this file's head; the matrix too.
-    pub unsafe fn logexp(
+    pub(super) unsafe fn logexp(
         &self,
         stream: &Stream,
         columns: &Columns,
@@ -300,7 +302,8 @@ impl Kernels {
         if factors > room {
             return Err(DeviceError::Unsupported("a matrix larger than rs_logexp holds"));
         }
-        // SAFETY: both have as many bytes; the stream orders this behind earlier launches that read the old matrix.
+        // SAFETY: both have as many bytes; the stream orders this behind earlier launches that read
+        // the old matrix.
         unsafe { stream.copy_within(variable, matrix, factors) }?;
         for (row, rows) in passes(columns.outputs, &LOGEXP_PASSES) {
             let output = columns.output + (row * columns.output_ld) as u64;
@@ -323,19 +326,20 @@ impl Kernels {
 
     /// Whether [`Kernels::fused`] takes so many columns.
     #[must_use]
-    pub fn can_fuse(inputs: usize, outputs: usize) -> bool {
+    pub(super) fn can_fuse(inputs: usize, outputs: usize) -> bool {
         TABLE_PASSES.contains(&outputs) && inputs + outputs <= FUSED_COLUMNS_MAX
     }
 
-    /// All outputs by product tables, and the digests of all blocks of inputs and outputs, in one pass. `bytes` is a
-    /// multiple of 4096; the digests of inputs, then outputs, column after column, go to `digests`.
+    /// All outputs by product tables, and the digests of all blocks of inputs and outputs, in one
+    /// pass. `bytes` is a multiple of 4096; the digests of inputs, then outputs, column after
+    /// column, go to `digests`.
     ///
     /// # Errors
     /// When it cannot be launched, or was not loaded.
     ///
     /// # Safety
     /// See this file's head.
-    pub unsafe fn fused(
+    pub(super) unsafe fn fused(
         &self,
         stream: &Stream,
         columns: &Columns,
@@ -361,15 +365,15 @@ impl Kernels {
         unsafe { stream.launch(function, blocks, THREADS, &mut arguments) }
     }
 
-    /// The first halves of the digests of `blocks` blocks of 4 KiB that lie behind one another; four lanes a leaf when
-    /// `lanes`, which is sooner done for few blocks.
+    /// The first halves of the digests of `blocks` blocks of 4 KiB that lie behind one another;
+    /// four lanes a leaf when `lanes`, which is sooner done for few blocks.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// See this file's head.
-    pub unsafe fn blake3_4k(
+    pub(super) unsafe fn blake3_4k(
         &self,
         stream: &Stream,
         input: DevicePtr,
@@ -389,14 +393,15 @@ impl Kernels {
         unsafe { stream.launch(function, grid as u32, threads, &mut [input, blocks as u64, digests]) }
     }
 
-    /// The digests, 32 bytes each, of `blocks` blocks of `block_bytes`, a power of two from 4096 to 65536.
+    /// The digests, 32 bytes each, of `blocks` blocks of `block_bytes`, a power of two from 4096 to
+    /// 65536.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// See this file's head.
-    pub unsafe fn blake3_blocks(
+    pub(super) unsafe fn blake3_blocks(
         &self,
         stream: &Stream,
         input: DevicePtr,
@@ -413,15 +418,15 @@ impl Kernels {
         unsafe { stream.launch(&self.blake3.functions[2], grid as u32, THREADS, &mut arguments) }
     }
 
-    /// The digests, 32 bytes each, of `count` chunks of any length; chunk i is from the i-th to the next of `count` + 1
-    /// offsets of 64 bits.
+    /// The digests, 32 bytes each, of `count` chunks of any length; chunk i is from the i-th to the
+    /// next of `count` + 1 offsets of 64 bits.
     ///
     /// # Errors
     /// When it cannot be launched.
     ///
     /// # Safety
     /// See this file's head.
-    pub unsafe fn blake3_chunks(
+    pub(super) unsafe fn blake3_chunks(
         &self,
         stream: &Stream,
         offsets: DevicePtr,
@@ -437,7 +442,7 @@ impl Kernels {
 }
 
 /// Most bytes of tables that a matrix of a code has: half the columns from the other half.
-pub const TABLES_BYTES_MAX: usize = LOGEXP_MATRIX_MAX * TABLE_BYTES;
+pub(super) const TABLES_BYTES_MAX: usize = LOGEXP_MATRIX_MAX * TABLE_BYTES;
 
 fn not_loaded(name: &str) -> DeviceError {
     DeviceError::Failed { operation: "launch", text: format!("{name} was not loaded") }

@@ -1,5 +1,5 @@
-//! Answers that are known: columns whose outputs the CPU computes by definition, and a kernel's outputs beside them.
-//! Slow, and each call waits for the device. Must not know of slots or batches.
+//! Known answers: columns whose outputs the CPU computes by definition, to compare with a kernel's
+//! outputs. Slow, and each call waits for the device. Must not know of slots or batches.
 #![allow(unsafe_code)] // copies to and from memory that the caller owns
 
 use super::api::{DeviceMemory, Stream};
@@ -33,7 +33,7 @@ pub struct Layout {
 ///
 /// # Panics
 /// When they do not fit.
-pub fn upload(stream: &Stream, memory: &DeviceMemory, bytes: &[u8]) -> Result<(), DeviceError> {
+pub(super) fn upload(stream: &Stream, memory: &DeviceMemory, bytes: &[u8]) -> Result<(), DeviceError> {
     assert!(bytes.len() <= memory.bytes(), "{} bytes in {}", bytes.len(), memory.bytes());
     if !bytes.is_empty() {
         // SAFETY: the memory is as long; waited for before either goes.
@@ -49,7 +49,7 @@ pub fn upload(stream: &Stream, memory: &DeviceMemory, bytes: &[u8]) -> Result<()
 ///
 /// # Panics
 /// When it is shorter.
-pub fn poison(stream: &Stream, memory: &DeviceMemory, bytes: usize) -> Result<(), DeviceError> {
+pub(super) fn poison(stream: &Stream, memory: &DeviceMemory, bytes: usize) -> Result<(), DeviceError> {
     assert!(bytes <= memory.bytes(), "{bytes} bytes in {}", memory.bytes());
     if bytes > 0 {
         // SAFETY: the memory is as long; waited for.
@@ -65,7 +65,7 @@ pub fn poison(stream: &Stream, memory: &DeviceMemory, bytes: usize) -> Result<()
 ///
 /// # Panics
 /// When it is shorter.
-pub fn download(stream: &Stream, memory: &DeviceMemory, bytes: usize) -> Result<Vec<u8>, DeviceError> {
+pub(super) fn download(stream: &Stream, memory: &DeviceMemory, bytes: usize) -> Result<Vec<u8>, DeviceError> {
     assert!(bytes <= memory.bytes(), "{bytes} bytes of {}", memory.bytes());
     let mut found = vec![0; bytes];
     stream.synchronise()?;
@@ -77,8 +77,9 @@ pub fn download(stream: &Stream, memory: &DeviceMemory, bytes: usize) -> Result<
     Ok(found)
 }
 
-/// What a kernel should leave in a buffer of [`POISON`], computed on this CPU by definition: `skip` + `outputs` * `output_ld`
-/// + `skip` bytes. `input` has at least `skip` + `inputs` * `input_ld`.
+/// The right content of a buffer of [`POISON`] after a kernel, computed on this CPU by definition:
+/// `skip` + `outputs` * `output_ld` + `skip` bytes. `input` has at least `skip` + `inputs` *
+/// `input_ld`.
 #[must_use]
 pub fn reference(matrix: &[u8], layout: &Layout, input: &[u8]) -> Vec<u8> {
     let &Layout { skip, input_ld, output_ld, bytes, inputs, outputs } = layout;

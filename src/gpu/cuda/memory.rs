@@ -1,9 +1,9 @@
-//! Host memory that the driver knows: slabs of pools, registered once for the whole process however many devices use
-//! them, and by whom they are used last.
+//! Host memory that the driver knows: slabs of pools, registered once for the whole process however
+//! many devices use them, with a count of their users.
 //!
 //! Invariants: a slab is unregistered when its last user is dropped and never before; the user that
 //! gives a device up is never dropped, so what it may still touch stays registered and mapped. A
-//! slab that cannot be registered is no error: its pieces are copied. Must not know of batches.
+//! slab that cannot be registered is no error: its ranges are copied. Must not know of batches.
 #![allow(unsafe_code)] // registering is a promise about memory; see each block
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use super::api::{ALREADY_REGISTERED, Context, DevicePtr};
 use super::plan::Run;
 use calpe_core::block_io::Pool;
 
-/// A slab that the driver knows, in whichever context that was said.
+/// A slab that the driver knows, whichever context registered it.
 struct Shared {
     base: usize,
     users: usize,
@@ -34,7 +34,7 @@ struct Region {
 }
 
 /// The slabs that one device reaches.
-pub struct Slabs {
+pub(super) struct Slabs {
     regions: Vec<Region>,
     report: Registered,
 }
@@ -53,7 +53,7 @@ pub struct Registered {
 impl Slabs {
     /// Registers the slabs of all pools, each once.
     #[must_use]
-    pub fn register(context: &Arc<Context>, pools: &[Pool]) -> Slabs {
+    pub(super) fn register(context: &Arc<Context>, pools: &[Pool]) -> Slabs {
         let begun = Instant::now();
         let mut slabs = Slabs { regions: Vec::new(), report: Registered::default() };
         for pool in pools {
@@ -76,13 +76,13 @@ impl Slabs {
 
     /// What it took.
     #[must_use]
-    pub fn report(&self) -> &Registered {
+    pub(super) fn report(&self) -> &Registered {
         &self.report
     }
 
     /// The region that a range lies in, when it is also aligned for the kernels.
     #[must_use]
-    pub fn region_of(&self, host: usize, bytes: usize) -> Option<usize> {
+    pub(super) fn region_of(&self, host: usize, bytes: usize) -> Option<usize> {
         if !host.is_multiple_of(16) {
             return None;
         }
@@ -95,14 +95,14 @@ impl Slabs {
     /// # Panics
     /// When it lies in none.
     #[must_use]
-    pub fn device_pointer(&self, run: &Run) -> DevicePtr {
+    pub(super) fn device_pointer(&self, run: &Run) -> DevicePtr {
         let region = &self.regions[run.region.expect("a run in a region")];
         region.device + (run.host - region.base) as u64
     }
 }
 
-/// Registers a slab unless it is registered already, counts this user, and tells where the device sees it and whether
-/// it was counted.
+/// Registers a slab unless it is registered already, and counts this user. Returns where the device
+/// sees it, and whether this user was counted.
 fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<(DevicePtr, bool), String> {
     let base = start.addr();
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,11 +114,12 @@ fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<
         return Ok((pointer, true));
     }
     // Not registered, or by a context that has failed and took that with it: those users never go.
-    // SAFETY: every user keeps the pool, and so the mapping, until the last of them has unregistered it.
+    // SAFETY: every user keeps the pool, and so the mapping, until the last of them has
+    // unregistered it.
     let ours = match unsafe { context.register(start, bytes) } {
         Ok(()) => true,
-        // Unless a device is known that did so, somebody else in this process did, and takes it back when he likes:
-        // usable, but not ours to count.
+        // Unless a device is known that did so, somebody else in this process did, and takes it
+        // back when he likes: usable, but not ours to count.
         Err((ALREADY_REGISTERED, _)) => false,
         Err((_, error)) => return Err(error.to_string()),
     };
@@ -144,7 +145,8 @@ impl Drop for Slabs {
             if shared[at].users == 0 {
                 let slab = shared.swap_remove(at);
                 let start = std::ptr::with_exposed_provenance_mut(region.base);
-                // SAFETY: this was the last device that used it, and it waited for its work before it dropped this.
+                // SAFETY: this was the last device that used it, and it waited for its work before
+                // it dropped this.
                 if let Err(error) = unsafe { slab.owner.unregister(start) } {
                     tracing::warn!("{} bytes of memory stay pinned: {error}", region.bytes);
                 }

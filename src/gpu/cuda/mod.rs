@@ -1,15 +1,16 @@
-//! Devices on NVIDIA's driver, which is loaded when it is first asked for: a machine without one runs the same binary.
+//! Devices on NVIDIA's driver, which is loaded when it is first asked for: a machine without one
+//! runs the same binary.
 //!
-//! `api` is the driver's calls, `memory` the host memory it knows, `plan` how a batch becomes
-//! copies, `kernels` and `programs` what runs on the device, `device` the slots in which batches
-//! run, `known` answers that the CPU knows, `raw` kernels one by one for tests, `bench` what all of
-//! that is measured with, `faults` how it is made to fail on purpose.
+//! `api`: the driver's calls. `memory`: the host memory that the driver knows. `plan`: how a batch
+//! becomes copies. `kernels` and `programs`: the code on the device. `device`: the slots in which
+//! batches run. `known`: answers that the CPU knows. `raw`: single kernels, for tests. `bench`:
+//! measurements. `faults`: failures on purpose.
 //!
-//! Invariants: a call that fails is an error with the driver's own words; only `device` and `raw` hold memory that the
-//! device writes. Must not know of queues, policies or jobs.
+//! Invariants: a call that fails is an error with the driver's own words; only `device` and `raw`
+//! hold memory that the device writes. Must not know of queues, policies or jobs.
 
 #[allow(unsafe_code)] // the driver's calls; each block argues for itself
-pub mod api;
+mod api;
 pub mod bench;
 mod device;
 mod faults;
@@ -34,7 +35,8 @@ pub use faults::HANG_SECONDS;
 pub use memory::Registered;
 pub use tuning::{Method, Tuning};
 
-/// Oldest device that the PTX is for, as 10 times the major number of its compute capability plus the minor one.
+/// Oldest device that the PTX is for, as 10 times the major number of its compute capability plus
+/// the minor one.
 const CAPABILITY_MIN: i32 = 80;
 
 /// NVIDIA's devices.
@@ -45,13 +47,13 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// Devices driven as `tuning` says.
+    /// A driver whose devices are used as `tuning` says.
     #[must_use]
     pub fn new(tuning: Tuning) -> CudaDriver {
         CudaDriver { tuning, faults: Arc::default() }
     }
 
-    /// As [`Driver::open`], for a caller that wants to know more of the device.
+    /// As [`Driver::open`], with the methods of a [`CudaDevice`].
     ///
     /// # Errors
     /// As [`Driver::open`].
@@ -90,7 +92,7 @@ fn info(index: usize) -> Result<DeviceInfo, DeviceError> {
     let gpu = Gpu::nth(index)?;
     let version = api::initialise()?;
     let (major, minor) = (version / 1000, version % 1000 / 10);
-    // The kernel's part has the number that administrators know; in a container it may be hidden.
+    // Administrators know the version of the kernel's part; in a container it may be hidden.
     let kernel = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
     let driver = format!("{} CUDA {major}.{minor}", kernel.trim()).trim_start().to_owned();
     let hex: String = gpu.uuid()?.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,17 +1,19 @@
-//! How the pieces of a batch become copies: checked, put in the order of the column layout, joined where they are
-//! neighbours on both sides, and cut where a kernel wants them short. Pure. Must not call the driver.
+//! Turns the ranges of a batch into copies: checks them, orders them by column, joins ranges that
+//! are neighbours on both sides, and cuts them where a kernel wants them short. Pure. Must not call
+//! the driver.
 
-use crate::device::{DeviceError, Piece, Work};
+use crate::device::{DeviceError, HostRange, Work};
 
-/// Grain of pieces and columns in bytes.
+/// Ranges and columns are multiples of this, in bytes.
 const GRAIN: usize = 4096;
 
-/// Most columns of a batch, inputs and outputs together: those of a code, old and new ones, and as many again.
+/// Most columns of a batch, inputs and outputs together: those of a code, old and new ones, and as
+/// many again.
 const COLUMNS_MAX: usize = 1024;
 
 /// A copy between host memory and a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub(super) struct Run {
     /// Offset of the first byte in the slot.
     pub offset: usize,
     /// Address in host memory.
@@ -24,7 +26,7 @@ pub struct Run {
 
 /// An entry of the list that the gather and scatter kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(super) struct Entry {
     /// Where from, as the device sees it.
     pub source: u64,
     /// Where to, as the device sees it.
@@ -34,12 +36,12 @@ pub struct Entry {
 }
 
 /// Bytes of an entry.
-pub const ENTRY_BYTES: usize = 24;
+pub(super) const ENTRY_BYTES: usize = 24;
 
 impl Entry {
     /// As the kernels read it.
     #[must_use]
-    pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
+    pub(super) fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         bytes[..8].copy_from_slice(&self.source.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.target.to_le_bytes());
@@ -48,20 +50,21 @@ impl Entry {
     }
 }
 
-/// The pieces of a batch, in the order of its columns.
+/// The ranges of a batch, in the order of its columns.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Pieces {
+pub(super) struct Ranges {
     /// Into the slot; together all of its input columns.
     pub inputs: Vec<Run>,
     /// Out of the slot.
     pub outputs: Vec<Run>,
 }
 
-/// The pieces of `work` for a slot of so many bytes, in which inputs and then outputs lie column behind column.
+/// The ranges of `work` for a slot of `slot_bytes`, in which the input columns and then the output
+/// columns follow one another.
 ///
 /// # Errors
 /// `Unsupported` unless the batch is as [`Work`] describes and fits.
-pub fn pieces(work: &Work, slot_bytes: usize) -> Result<Pieces, DeviceError> {
+pub(super) fn ranges(work: &Work, slot_bytes: usize) -> Result<Ranges, DeviceError> {
     let refuse = |why| Err(DeviceError::Unsupported(why));
     let (inputs, outputs) = (work.columns, work.output_columns());
     if inputs == 0 || work.column_bytes == 0 || !work.column_bytes.is_multiple_of(GRAIN) {
@@ -91,24 +94,24 @@ pub fn pieces(work: &Work, slot_bytes: usize) -> Result<Pieces, DeviceError> {
     let Some(out) = ordered(&work.outputs, outputs, work.column_bytes, inputs_bytes) else {
         return refuse("output pieces outside their columns, or over one another");
     };
-    Ok(Pieces { inputs: into, outputs: out })
+    Ok(Ranges { inputs: into, outputs: out })
 }
 
-/// Pieces by their place in the slot; None when one lies outside or two overlap there.
-fn ordered(pieces: &[Piece], columns: usize, column_bytes: usize, base: usize) -> Option<Vec<Run>> {
-    let mut runs = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let inside = piece.column < columns
-            && piece.bytes > 0
-            && piece.bytes.is_multiple_of(GRAIN)
-            && piece.offset.is_multiple_of(GRAIN)
-            && piece.offset.checked_add(piece.bytes).is_some_and(|end| end <= column_bytes);
+/// Ranges by their place in the slot; None when one lies outside or two overlap there.
+fn ordered(ranges: &[HostRange], columns: usize, column_bytes: usize, base: usize) -> Option<Vec<Run>> {
+    let mut runs = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        let inside = range.column < columns
+            && range.bytes > 0
+            && range.bytes.is_multiple_of(GRAIN)
+            && range.offset.is_multiple_of(GRAIN)
+            && range.offset.checked_add(range.bytes).is_some_and(|end| end <= column_bytes);
         if !inside {
             return None;
         }
-        let offset = base + piece.column * column_bytes + piece.offset;
-        let host = piece.start.as_ptr().expose_provenance();
-        runs.push(Run { offset, host, bytes: piece.bytes, region: None });
+        let offset = base + range.column * column_bytes + range.offset;
+        let host = range.start.as_ptr().expose_provenance();
+        runs.push(Run { offset, host, bytes: range.bytes, region: None });
     }
     runs.sort_unstable_by_key(|run| run.offset);
     runs.windows(2).all(|pair| pair[0].offset + pair[0].bytes <= pair[1].offset).then_some(runs)
@@ -116,7 +119,7 @@ fn ordered(pieces: &[Piece], columns: usize, column_bytes: usize, base: usize) -
 
 /// Joins runs that follow one another both in the slot and in one region of host memory.
 #[must_use]
-pub fn joined(runs: &[Run]) -> Vec<Run> {
+pub(super) fn joined(runs: &[Run]) -> Vec<Run> {
     let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
     for &run in runs {
         match joined.last_mut() {
@@ -135,22 +138,22 @@ pub fn joined(runs: &[Run]) -> Vec<Run> {
 
 /// Whether these runs are long enough, on average, for the copy engine.
 #[must_use]
-pub fn is_long(runs: &[Run], least_average: usize) -> bool {
+pub(super) fn is_long(runs: &[Run], least_average: usize) -> bool {
     !runs.is_empty() && runs.iter().map(|run| run.bytes).sum::<usize>() / runs.len() >= least_average
 }
 
 /// Which way a list copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub(super) enum Way {
     /// Host to slot.
     In,
     /// Slot to host.
     Out,
 }
 
-/// Appends entries for runs, none longer than `longest` bytes; `place` says where the device sees a run's first byte.
-/// Returns how many entries that are.
-pub fn push_entries(
+/// Appends entries for runs, none longer than `longest` bytes; `place` says where the device sees a
+/// run's first byte. Returns how many entries that are.
+pub(super) fn push_entries(
     runs: &[Run],
     way: Way,
     slot: u64,
@@ -178,12 +181,12 @@ mod tests {
     use super::*;
     use calpe_core::codec::Codec;
 
-    fn piece(column: usize, offset: usize, address: usize, bytes: usize) -> Piece {
+    fn range(column: usize, offset: usize, address: usize, bytes: usize) -> HostRange {
         let start = NonNull::new(std::ptr::without_provenance_mut(address)).expect("an address");
-        Piece { column, offset, start, bytes }
+        HostRange { column, offset, start, bytes }
     }
 
-    fn work(columns: usize, column_bytes: usize, inputs: Vec<Piece>) -> Work {
+    fn work(columns: usize, column_bytes: usize, inputs: Vec<HostRange>) -> Work {
         Work { transform: None, hash: true, columns, column_bytes, inputs, outputs: Vec::new() }
     }
 
@@ -203,14 +206,14 @@ mod tests {
     fn pieces_come_in_the_order_of_the_columns_and_neighbours_are_joined() {
         // Column 1 follows column 0 in host memory too; its halves are given backwards.
         let given = vec![
-            piece(1, 4096, 0x10_3000, 4096),
-            piece(0, 0, 0x10_0000, 8192),
-            piece(1, 0, 0x10_2000, 4096),
-            piece(2, 0, 0x90_0000, 8192),
+            range(1, 4096, 0x10_3000, 4096),
+            range(0, 0, 0x10_0000, 8192),
+            range(1, 0, 0x10_2000, 4096),
+            range(2, 0, 0x90_0000, 8192),
         ];
-        let pieces = pieces(&work(3, 8192, given), SLOT).expect("a batch");
-        assert_eq!(pieces.inputs.len(), 4);
-        let joined = joined(&pieces.inputs);
+        let ranges = ranges(&work(3, 8192, given), SLOT).expect("a batch");
+        assert_eq!(ranges.inputs.len(), 4);
+        let joined = joined(&ranges.inputs);
         assert_eq!(joined, [run(0, 0x10_0000, 16384), run(16384, 0x90_0000, 8192)]);
         assert!(is_long(&joined, 12288) && !is_long(&joined, 12289) && !is_long(&[], 0));
     }
@@ -234,15 +237,15 @@ mod tests {
 
     #[test]
     fn batches_that_are_not_as_described_are_refused() {
-        let whole = |column| piece(column, 0, 0x1000, 8192);
-        let refused = |work: &Work| matches!(pieces(work, SLOT), Err(DeviceError::Unsupported(_)));
+        let whole = |column| range(column, 0, 0x1000, 8192);
+        let refused = |work: &Work| matches!(ranges(work, SLOT), Err(DeviceError::Unsupported(_)));
         assert!(!refused(&work(2, 8192, vec![whole(0), whole(1)])));
         assert!(refused(&work(2, 8192, vec![whole(0)])), "a column is missing");
         assert!(refused(&work(2, 8192, vec![whole(0), whole(1), whole(1)])), "one is there twice");
         assert!(refused(&work(2, 8192, vec![whole(0), whole(2)])), "no such column");
-        assert!(refused(&work(1, 8192, vec![piece(0, 4096, 0x1000, 8192)])), "past the end");
-        assert!(refused(&work(1, 8192, vec![piece(0, 0, 0x1000, 8191)])), "half a block");
-        assert!(refused(&work(1, 2 * SLOT, vec![piece(0, 0, 0x1000, 2 * SLOT)])), "larger than a slot");
+        assert!(refused(&work(1, 8192, vec![range(0, 4096, 0x1000, 8192)])), "past the end");
+        assert!(refused(&work(1, 8192, vec![range(0, 0, 0x1000, 8191)])), "half a block");
+        assert!(refused(&work(1, 2 * SLOT, vec![range(0, 0, 0x1000, 2 * SLOT)])), "larger than a slot");
         assert!(refused(&work(0, 8192, Vec::new())), "no columns");
         let mut idle = work(1, 8192, vec![whole(0)]);
         idle.hash = false;

@@ -1,9 +1,10 @@
-//! Kernels made for one matrix: compiled on a thread of their own once a matrix comes again, kept while they are used.
-//! Nobody waits for them: until one is ready, other kernels compute the same bytes.
+//! Kernels made for one matrix: a thread compiles them once a matrix is used repeatedly, and they
+//! are kept while they are used. Nothing waits for them: until one is ready, other kernels compute
+//! the same bytes.
 //!
-//! Invariants: a program is ready once it has given answers that the CPU knows, and not before; at
-//! most [`KEPT_MAX`] matrices are known at a time, the least recently used one goes; a program that
-//! a batch holds is not unloaded. Must not know of slots.
+//! Invariants: a program is ready only once it has given answers that the CPU knows; at most
+//! [`KEPT_MAX`] matrices are known at a time, and the least recently used one is dropped; a program
+//! that a batch holds is not unloaded. Must not know of slots.
 #![allow(unsafe_code)] // kernels are given addresses
 
 use std::collections::HashMap;
@@ -19,16 +20,16 @@ use super::known::{self, Layout};
 use crate::device::DeviceError;
 use crate::ptx;
 
-/// Matrices that are remembered. A module takes device memory; an array in use has one matrix for writing and one for
-/// each set of lost members.
+/// Matrices that are remembered. A module takes device memory; an array in use has one matrix for
+/// writing and one for each set of lost members.
 const KEPT_MAX: usize = 64;
 
-/// Most factors of a matrix that is compiled: larger ones take seconds, and their straight code outgrows the
-/// instruction caches.
+/// Most factors of a matrix that is compiled: larger ones take seconds, and their straight code
+/// outgrows the instruction caches.
 const FACTORS_MAX: usize = 2048;
 
 /// The kernels of one matrix.
-pub struct Program {
+pub(super) struct Program {
     passes: Vec<Pass>,
     /// How long compiling and assembling took.
     pub took: Duration,
@@ -50,7 +51,7 @@ impl Program {
     ///
     /// # Errors
     /// When the driver does not take the kernels.
-    pub fn compile(
+    pub(super) fn compile(
         context: &Arc<Context>,
         matrix: &[u8],
         inputs: usize,
@@ -82,8 +83,9 @@ impl Program {
     /// When it cannot be launched.
     ///
     /// # Safety
-    /// The columns must be valid and not otherwise written until it is done, and the program kept until then.
-    pub unsafe fn launch(&self, stream: &Stream, columns: &Columns) -> Result<(), DeviceError> {
+    /// The columns must be valid and not otherwise written until it is done, and the program kept
+    /// until then.
+    pub(super) unsafe fn launch(&self, stream: &Stream, columns: &Columns) -> Result<(), DeviceError> {
         if columns.bytes == 0 {
             return Ok(());
         }
@@ -97,7 +99,8 @@ impl Program {
                 columns.bytes as u64,
             ];
             let blocks = columns.bytes.div_ceil(pass.block_bytes) as u32;
-            // SAFETY: the parameters of every printed kernel, in order; the caller vouches for the columns.
+            // SAFETY: the parameters of every printed kernel, in order; the caller vouches for the
+            // columns.
             unsafe { stream.launch(&pass.function, blocks, pass.threads, &mut arguments) }?;
         }
         Ok(())
@@ -107,7 +110,8 @@ impl Program {
 /// Bytes between the columns of a trial: what is written there is found.
 const TRIAL_GAP: usize = 16;
 
-/// What programs are tried on before they are used: memory of its own, so that nobody waits for an allocation.
+/// Memory on which programs are tried before they are used: its own, so that nothing waits for an
+/// allocation.
 struct Trial {
     stream: Stream,
     inputs: DeviceMemory,
@@ -153,8 +157,8 @@ impl Trial {
             inputs,
             outputs: layout.outputs,
         };
-        // SAFETY: all columns lie in the memory of this trial, as `upload` and `poison` have checked, and the program is
-        // kept until `download` has waited.
+        // SAFETY: all columns lie in the memory of this trial, as `upload` and `poison` have
+        // checked, and the program is kept until `download` has waited.
         unsafe { program.launch(&self.stream, &columns) }?;
         let found = known::download(&self.stream, &self.outputs, expected.len())?;
         match found.iter().zip(&expected).position(|(is, should)| is != should) {
@@ -222,14 +226,14 @@ fn compiled(
 }
 
 /// The programs of one context.
-pub struct Programs {
+pub(super) struct Programs {
     context: Arc<Context>,
-    /// Whoever compiles has it.
+    /// Held while compiling.
     trial: Arc<Mutex<Trial>>,
     cache: Arc<Mutex<Cache>>,
     requests: Option<Sender<Key>>,
     thread: Option<JoinHandle<()>>,
-    /// Nobody wants what is still asked for.
+    /// Compilations that are still requested are not needed any more.
     over: Arc<AtomicBool>,
 }
 
@@ -238,7 +242,7 @@ impl Programs {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn new(context: &Arc<Context>) -> Result<Programs, DeviceError> {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Programs, DeviceError> {
         let cache = Arc::new(Mutex::new(Cache::default()));
         let (requests, received) = mpsc::channel::<Key>();
         let over = Arc::new(AtomicBool::new(false));
@@ -259,7 +263,7 @@ impl Programs {
                     }
                 };
                 let mut cache = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                // Forgotten meanwhile: whoever needs it again asks again.
+                // The matrix was dropped meanwhile: the next batch that needs it requests it again.
                 if let Some(known) = cache.known.get_mut(&key) {
                     known.state = state;
                 }
@@ -279,9 +283,10 @@ impl Programs {
         })
     }
 
-    /// The program of a matrix if it is ready; asks for it when the matrix was seen `after` times before.
+    /// The program of a matrix if it is ready. Requests it when the matrix was seen `after` times
+    /// before.
     #[must_use]
-    pub fn get(&self, matrix: &[u8], inputs: usize, after: u32) -> Option<Arc<Program>> {
+    pub(super) fn get(&self, matrix: &[u8], inputs: usize, after: u32) -> Option<Arc<Program>> {
         if matrix.is_empty() || matrix.len() > FACTORS_MAX {
             return None;
         }
@@ -303,16 +308,16 @@ impl Programs {
             known.state = if sent { State::Asked } else { State::Refused };
         }
         drop(cache);
-        // Unloading calls the driver: not while the cache is locked.
+        // Unloading calls the driver, which must not happen while the cache is locked.
         drop(gone);
         found
     }
 
-    /// The program of a matrix, compiled here and now unless it is ready.
+    /// The program of a matrix, compiled now unless it is ready.
     ///
     /// # Errors
     /// When the driver does not take the kernels, or they do not compute what the CPU does.
-    pub fn get_now(&self, matrix: &[u8], inputs: usize) -> Result<Arc<Program>, DeviceError> {
+    pub(super) fn get_now(&self, matrix: &[u8], inputs: usize) -> Result<Arc<Program>, DeviceError> {
         let key: Key = (inputs, matrix.into());
         {
             let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -326,8 +331,8 @@ impl Programs {
         Ok(program)
     }
 
-    /// Lets the thread end when it can, without waiting for it: that is left to the owner of the handle.
-    pub fn give_up(&mut self) -> Option<JoinHandle<()>> {
+    /// Asks the thread to end, without waiting for it; the owner of the handle waits.
+    pub(super) fn give_up(&mut self) -> Option<JoinHandle<()>> {
         self.over.store(true, Ordering::Relaxed);
         self.requests = None;
         self.thread.take()

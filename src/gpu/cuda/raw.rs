@@ -1,5 +1,6 @@
-//! Kernels one by one on bytes of the host: copied in, computed, copied out, waited for. Slow, and for tests: it reaches
-//! lengths, distances and kernels that no batch has. Must not be used by the runtime.
+//! Kernels one by one on bytes of the host: copied in, computed, copied out, waited for. Slow, and
+//! for tests: it reaches lengths, distances and kernels that no batch has. Must not be used by the
+//! runtime.
 #![allow(unsafe_code)] // kernels are given addresses; all of them are of this file's own memory
 
 use std::sync::Arc;
@@ -54,9 +55,10 @@ impl RawKernels {
         known::download(&self.stream, memory, memory.bytes())
     }
 
-    /// The outputs by a kernel of this method (`Auto` and `Fused` are not of one kernel: `Table`), in a buffer of
-    /// [`POISON`] of `skip` + `outputs` * `output_ld` + `skip` bytes. `input` has at least `skip` + `inputs` * `input_ld`.
-    /// All but `LogExp` want everything in the layout to be a multiple of 16.
+    /// The outputs by a kernel of this method (`Auto` and `Fused` are not of one kernel: `Table`),
+    /// in a buffer of [`POISON`] of `skip` + `outputs` * `output_ld` + `skip` bytes. `input` has at
+    /// least `skip` + `inputs` * `input_ld`. All but `LogExp` want everything in the layout to be a
+    /// multiple of 16.
     ///
     /// # Errors
     /// When the device fails.
@@ -90,7 +92,8 @@ impl RawKernels {
             inputs,
             outputs,
         };
-        // SAFETY: the columns lie inside source and target by the assertion, and all is waited for by `downloaded`.
+        // SAFETY: the columns lie inside source and target by the assertion, and all is waited for
+        // by `downloaded`.
         unsafe {
             match method {
                 Method::LogExp => {

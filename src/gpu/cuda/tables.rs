@@ -1,21 +1,22 @@
-//! What kernels are given about a matrix: the product tables of the byte-permute kernels, and in which passes over the
-//! inputs the rows are computed. Pure. Must not know of devices.
+//! What kernels are given about a matrix: the product tables of the byte-permute kernels, and in
+//! which passes over the inputs the rows are computed. Pure. Must not know of devices.
 
-/// Words of the tables of one factor: products of 0..8 in two, of 0..8 << 3 in two, of 0..4 << 6 in one.
-pub const TABLE_WORDS: usize = 5;
+/// Words of the tables of one factor: products of 0..8 in two, of 0..8 << 3 in two, of 0..4 << 6 in
+/// one.
+pub(super) const TABLE_WORDS: usize = 5;
 
 /// Bytes of the tables of one factor.
-pub const TABLE_BYTES: usize = TABLE_WORDS * size_of::<u32>();
+pub(super) const TABLE_BYTES: usize = TABLE_WORDS * size_of::<u32>();
 
 /// Rows that one launch of `rs_table`, `rs_delta` computes, largest first.
-pub const TABLE_PASSES: [usize; 5] = [8, 4, 3, 2, 1];
+pub(super) const TABLE_PASSES: [usize; 5] = [8, 4, 3, 2, 1];
 
 /// Rows that one launch of `rs_logexp` computes, largest first.
-pub const LOGEXP_PASSES: [usize; 7] = [16, 8, 6, 4, 3, 2, 1];
+pub(super) const LOGEXP_PASSES: [usize; 7] = [16, 8, 6, 4, 3, 2, 1];
 
 /// Product in GF(2^8) over 0x11D.
 #[must_use]
-pub fn product(a: u8, b: u8) -> u8 {
+pub(super) fn product(a: u8, b: u8) -> u8 {
     let mut sum = 0u16;
     for bit in (0..8).rev() {
         sum = sum << 1 ^ if sum & 0x80 == 0 { 0 } else { 0x11D };
@@ -28,7 +29,7 @@ pub fn product(a: u8, b: u8) -> u8 {
 
 /// The tables of one factor as the kernels read them.
 #[must_use]
-pub fn factor_tables(factor: u8) -> [u32; TABLE_WORDS] {
+pub(super) fn factor_tables(factor: u8) -> [u32; TABLE_WORDS] {
     let four = |first: u8, shift: u32| {
         u32::from_le_bytes(std::array::from_fn(|at| product(factor, (first + at as u8) << shift)))
     };
@@ -36,7 +37,7 @@ pub fn factor_tables(factor: u8) -> [u32; TABLE_WORDS] {
 }
 
 /// Writes the tables of all factors, in their order, behind one another.
-pub fn push_tables(factors: impl Iterator<Item = u8>, bytes: &mut Vec<u8>) {
+pub(super) fn push_tables(factors: impl Iterator<Item = u8>, bytes: &mut Vec<u8>) {
     for factor in factors {
         bytes.extend(factor_tables(factor).iter().flat_map(|word| word.to_le_bytes()));
     }
@@ -44,7 +45,7 @@ pub fn push_tables(factors: impl Iterator<Item = u8>, bytes: &mut Vec<u8>) {
 
 /// Rows cut into launches as (first row, rows), each as many as one of `sizes`, which descend to 1.
 #[must_use]
-pub fn passes(rows: usize, sizes: &[usize]) -> Vec<(usize, usize)> {
+pub(super) fn passes(rows: usize, sizes: &[usize]) -> Vec<(usize, usize)> {
     let mut cut = Vec::new();
     let mut row = 0;
     while row < rows {

@@ -1,4 +1,5 @@
-//! The numbers that decide how a device is driven, in one place, so that a bench can try others. Pure.
+//! The numbers that decide how a device is driven, in one place, so that a bench can try others.
+//! Pure.
 
 /// How outputs are computed from inputs. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -12,34 +13,36 @@ pub enum Method {
     Xor,
     /// By logarithms.
     LogExp,
-    /// By product tables, hashing in the same pass; by tables alone where that kernel does not take the columns.
+    /// By product tables, hashing in the same pass; by tables alone where that kernel does not take
+    /// the columns.
     Fused,
 }
 
 /// How a device is driven.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Batches that can be under way at a time: one coming in, one being computed, one going out, and one that waits,
-    /// so that none of the three ever does.
+    /// Batches that can be under way at a time: one coming in, one being computed, one going out,
+    /// and one that waits, so that none of the three ever does.
     pub slots: usize,
-    /// Most bytes of a slot. A link delivers this much in 2 ms, beside which launches cost nothing; a smaller device gets
-    /// smaller slots.
+    /// Most bytes of a slot. A link delivers this much in 2 ms, beside which launches cost nothing;
+    /// a smaller device gets smaller slots.
     pub slot_bytes_max: usize,
-    /// Streams for computing, between which batches take turns: small ones, which leave most of the device idle, then run side by
-    /// side.
+    /// Streams for computing, between which batches take turns: small ones, which leave most of the
+    /// device idle, then run side by side.
     pub compute_streams: usize,
     /// Share of the free device memory that slots may take.
-    pub memory_share: f64,
-    /// Pinned bytes of a slot for pieces in memory that the driver does not know; as much as the slot when slabs could
-    /// not be registered.
+    pub memory_fraction: f64,
+    /// Pinned bytes of a slot for ranges in memory that the driver does not know; as much as the
+    /// slot when slabs could not be registered.
     pub staging_bytes: usize,
-    /// Blocks of the kernel that reads scattered pieces from host memory.
+    /// Blocks of the kernel that reads scattered ranges from host memory.
     pub gather_blocks: u32,
     /// Blocks of the kernel that writes them.
     pub scatter_blocks: u32,
     /// What a warp of these kernels copies at a time, in bytes; a multiple of 4096.
     pub chunk_bytes: usize,
-    /// Average bytes of a run of neighbours from which on the copy engine brings them in; 0: always, MAX: never.
+    /// Average bytes of a run of neighbours from which on the copy engine brings them in; 0:
+    /// always, MAX: never.
     pub engine_run_in: usize,
     /// The same for bringing them out.
     pub engine_run_out: usize,
@@ -47,7 +50,8 @@ pub struct Tuning {
     pub priorities: bool,
     /// How outputs are computed.
     pub method: Method,
-    /// Batches that a matrix must have been in before it is compiled: most sets of lost columns come once.
+    /// Batches that a matrix must have been in before it is compiled: most sets of lost columns
+    /// come once.
     pub compile_after: u32,
     /// Blocks of 4 KiB below which four lanes hash a leaf: too few to fill the device otherwise.
     pub lanes_below: usize,
@@ -59,7 +63,7 @@ impl Default for Tuning {
             slots: 4,
             slot_bytes_max: 128 << 20,
             compute_streams: 4,
-            memory_share: 0.5,
+            memory_fraction: 0.5,
             staging_bytes: 16 << 20,
             gather_blocks: 32,
             scatter_blocks: 6,

@@ -1,12 +1,14 @@
 //! From a matrix to the cheapest list of operations that was found.
 //!
-//! Two ways are tried. *Doubled outputs*: per row Horner's rule over the eight bit planes of the coefficients, 7
-//! doublings a row. *Doubled inputs*: every input times 1, 2, 4 .. 128 once, then every row is one sum; cheaper when
-//! there are far more rows than inputs. In both, what remains is a set of sums over common items, and pairs of items
-//! that occur in many sums are made items themselves, the most frequent pair first (C. Paar, "Optimized arithmetic for
-//! Reed-Solomon encoders", ISIT 1997). Each shared pair stays alive, so their number is bounded by the live words that are
-//! allowed; where the inputs alone would take those, the columns are cut into chunks, each with its own doublings, and
-//! the rows' words are carried from chunk to chunk. Must not know of registers or instructions beyond their number.
+//! Two ways are tried. *Doubled outputs*: per row Horner's rule over the eight bit planes of the
+//! coefficients, 7 doublings a row. *Doubled inputs*: every input times 1, 2, 4 .. 128 once, then
+//! every row is one sum; cheaper when there are far more rows than inputs. In both, what remains is
+//! a set of sums over common items, and pairs of items that occur in many sums are made items
+//! themselves, the most frequent pair first (C. Paar, "Optimized arithmetic for Reed-Solomon
+//! encoders", ISIT 1997). Each shared pair stays alive, so their number is bounded by the live
+//! words that are allowed; where the inputs alone would take those, the columns are cut into
+//! chunks, each with its own doublings, and the rows' words are carried from chunk to chunk. Must
+//! not know of registers or instructions beyond their number.
 
 use std::ops::Range;
 
@@ -15,7 +17,8 @@ use super::{Op, Value, XorProgram};
 /// Bits of a coefficient.
 const BITS: usize = 8;
 
-/// Words alive beside the items: the accumulators of two rows, the sums that are added to them, and a carry.
+/// Words alive beside the items: the accumulators of two rows, the sums that are added to them, and
+/// a carry.
 const TEMPORARIES: usize = 6;
 
 /// Rows whose Horner chains are interleaved, so that one need not wait for the other's doubling.
@@ -27,10 +30,12 @@ const CHUNKINGS_TRIED: usize = 4;
 /// Fewest shared pairs that a chunk leaves room for when the number of chunks is chosen.
 const SHARED_MIN: usize = 16;
 
-/// Doubled inputs are tried up to this many: each is eight words, and beyond a dozen they fill the registers.
+/// Doubled inputs are tried up to this many: each is eight words, and beyond a dozen they fill the
+/// registers.
 const DOUBLED_INPUTS_MAX: usize = 12;
 
-/// The cheapest list found for the matrix that keeps within `live_words_max`, or else the one with the fewest live words.
+/// The cheapest list found for the matrix that keeps within `live_words_max`, or else the one with
+/// the fewest live words.
 pub(super) fn cheapest(matrix: &[u8], inputs: usize, outputs: usize, live_words_max: usize) -> XorProgram {
     let matrix = Matrix { factors: matrix, inputs };
     let mut candidates = Vec::new();
@@ -140,8 +145,8 @@ impl List {
         (self.ops.len() - 1) as Value
     }
 
-    /// The XOR of the parts, `None` of nothing. The last part enters with the last operation: it is the one that others
-    /// wait for.
+    /// The XOR of the parts, `None` of nothing. The last part enters with the last operation: it is
+    /// the one that others wait for.
     fn sum(&mut self, parts: &[Value]) -> Option<Value> {
         let (&first, mut rest) = parts.split_first()?;
         let mut sum = first;
@@ -176,7 +181,8 @@ fn common(a: &Set, b: &Set) -> u32 {
 struct Sums {
     /// Per item, the sums that contain it.
     sets: Vec<Set>,
-    /// Per sum, the parts that it has beside items: a doubled accumulator, a word carried from the chunk before.
+    /// Per sum, the parts that it has beside items: a doubled accumulator, a word carried from the
+    /// chunk before.
     others: Vec<u16>,
 }
 
@@ -228,8 +234,8 @@ impl Sums {
         (0..BITS).filter(move |bit| self.sets[column * BITS + bit].iter().any(|&word| word != 0))
     }
 
-    /// Makes the pairs that occur most often items of their own, at most `room` of them, and of all numbers of pairs the
-    /// one after which the fewest operations remain.
+    /// Makes the pairs that occur most often items of their own, at most `room` of them, and of all
+    /// numbers of pairs the one after which the fewest operations remain.
     fn share(&self, room: usize) -> Shared {
         let mut trial = Sharing::new(self, room);
         let mut cost = self.operations();
@@ -265,7 +271,8 @@ impl Sums {
             .collect()
     }
 
-    /// Operations that add up all sums as they are: n parts take n/2, rounded down, with three-input XORs.
+    /// Operations that add up all sums as they are: n parts take n/2, rounded down, with
+    /// three-input XORs.
     fn operations(&self) -> usize {
         self.parts().into_iter().map(|parts| parts / 2).sum()
     }
@@ -352,7 +359,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// The two items of a pair that nothing but one other pair uses: it need not exist, that pair is a triple.
+    /// The two items of a pair that nothing but one other pair uses: it need not exist, that pair
+    /// is a triple.
     fn only_for_a_pair(&self, item: usize) -> Option<(usize, usize)> {
         let pair = *self.pairs.get(item.checked_sub(self.bases)?)?;
         let in_no_sum = self.sets[item].iter().all(|&word| word == 0);

@@ -1,7 +1,9 @@
-//! What every program must keep: the bytes of the codec's portable engine for codes and recoveries, those of plain
-//! multiplication for any matrix, at boundary lengths; and the operations and live words that kernels count on.
+//! What every program must keep: the bytes of the codec's portable engine for codes and recoveries,
+//! those of plain multiplication for any matrix, at boundary lengths; and the operations and live
+//! words that kernels count on.
 
-use super::{Op, XorProgram, double};
+use super::interpreter::double;
+use super::{Op, XorProgram};
 use calpe_core::codec::{COLUMNS_MAX, Codec, Engine};
 use calpe_core::testing::Noise;
 
@@ -173,8 +175,9 @@ fn any_matrix_is_applied_at_every_boundary_length() {
     }
 }
 
-/// Operations per word position and live words, as `(k, m, operations, live words)`. Per word of input they are
-/// 8.8 for 4+2, 16.8 for 8+4, 17.1 for 24+8 and 28.0 for 32+16, doublings counted as three.
+/// Operations per word position and live words, as `(k, m, operations, live words)`. Per word of
+/// input they are 8.8 for 4+2, 16.8 for 8+4, 17.1 for 24+8 and 28.0 for 32+16, doublings counted as
+/// three.
 const COSTS: [(usize, usize, usize, usize); 11] = [
     (1, 1, 0, 1),
     (4, 2, 35, 8),

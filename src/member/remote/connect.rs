@@ -1,9 +1,10 @@
-//! From a URI to connections on which requests may be submitted. Waits, with a limit, and is therefore called by threads
-//! that may.
+//! From a URI to connections on which requests can be submitted. Blocks within a limit, so only
+//! threads that may block call it.
 //!
-//! The way is: address -> connected stream -> handshake -> [`Link`]. A stream is any descriptor that carries bytes both
-//! ways, so that a layer which encrypts can take the place of the socket between the first step and the second, or in the
-//! middle of the handshake. Must not know what the connections are for.
+//! The way is: address -> connected stream -> handshake -> [`Link`]. A stream is any descriptor
+//! that carries bytes both ways, so that a layer which encrypts can take the place of the socket
+//! between the first step and the second, or in the middle of the handshake. Must not know what the
+//! connections are for.
 
 use super::link::{Link, LinkError, Sink};
 use super::{RemoteError, RemoteLimits, secure};
@@ -23,24 +24,24 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Connections to a server that says that several are one: more let it work on more cores, and TCP use more of a wide
-/// network; a single one is enough for most.
+/// Connections to a server that keeps several coherent: they let it work on more cores, and TCP use
+/// more of a wide network; one is enough for most servers.
 const CONNECTIONS: usize = 4;
 
-/// A TCP connection on which nothing moves is tried after so many seconds, ...
+/// A TCP connection without traffic is probed after this many seconds, ...
 const KEEPALIVE_IDLE_SECONDS: u32 = 5;
-/// ... again at this distance, ...
+/// ... again after this many, ...
 const KEEPALIVE_INTERVAL_SECONDS: u32 = 2;
-/// ... and given up after so many.
+/// ... and given up after this many probes.
 const KEEPALIVE_PROBES: u32 = 3;
 
 /// Between two attempts at a unix socket whose backlog is full.
 const BACKLOG_WAIT: Duration = Duration::from_millis(10);
 
-/// What answers the first connection is looked at with this before the others are made.
+/// Checks the export of the first connection before the others are made.
 pub(super) type Look<'a> = &'a mut dyn FnMut(&mut Reader<'_>) -> Result<(), RemoteError>;
 
-/// Connects, as often as the server makes it worth it. All connections describe one export.
+/// Connects as often as the server benefits from. All connections describe one export.
 pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Result<Vec<Link>, RemoteError> {
     let deadline = Deadline::after(limits.connect);
     let mut first = connect_one(uri, limits, &deadline)?;
@@ -54,7 +55,7 @@ pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Re
                 let what = "its connections describe different exports";
                 return Err(RemoteError::Changed(what.into()));
             }
-            // A server may serve fewer at a time.
+            // A server may allow fewer connections at a time.
             Err(error) => {
                 tracing::debug!(%uri, %error, connections = links.len(), "no further connection");
                 break;
@@ -64,26 +65,27 @@ pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Re
     Ok(links)
 }
 
-/// Whether two descriptions, of two connections, are of one export. What a connection has negotiated is its own.
+/// Whether the descriptions from two connections are of one export. What each connection negotiated
+/// for itself may differ.
 fn same_export(one: &RemoteExport, other: &RemoteExport) -> bool {
     let facts =
         |e: &RemoteExport| (e.size, e.read_only, e.flush, e.fua, e.multi_conn, e.block_min, e.block_max);
     facts(one) == facts(other)
 }
 
-/// Reads on a connection that nothing else uses, waiting.
+/// Blocking reads on a connection that nothing else uses.
 pub(super) struct Reader<'a> {
     link: &'a mut Link,
     deadline: &'a Deadline,
 }
 
 impl Reader<'_> {
-    pub fn export(&self) -> &RemoteExport {
+    pub(super) fn export(&self) -> &RemoteExport {
         self.link.export().expect("the handshake is over")
     }
 
     /// Fills `target` from `offset`; both keep to the blocks of the export.
-    pub fn read(&mut self, offset: u64, target: &mut [u8]) -> Result<(), RemoteError> {
+    pub(super) fn read(&mut self, offset: u64, target: &mut [u8]) -> Result<(), RemoteError> {
         let request = Request::new(Command::Read, offset, target.len() as u64);
         let refused = |source| RemoteError::Request { doing: "a read", source };
         self.link.submit(&request, None).map_err(|error| refused(io::Error::other(error)))?;
@@ -139,7 +141,7 @@ fn connect_one(uri: &NbdUri, limits: &RemoteLimits, deadline: &Deadline) -> Resu
     Ok(link)
 }
 
-/// How far a handshake has come.
+/// State of a handshake.
 #[derive(Default)]
 struct Greeted {
     /// The server grants TLS.
@@ -190,7 +192,7 @@ fn drive<S: Sink>(
 fn lost(link: &Link, error: LinkError) -> RemoteError {
     match (error, link.tls_failure()) {
         (LinkError::Protocol(fatal), _) => RemoteError::Protocol(fatal),
-        // Of the network, not of what is said over it.
+        // An error of the network, not of the protocol.
         (_, Some(TlsFailure::Lost(errno))) => RemoteError::Lost((*errno).into()),
         (_, Some(failure)) => RemoteError::Tls(failure.to_string()),
         (LinkError::Closed | LinkError::Stopping, None) => {
@@ -200,7 +202,7 @@ fn lost(link: &Link, error: LinkError) -> RemoteError {
     }
 }
 
-/// Rounded up, so that what is waited for is over when the wait is.
+/// Rounded up, so that the deadline has passed when the wait ends.
 pub(super) fn poll_timeout(left: Duration) -> PollTimeout {
     let millis = left.as_millis().saturating_add(1);
     PollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX))
@@ -211,7 +213,8 @@ fn tcp(host: &str, port: u16, limits: &RemoteLimits, deadline: &Deadline) -> Res
     let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve)?.collect();
     let mut last = resolve(io::Error::from(io::ErrorKind::NotFound));
     for (at, address) in addresses.iter().enumerate() {
-        // Each gets a fair part of the time: one that swallows packets must not hide the next.
+        // Each address gets an equal fraction of the time: one that swallows packets must not hide
+        // the next.
         let left = deadline.left("connecting")? / (addresses.len() - at) as u32;
         match TcpStream::connect_timeout(address, left) {
             Ok(stream) => {
@@ -225,7 +228,7 @@ fn tcp(host: &str, port: u16, limits: &RemoteLimits, deadline: &Deadline) -> Res
     Err(last)
 }
 
-/// Small requests leave at once, and a peer that is gone is noticed.
+/// Sends small requests at once, and notices a peer that is gone.
 fn tune(stream: &TcpStream, limits: &RemoteLimits) -> io::Result<()> {
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
@@ -237,7 +240,7 @@ fn tune(stream: &TcpStream, limits: &RemoteLimits) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects without waiting in the kernel: a listener whose backlog is full would hold us for ever.
+/// Connects without blocking in the kernel: a listener whose backlog is full would block for ever.
 fn unix(path: &str, deadline: &Deadline) -> Result<OwnedFd, RemoteError> {
     let fail = |errno: Errno| RemoteError::Connect(errno.into());
     let address = UnixAddr::new(path).map_err(fail)?;
@@ -262,7 +265,7 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    pub fn after(whole: Duration) -> Deadline {
+    pub(super) fn after(whole: Duration) -> Deadline {
         Deadline { at: Instant::now() + whole, whole }
     }
 

@@ -1,8 +1,8 @@
 //! One connection to a server: a non-blocking socket and the client's half of the protocol on it.
 //!
-//! Invariants: nothing here blocks; what is kept for sending is what was submitted, what is kept of what arrives is one
-//! buffer of a fixed size; payloads are sent from, and received into, the buffers of the requests. Must not know what
-//! requests are for, or what happens when a connection ends.
+//! Invariants: nothing here blocks; the buffers for sending hold what was submitted, and one buffer
+//! of a fixed size holds what arrives; payloads are sent from, and received into, the buffers of
+//! the requests. Must not know what requests are for, or what happens when a connection ends.
 
 use super::RemoteError;
 use crate::tls::{TlsFailure, Tunnel};
@@ -19,15 +19,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 /// Bytes received at once beside payloads: hundreds of replies, or a few small reads with them.
 const INPUT_BYTES: usize = 64 << 10;
 
-/// Pieces handed to the kernel with one call.
-const PIECES_PER_SEND: usize = 64;
+/// Spans handed to the kernel with one call.
+const SPANS_PER_SEND: usize = 64;
 
-/// Bytes received before the caller gets its turn: other connections and submissions wait meanwhile.
+/// Bytes received before the caller gets its turn: other connections and submissions wait
+/// meanwhile.
 const RECEIVED_AT_ONCE: usize = 4 << 20;
 
-/// What takes the replies of a connection.
+/// Takes the replies of a connection.
 pub(super) trait Sink {
-    /// Where `len` bytes from `offset` of the export go, which the read `cookie` has asked for.
+    /// Where to put `len` bytes from `offset` of the export, which the read `cookie` requested.
     fn target(&mut self, cookie: u64, offset: u64, len: usize) -> &mut [u8];
 
     /// Takes any event but [`ClientEvent::Data`].
@@ -39,9 +40,9 @@ pub(super) trait Sink {
 pub(super) enum LinkError {
     /// The server has closed it.
     Closed,
-    /// The server has said that it ends.
+    /// The server has announced its end.
     Stopping,
-    /// The system says that it is broken.
+    /// The system reports an error.
     Io(io::Error),
     /// The server does not keep to the protocol.
     Protocol(ClientFatal),
@@ -69,7 +70,7 @@ enum Stream {
     Plain(OwnedFd),
     Tls {
         tunnel: Tunnel,
-        /// The socket that TLS runs over, to be cut.
+        /// The network socket under TLS, to be cut.
         network: OwnedFd,
     },
 }
@@ -84,16 +85,16 @@ impl Stream {
 }
 
 /// Something to be sent.
-enum Piece {
+enum Span {
     Bytes(Vec<u8>),
     Payload(Buf),
 }
 
-impl Piece {
+impl Span {
     fn bytes(&self) -> &[u8] {
         match self {
-            Piece::Bytes(bytes) => bytes,
-            Piece::Payload(buf) => buf,
+            Span::Bytes(bytes) => bytes,
+            Span::Payload(buf) => buf,
         }
     }
 }
@@ -109,20 +110,20 @@ struct Payload {
 pub(super) struct Link {
     stream: Stream,
     nbd: ClientConnection,
-    out: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent.
+    out: VecDeque<Span>,
+    /// Bytes of the first span that are sent.
     sent: usize,
     out_bytes: usize,
     input: Box<[u8]>,
-    /// What of `input` was received and not looked at.
+    /// Start of the bytes in `input` that were received and not parsed.
     start: usize,
     end: usize,
     payload: Option<Payload>,
 }
 
 impl Link {
-    /// Over a connected, non-blocking stream.
-    pub fn new(socket: OwnedFd, nbd: ClientConnection) -> Link {
+    /// Wraps a connected, non-blocking stream.
+    pub(super) fn new(socket: OwnedFd, nbd: ClientConnection) -> Link {
         Link {
             stream: Stream::Plain(socket),
             nbd,
@@ -136,8 +137,9 @@ impl Link {
         }
     }
 
-    /// Goes on under TLS, which `start` begins on the socket. For the moment after [`ClientEvent::StartTls`].
-    pub fn secure(
+    /// Continues under TLS, which `start` begins on the socket. To be called after
+    /// [`ClientEvent::StartTls`].
+    pub(super) fn secure(
         self,
         start: impl FnOnce(OwnedFd) -> Result<Tunnel, RemoteError>,
     ) -> Result<Link, RemoteError> {
@@ -152,80 +154,80 @@ impl Link {
         Ok(link)
     }
 
-    /// Why the connection ended, when TLS was the reason.
-    pub fn tls_failure(&self) -> Option<&TlsFailure> {
+    /// Why the connection ended, if TLS was the reason.
+    pub(super) fn tls_failure(&self) -> Option<&TlsFailure> {
         match &self.stream {
             Stream::Plain(_) => None,
             Stream::Tls { tunnel, .. } => tunnel.failure(),
         }
     }
 
-    /// Lets the server know that nothing more is asked; what it answers still arrives.
-    pub fn end_asking(&self) {
-        // One that is broken is found to be so by the next receive.
+    /// Tells the server that no more requests come; its answers still arrive.
+    pub(super) fn end_asking(&self) {
+        // The next receive reports a broken connection.
         let _ = shutdown(self.fd().as_raw_fd(), Shutdown::Write);
     }
 
-    /// What was not sent yet must never be: has closing reset the connection. Unix sockets know no such thing. For a
-    /// connection that is dropped next.
-    pub fn cut(&self) {
-        // Errors mean that it is dead already.
+    /// Makes sure that unsent bytes are never sent: closing resets the connection. Unix sockets
+    /// have no such option. For a connection that is dropped next.
+    pub(super) fn cut(&self) {
+        // Errors mean that the connection is dead already.
         let reset = libc::linger { l_onoff: 1, l_linger: 0 };
         match &self.stream {
             Stream::Plain(socket) => drop(setsockopt(socket, sockopt::Linger, &reset)),
             Stream::Tls { network, .. } => {
                 let _ = setsockopt(network, sockopt::Linger, &reset);
-                // Ends TLS at once, and with it what it still has in hand.
+                // Ends TLS at once, with the bytes that it holds.
                 let _ = shutdown(network.as_raw_fd(), Shutdown::Both);
             }
         }
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.stream.fd()
     }
 
-    pub fn export(&self) -> Option<&RemoteExport> {
+    pub(super) fn export(&self) -> Option<&RemoteExport> {
         self.nbd.export()
     }
 
-    pub fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.nbd.in_flight()
     }
 
     /// Bytes that wait to be sent.
-    pub fn out_bytes(&self) -> usize {
+    pub(super) fn out_bytes(&self) -> usize {
         self.out_bytes
     }
 
     /// Queues a request, with the payload of a write. Returns its cookie.
-    pub fn submit(&mut self, request: &Request, payload: Option<Buf>) -> Result<u64, SubmitError> {
+    pub(super) fn submit(&mut self, request: &Request, payload: Option<Buf>) -> Result<u64, SubmitError> {
         let mut header = Vec::new();
         let cookie = self.nbd.submit(request, &mut header)?;
         self.queue_bytes(header);
         if let Some(payload) = payload {
             self.out_bytes += payload.len();
-            self.out.push_back(Piece::Payload(payload));
+            self.out.push_back(Span::Payload(payload));
         }
         Ok(cookie)
     }
 
-    /// Says goodbye, if the connection takes it at once. For when nothing is in flight.
-    pub fn farewell(&mut self) {
+    /// Says goodbye, if the connection takes it at once. For a connection with nothing in flight.
+    pub(super) fn farewell(&mut self) {
         let mut bytes = Vec::new();
         self.nbd.disconnect(&mut bytes);
         self.queue_bytes(bytes);
-        // A server that does not hear it sees the connection end.
+        // A server that does not get it sees the connection end.
         let _ = self.send();
     }
 
     /// Sends what the socket takes.
-    pub fn send(&mut self) -> Result<(), LinkError> {
+    pub(super) fn send(&mut self) -> Result<(), LinkError> {
         while !self.out.is_empty() {
-            let mut slices = Vec::with_capacity(self.out.len().min(PIECES_PER_SEND));
+            let mut slices = Vec::with_capacity(self.out.len().min(SPANS_PER_SEND));
             let mut skip = self.sent;
-            for piece in self.out.iter().take(PIECES_PER_SEND) {
-                slices.push(IoSlice::new(&piece.bytes()[skip..]));
+            for span in self.out.iter().take(SPANS_PER_SEND) {
+                slices.push(IoSlice::new(&span.bytes()[skip..]));
                 skip = 0;
             }
             let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
@@ -243,10 +245,10 @@ impl Link {
     }
 
     /// Takes what has arrived, up to a limit.
-    pub fn receive(&mut self, sink: &mut impl Sink) -> Result<(), LinkError> {
+    pub(super) fn receive(&mut self, sink: &mut impl Sink) -> Result<(), LinkError> {
         let mut received = 0;
         while received < RECEIVED_AT_ONCE {
-            // What is in `input` was parsed, or the payload that it belonged to was not complete.
+            // Either `input` was parsed completely, or a payload in it was not complete.
             debug_assert!(self.start == self.end);
             (self.start, self.end) = (0, 0);
             let mut input = IoSliceMut::new(&mut self.input);
@@ -281,7 +283,7 @@ impl Link {
             self.end = count - payload;
             self.parse(sink)?;
             if count < room {
-                // The socket is empty; if not, whoever polls is told.
+                // The socket is empty; if not, the next poll reports it.
                 return Ok(());
             }
         }
@@ -330,8 +332,8 @@ impl Link {
         }
         self.out_bytes += bytes.len();
         match self.out.back_mut() {
-            Some(Piece::Bytes(last)) => last.extend_from_slice(&bytes),
-            _ => self.out.push_back(Piece::Bytes(bytes)),
+            Some(Span::Bytes(last)) => last.extend_from_slice(&bytes),
+            _ => self.out.push_back(Span::Bytes(bytes)),
         }
     }
 

@@ -1,14 +1,14 @@
 //! A member on another host: an NBD export of somebody else's.
 //!
-//! Each device has a thread that owns its connections ([`worker`]); operations are handed to it and come back through a
-//! queue that wakes the reactor ([`Inbox`]), or to a caller that waits. Invariants: an operation is answered exactly once,
-//! within the request limit, whatever the server does; the server is hostile input, and what it does costs its own member
-//! at most. Must not know what is stored on the export, or arrays.
+//! Each device has a thread that owns its connections ([`worker`]); operations are handed to the
+//! thread and come back through a queue that wakes the reactor ([`Inbox`]), or to a caller that
+//! waits. Invariants: an operation is answered exactly once, within the request limit, whatever the
+//! server does; the server is hostile input, and a misbehaving one costs its own member at most.
+//! Must not know what is stored on the export, or arrays.
 
 mod connect;
-mod error;
-mod jobs;
 mod link;
+mod operations;
 mod plain;
 mod registry;
 mod secure;
@@ -16,11 +16,11 @@ mod secure;
 mod tests;
 mod worker;
 
-pub use error::RemoteError;
-pub use secure::set_remote_tls;
+pub(crate) use secure::set_remote_tls;
 
-use super::inbox::{Inbox, Returned, ring};
-use super::{Access, DeviceError, holder};
+use super::access::Access;
+use super::inbox::{Inbox, Returned, rouse};
+use super::{DeviceError, RemoteError, holder};
 use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use calpe_core::nbd::{NbdUri, RemoteExport};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -34,30 +34,31 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// Errno for what the server calls invalid, though it keeps to what the server announced.
+/// Errno for requests that the server calls invalid although they keep to what it announced.
 const INTERNAL_ERRNO: i32 = libc::EIO;
 
-/// The largest least block of a server: the largest sector that arrays have.
+/// The largest minimum block of a server: the largest sector that arrays have.
 const BLOCK_MIN_MAX: u32 = 4096;
 
-/// What unacknowledged data may wait at most before TCP gives a connection up, whatever the request limit is.
+/// How long data may stay unacknowledged before TCP gives a connection up, whatever the request
+/// limit is.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(10);
 
-/// What the quarantine is longer than that.
+/// How much longer the quarantine lasts.
 const QUARANTINE_BEYOND: Duration = Duration::from_secs(5);
 
-/// How long a caller that waits waits beyond the limits of its request: the thread answers by then.
+/// How much longer than the limit of its request a caller waits: the thread answers by then.
 const CALLER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long an export that is being closed in this process is waited for.
+/// How long to wait for an export that is being closed in this process.
 const CLOSING_WAIT: Duration = Duration::from_secs(1);
 
-/// How patient to be with a server.
+/// Time limits for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteLimits {
     /// For the answer to a request, reconnecting included; then the device is given up.
     pub request: Duration,
-    /// For a lost connection to be there again.
+    /// For restoring a lost connection.
     pub grace: Duration,
     /// For connecting, handshake included.
     pub connect: Duration,
@@ -79,53 +80,49 @@ impl RemoteLimits {
         UNACKNOWLEDGED_MAX.min(self.request)
     }
 
-    /// How long a device whose connection was lost with writes unanswered stays away.
+    /// How long a device stays away whose connection was lost with unanswered writes.
     fn quarantine(&self) -> Duration {
         self.unacknowledged() + QUARANTINE_BEYOND
     }
 }
 
-/// How an export was lost that was in use as a member.
+/// How an export was lost while it was a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub(crate) struct Lost {
     /// For people.
     pub reason: String,
-    /// Its server was there when it was last tried, and refused the connection.
+    /// The last attempt to connect reached the server, which refused.
     pub is_refused: bool,
     /// When.
     pub at: Instant,
     /// Writes of the lost connection may land until then.
     pub not_before: Instant,
-    /// Nobody has taken note of it, or decided against its return.
+    /// Whether it should come back: nothing has taken note of the loss, or decided against its
+    /// return.
     pub returns: bool,
 }
 
-/// Reads from an export: offset, and what to fill; both keep to its blocks.
-pub type ReadAt<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), RemoteError>;
+/// Reads from an export: offset, and the buffer to fill; both keep to its blocks.
+pub(crate) type ReadAt<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), RemoteError>;
 
-/// Tells whether what a new connection reads is still the storage that was opened.
-pub type Witness = dyn Fn(ReadAt<'_>) -> Result<(), RemoteError> + Send + Sync;
-
-/// Whether a member is given as a URI instead of a path.
-#[must_use]
-pub fn is_remote(path: &Path) -> bool {
-    path.as_os_str().as_encoded_bytes().windows(3).any(|part| part == b"://")
-}
+/// Checks whether a new connection reads the storage that was opened.
+pub(crate) type Witness = dyn Fn(ReadAt<'_>) -> Result<(), RemoteError> + Send + Sync;
 
 /// Whether both are URIs of one export.
 #[must_use]
-pub fn same_remote(one: &Path, other: &Path) -> bool {
+pub(crate) fn same_remote(one: &Path, other: &Path) -> bool {
     matches!((parse(one), parse(other)), (Ok(one), Ok(other)) if one == other)
 }
 
-/// How the export at this URI was lost while it was a member of this process, if it was.
+/// How the export at this URI was lost while it was a member of this process; none if it was not.
 #[must_use]
-pub fn lost(path: &Path) -> Option<Lost> {
+pub(crate) fn lost(path: &Path) -> Option<Lost> {
     registry::lost(&parse(path).ok()?).filter(|lost| lost.returns)
 }
 
-/// The export is a member again, opened at that time, or what was lost until then is no reason to bring it back.
-pub fn forget_lost(path: &Path, until: Instant) {
+/// Forgets losses until `until`: the export has been opened again as a member, or is not to come
+/// back.
+pub(crate) fn forget_lost(path: &Path, until: Instant) {
     if let Ok(uri) = parse(path) {
         registry::forget(&uri, until);
     }
@@ -135,7 +132,7 @@ fn parse(path: &Path) -> Result<NbdUri, RemoteError> {
     Ok(path.to_string_lossy().parse()?)
 }
 
-/// Something for the thread of a device to do.
+/// An operation for the thread of a device.
 struct Submission {
     op: IoOp,
     to: To,
@@ -154,11 +151,12 @@ struct Shared {
     queue: Mutex<Queue>,
     wake: EventFd,
     inbox: OnceLock<Arc<Inbox>>,
-    /// Not zero: the device was given up, and why.
+    /// The errno for which the device was given up; 0 if it was not.
     given_up: AtomicI32,
-    /// Its array does without it: a connection that is lost from now on is no reason for it to come back.
+    /// Its array has released it: a connection that is lost from now on is no reason to bring it
+    /// back.
     released: AtomicBool,
-    /// How long a request may take, in milliseconds.
+    /// Time limit of a request, in milliseconds.
     request_ms: AtomicU64,
 }
 
@@ -175,8 +173,8 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ring(&self) {
-        ring(&self.wake);
+    fn rouse(&self) {
+        rouse(&self.wake);
     }
 
     fn give_back(&self, group: Vec<Returned>) {
@@ -206,14 +204,14 @@ impl std::fmt::Debug for RemoteDevice {
 
 impl RemoteDevice {
     /// Connects and starts the thread.
-    pub fn open(path: &Path, access: Access) -> Result<RemoteDevice, DeviceError> {
+    pub(super) fn open(path: &Path, access: Access) -> Result<RemoteDevice, DeviceError> {
         let fail = |source| DeviceError::Remote { path: path.to_path_buf(), source };
         let uri = parse(path).map_err(fail)?;
         let hold = if access.locks() { Some(hold(&uri, path)?) } else { None };
         if access == Access::Exclusive {
             registry::check_quarantine(&uri).map_err(fail)?;
         }
-        // The holder before has noted by now how it was lost, and the next one has not.
+        // The previous holder has recorded by now how it lost the export.
         let since = Instant::now();
         let limits = RemoteLimits::default();
         let links = connect::connect(&uri, &limits, &mut |reader| {
@@ -241,61 +239,62 @@ impl RemoteDevice {
         Ok(RemoteDevice { uri, export, since, shared })
     }
 
-    /// Whether it could be written if it were open for that.
-    pub fn check_writable(&self, path: &Path) -> Result<(), DeviceError> {
+    /// Whether it could be opened for writing.
+    pub(super) fn check_writable(&self, path: &Path) -> Result<(), DeviceError> {
         check_writable(&self.export, path)
     }
 
-    pub fn uri(&self) -> &NbdUri {
+    pub(super) fn uri(&self) -> &NbdUri {
         &self.uri
     }
 
-    pub fn export(&self) -> &RemoteExport {
+    pub(super) fn export(&self) -> &RemoteExport {
         &self.export
     }
 
-    /// Since when it is open: what was lost before was another opening of the export.
-    pub fn since(&self) -> Instant {
+    /// When it was opened: earlier losses belong to another opening of the export.
+    pub(super) fn since(&self) -> Instant {
         self.since
     }
 
-    /// Its array does without it from now on, for a reason that does not go away with a new connection.
-    pub fn release(&self) {
+    /// Its array has released it, for a reason that a new connection does not remove.
+    pub(super) fn release(&self) {
         self.shared.released.store(true, Ordering::Release);
     }
 
     /// Why it was given up, if it was.
-    pub fn given_up(&self) -> Option<IoFault> {
+    pub(super) fn given_up(&self) -> Option<IoFault> {
         let errno = self.shared.given_up.load(Ordering::Acquire);
         (errno != 0).then_some(IoFault { kind: IoFaultKind::Gone, errno })
     }
 
-    pub fn set_limits(&self, limits: RemoteLimits) {
+    pub(super) fn set_limits(&self, limits: RemoteLimits) {
         self.shared.request_ms.store(whole_millis(limits.request), Ordering::Relaxed);
         self.shared.queue().limits = Some(limits);
-        self.shared.ring();
+        self.shared.rouse();
     }
 
-    pub fn set_witness(&self, witness: Arc<Witness>) {
+    pub(super) fn set_witness(&self, witness: Arc<Witness>) {
         self.shared.queue().witness = Some(witness);
-        self.shared.ring();
+        self.shared.rouse();
     }
 
-    /// Outcomes of [`RemoteDevice::submit`] go there. Only the first time counts.
-    pub fn attach(&self, inbox: &Arc<Inbox>) {
+    /// Sets where outcomes of [`RemoteDevice::submit`] go. Only the first call counts.
+    pub(super) fn attach(&self, inbox: &Arc<Inbox>) {
         let _ = self.shared.inbox.set(Arc::clone(inbox));
     }
 
     /// Starts an operation of the engine.
-    pub fn submit(&self, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
+    pub(super) fn submit(&self, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
         self.push(Submission { op, to: To::Engine { owner, device, token }, fast: false });
     }
 
-    /// Runs an operation to its end; `fast`: a zeroing that is not fast is refused.
-    pub fn call(&self, op: IoOp, fast: bool) -> Result<IoValue, IoFault> {
+    /// Runs an operation to its end. `fast`: a zeroing that is not fast is refused.
+    pub(super) fn call(&self, op: IoOp, fast: bool) -> Result<IoValue, IoFault> {
         let (reply, answer) = sync_channel(1);
         self.push(Submission { op, to: To::Caller(reply), fast });
-        // Whoever gave up sooner than the thread would be told of a failure, and the bytes would land later.
+        // A caller that gave up sooner than the thread would report a failure, and the bytes would
+        // land later.
         let limit = Duration::from_millis(self.shared.request_ms.load(Ordering::Relaxed));
         let patience = limit.max(RemoteLimits::default().request) + CALLER_PATIENCE;
         let timed_out = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
@@ -307,9 +306,9 @@ impl RemoteDevice {
         let first = queue.submissions.is_empty();
         queue.submissions.push(submission);
         drop(queue);
-        // Otherwise the thread was woken, and has not looked yet.
+        // Otherwise the thread was woken already, and has not looked yet.
         if first {
-            self.shared.ring();
+            self.shared.rouse();
         }
     }
 }
@@ -317,12 +316,12 @@ impl RemoteDevice {
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
         self.shared.queue().closing = true;
-        self.shared.ring();
+        self.shared.rouse();
     }
 }
 
-/// A broken invariant in the thread would leave operations unanswered for ever, and with them the array: the log is made for
-/// the end of a process, not for that.
+/// A broken invariant in the thread would leave operations unanswered for ever, and with them the
+/// array. The log is made for the end of a process, so the process ends.
 fn run(worker: Worker) {
     if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
         tracing::error!("the thread of a remote member panicked");
@@ -330,10 +329,10 @@ fn run(worker: Worker) {
     }
 }
 
-/// How long to wait after attempt number `attempt`, counted from 0, has failed: doubles from `first` up to `max`, and spreads: a
-/// server that comes back is not met by all at once.
+/// The wait after attempt number `attempt`, counted from 0, has failed: doubles from `first` up to
+/// `max`, with a random part, so that a server that comes back is not met by all clients at once.
 #[must_use]
-pub fn backoff(first: Duration, max: Duration, attempt: u32) -> Duration {
+pub(crate) fn backoff(first: Duration, max: Duration, attempt: u32) -> Duration {
     let whole = first.saturating_mul(1 << attempt.min(10)).min(max);
     let share = RandomState::new().hash_one(attempt) % 1000;
     whole / 2 + whole.mul_f64(share as f64 / 2000.0)
@@ -343,7 +342,7 @@ fn whole_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Takes the export for this process; one that is being closed is waited for.
+/// Takes the export for this process; waits for one that is being closed.
 fn hold(uri: &NbdUri, path: &Path) -> Result<Hold, DeviceError> {
     let deadline = Instant::now() + CLOSING_WAIT;
     loop {
@@ -358,7 +357,7 @@ fn hold(uri: &NbdUri, path: &Path) -> Result<Hold, DeviceError> {
     }
 }
 
-/// Refuses an export that no member can be, though it can be looked at.
+/// Refuses an export that can be read but cannot be a member.
 fn check_writable(export: &RemoteExport, path: &Path) -> Result<(), DeviceError> {
     if export.read_only {
         return Err(DeviceError::ReadOnly { path: path.to_path_buf(), what: "the export" });
@@ -366,7 +365,7 @@ fn check_writable(export: &RemoteExport, path: &Path) -> Result<(), DeviceError>
     check_export(export, false).map_err(|source| DeviceError::Remote { path: path.to_path_buf(), source })
 }
 
-/// Whether an export can be a member, or be looked at.
+/// Whether an export can be a member, or with `looking` be read.
 fn check_export(export: &RemoteExport, looking: bool) -> Result<(), RemoteError> {
     if export.block_min > BLOCK_MIN_MAX {
         return Err(RemoteError::BlockSize { block_min: export.block_min });

@@ -1,4 +1,4 @@
-//! Plain, waiting I/O on a remote device, for the control plane. Must not know what the bytes mean.
+//! Blocking I/O on a remote device, for the control plane. Must not know what the bytes mean.
 
 use super::RemoteDevice;
 use calpe_core::block_io::{BufMut, Extent, IoFault, IoFaultKind, IoOp, IoValue, Pool};
@@ -6,10 +6,11 @@ use calpe_core::units::ByteOffset;
 use std::io;
 use std::sync::LazyLock;
 
-/// Bytes zeroed with one call, so that each gets the whole time that a request may take.
+/// Bytes zeroed with one call, so that each call has the whole request limit.
 const ZEROED_PER_CALL: u64 = 1 << 30;
 
-/// Superblocks and the like are read so seldom that ordinary memory will do: nothing larger than a page fits into this.
+/// Superblocks are read so seldom that ordinary memory will do: the pool's slab holds nothing
+/// larger than a page.
 static POOL: LazyLock<io::Result<Pool>> = LazyLock::new(|| Pool::new(1));
 
 fn alloc(len: usize) -> io::Result<BufMut> {
@@ -23,7 +24,7 @@ fn error(fault: IoFault) -> io::Error {
 
 impl RemoteDevice {
     /// Fills `target` from `offset`; both keep to the sectors.
-    pub fn read_at(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read_at(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
         if target.is_empty() {
             return Ok(());
         }
@@ -36,7 +37,7 @@ impl RemoteDevice {
     }
 
     /// Writes `source` at `offset`; both keep to the sectors.
-    pub fn write_at(&self, offset: u64, source: &[u8]) -> io::Result<()> {
+    pub(crate) fn write_at(&self, offset: u64, source: &[u8]) -> io::Result<()> {
         if source.is_empty() {
             return Ok(());
         }
@@ -47,16 +48,16 @@ impl RemoteDevice {
     }
 
     /// Waits until everything written is durable.
-    pub fn flush(&self) -> io::Result<()> {
+    pub(crate) fn flush(&self) -> io::Result<()> {
         if !self.export().flush {
             return Ok(());
         }
         self.call(IoOp::Flush, false).map(drop).map_err(error)
     }
 
-    /// Makes a range read as zeroes, if it does already or that is fast. Where it is refused on the way, what comes before
-    /// reads as zeroes.
-    pub fn discard(&self, offset: u64, bytes: u64) -> io::Result<bool> {
+    /// Makes a range read as zeroes, if that is fast or it does so already. If a request is
+    /// refused, the range before it reads as zeroes.
+    pub(crate) fn discard(&self, offset: u64, bytes: u64) -> io::Result<bool> {
         if self.extents(offset, bytes).iter().all(|extent| extent.hole) {
             return Ok(true);
         }
@@ -75,8 +76,8 @@ impl RemoteDevice {
         Ok(true)
     }
 
-    /// Which parts of a range are holes; all data where that cannot be told.
-    pub fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+    /// The holes and the data of a range; all data where the server cannot tell.
+    pub(crate) fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         match self.call(IoOp::Extents { offset: ByteOffset(offset), len }, false) {
             Ok(IoValue::Extents(extents)) => extents,
             _ => vec![Extent { len, hole: false }],

@@ -1,8 +1,8 @@
-//! What this process knows of remote exports beyond their connections: which are open as members, and which were lost,
-//! how, and until when they must not come back.
+//! What this process knows of remote exports beyond their connections: which are open as members,
+//! and which were lost, how, and until when they must not come back.
 //!
-//! Exports have no locks, so two openings of one URI are refused here; other processes and other hosts are not seen.
-//! Must not know connections.
+//! Exports have no locks, so a second opening of a URI in this process is refused here; other
+//! processes and hosts are not seen. Must not know connections.
 
 use super::{Lost, RemoteError};
 use calpe_core::nbd::NbdUri;
@@ -27,8 +27,8 @@ fn entries() -> MutexGuard<'static, HashMap<NbdUri, Entry>> {
 pub(super) struct Hold(NbdUri);
 
 impl Hold {
-    /// None when somebody in this process has it.
-    pub fn take(uri: &NbdUri) -> Option<Hold> {
+    /// None when this process has the export open as a member already.
+    pub(super) fn take(uri: &NbdUri) -> Option<Hold> {
         let mut entries = entries();
         let entry = entries.entry(uri.clone()).or_default();
         (!std::mem::replace(&mut entry.held, true)).then(|| Hold(uri.clone()))
@@ -48,18 +48,18 @@ impl Drop for Hold {
     }
 }
 
-/// Notes that an export was lost while it was a member.
+/// Records that an export was lost while it was a member.
 pub(super) fn note_lost(uri: &NbdUri, lost: Lost) {
     entries().entry(uri.clone()).or_default().lost = Some(lost);
 }
 
-/// How an export was lost, if it was and that is not [forgotten](forget).
+/// How an export was lost, unless that was [forgotten](forget).
 pub(super) fn lost(uri: &NbdUri) -> Option<Lost> {
     entries().get(uri)?.lost.clone()
 }
 
-/// What was lost until then is in service again, or shall not come back by itself; what was lost since is another story.
-/// What may still land on it is not forgotten.
+/// Forgets losses until `until`: the export is in service again, or is not to come back by itself.
+/// Later losses stay, and so does the time until which writes may land.
 pub(super) fn forget(uri: &NbdUri, until: Instant) {
     let mut entries = entries();
     if let Some(entry) = entries.get_mut(uri)

@@ -1,6 +1,7 @@
-//! TLS to the servers of remote members: which certificates, and the stream that comes out of it.
+//! TLS to the servers of remote members: chooses the certificates, and starts the encrypted stream.
 //!
-//! Invariant: a URI that demands TLS is never connected to without. Must not know what is said on the stream.
+//! Invariant: a URI that demands TLS is never connected to without. Must not know the protocol on
+//! the stream.
 
 use super::RemoteError;
 use crate::tls::{ClientFiles, ClientTls, Pumps, Tunnel};
@@ -10,27 +11,27 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
-/// The name in the certificate of a server behind a unix socket, unless the URI says another.
+/// The name in the certificate of a server behind a unix socket, unless the URI gives another.
 const LOCAL_NAME: &str = "localhost";
 
 static CONFIGURED: RwLock<Configured> = RwLock::new(Configured::Nowhere);
 
-/// Where this process gets certificates from, beside URIs.
+/// Source of certificates for URIs that name none.
 enum Configured {
-    /// It has no configuration.
+    /// This process has no configuration.
     Nowhere,
-    /// From its configuration, if that names some.
+    /// The configuration of this process, if it names some.
     Here(Option<ClientTls>),
 }
 
 static PUMPS: LazyLock<Pumps> = LazyLock::new(Pumps::default);
 
-/// What the configuration of this process says that it shows to servers, and believes of them, where a URI does not say it.
-pub fn set_remote_tls(tls: Option<ClientTls>) {
+/// Sets the certificates of this process for URIs that name none.
+pub(crate) fn set_remote_tls(tls: Option<ClientTls>) {
     *CONFIGURED.write().unwrap_or_else(PoisonError::into_inner) = Configured::Here(tls);
 }
 
-/// The certificates for a URI. None where it demands no TLS.
+/// The certificates for a URI; none where it does not demand TLS.
 pub(super) fn tls_of(uri: &NbdUri) -> Result<Option<ClientTls>, RemoteError> {
     if !uri.tls {
         return Ok(None);
@@ -59,7 +60,7 @@ fn configured(source: &Configured) -> Result<ClientTls, RemoteError> {
     Err(RemoteError::Certificates(what))
 }
 
-/// The names that libnbd and nbdkit look for, so that one directory serves all.
+/// The file names that libnbd and nbdkit use, so that one directory serves all.
 fn files_in(directory: &Path) -> ClientFiles {
     let (certificate, key) = (directory.join("client-cert.pem"), directory.join("client-key.pem"));
     ClientFiles {

@@ -547,7 +547,8 @@ fn what_was_lost_while_the_next_one_waited_to_open_is_what_was_lost_before() {
 #[test]
 fn a_write_that_is_answered_after_the_connection_is_lost_counts() {
     let mut bench = Bench::new(Server::new(FLAGS | FLAG_MULTI_CONN), limits(10_000, 5000));
-    // Durable, so that nothing is unflushed; the answer comes on one connection after another has broken.
+    // Durable, so that nothing is unflushed; the answer comes on one connection after another has
+    // broken.
     let state = Arc::clone(&bench.server.state);
     bench.server.script(move |seen| {
         if seen.command == WRITE {
@@ -704,17 +705,17 @@ fn closing_says_goodbye_and_forgets_nothing_that_was_asked() {
 fn what_a_lost_connection_said_of_its_end_does_not_end_the_next_one() {
     let device = Device::open(&Server::new(FLAGS).uri(), Access::ReadOnly).unwrap();
     let export = device.remote().unwrap().export();
-    let (mut jobs, pool) = (jobs::Jobs::default(), Pool::new(1 << 20).unwrap());
+    let (mut operations, pool) = (operations::Operations::default(), Pool::new(1 << 20).unwrap());
     let (reply, _answer) = sync_channel(1);
     let op = IoOp::Read { offset: ByteOffset(0), buf: pool.alloc(4096) };
-    jobs.add(Submission { op, to: To::Caller(reply), fast: false }, export, Instant::now());
-    let (part, _) = jobs.next_part().unwrap();
+    operations.add(Submission { op, to: To::Caller(reply), fast: false }, export, Instant::now());
+    let (part, _) = operations.next_part().unwrap();
     let stopping =
         calpe_core::nbd::Failure { errno: calpe_core::nbd::Errno::Shutdown, message: String::new() };
-    jobs.done(&part, Err(stopping));
+    operations.done(&part, Err(stopping));
     // Nobody asked before the connection was lost for another reason.
-    jobs.send_again(Vec::new());
-    assert!(jobs.has_waiting() && !jobs.server_stops());
+    operations.send_again(Vec::new());
+    assert!(operations.has_waiting() && !operations.server_stops());
 }
 
 #[test]
@@ -727,14 +728,14 @@ fn a_large_range_is_zeroed_fast_or_not_at_all() {
         fast_zero: true,
         ..RemoteExport::default()
     };
-    let mut jobs = jobs::Jobs::default();
-    let add = |jobs: &mut jobs::Jobs, at: u64, len: u64, fast: bool| {
+    let mut operations = operations::Operations::default();
+    let add = |operations: &mut operations::Operations, at: u64, len: u64, fast: bool| {
         let op = IoOp::Zero { offset: ByteOffset(at), len, may_unmap: true };
-        jobs.add(Submission { op, to: To::Caller(sync_channel(1).0), fast }, &export, Instant::now());
+        operations.add(Submission { op, to: To::Caller(sync_channel(1).0), fast }, &export, Instant::now());
     };
-    add(&mut jobs, 0, 4096, false);
-    add(&mut jobs, 1 << 20, 1 << 30, true);
-    let parts: Vec<_> = std::iter::from_fn(|| jobs.next_part()).map(|(part, _)| part.request).collect();
+    add(&mut operations, 0, 4096, false);
+    add(&mut operations, 1 << 20, 1 << 30, true);
+    let parts: Vec<_> = std::iter::from_fn(|| operations.next_part()).map(|(part, _)| part.request).collect();
     assert!(parts.len() > 2);
     assert!(parts.iter().all(|part| part.fast_zero == (part.offset > 0)), "{parts:?}");
 }

@@ -1,22 +1,24 @@
-//! The thread of one remote device: its connections, the requests under way on them, and what happens when they are lost.
+//! The thread of one remote device: its connections, the requests under way on them, and what
+//! happens when they are lost.
 //!
-//! Invariants: the thread waits in one poll and nowhere else; a request is sent again only when that cannot do harm (see
-//! [`Worker::resume_or_give_up`]); a device that was given up stays so, and everything asked of it fails at once. Must not
-//! know arrays.
+//! Invariants: the thread waits in one poll and nowhere else; a request is sent again only when
+//! that cannot do harm (see [`Worker::resume_or_give_up`]); a device that was given up stays so,
+//! and every operation on it fails at once. Must not know arrays.
 //!
 //! # What is sent again, and what never
 //!
-//! A request that a lost connection has not answered may be executed at any time until its server has finished with that
-//! connection, and nothing on the wire proves when that is: a server that closes may still have requests in its block layer
-//! (qemu's does), or be a proxy. So a write, once begun to be sent, is never sent again. When a connection is lost with
-//! a write unanswered, the device is given up: its member leaves service, and is caught up after a quarantine. The same
-//! when writes were answered and not flushed since: the server may have lost them with its memory, and a FLUSH on a new
-//! connection would not tell. What is left is replayed: reads, questions, flushes of nothing, and what was not
-//! handed to a connection yet.
+//! A request that a lost connection has not answered may be executed at any time until its server
+//! has finished with that connection, and nothing on the wire proves when that is: a server that
+//! closes may still have requests in its block layer (qemu's does), or be a proxy. So a write of
+//! which any byte may have been sent is never sent again. When a connection is lost with a write
+//! unanswered, the device is given up: its member leaves service, and is caught up after a
+//! quarantine. The same holds when answered writes were not flushed: the server may have lost them
+//! with its memory, and a FLUSH on a new connection would not tell. Other requests are replayed:
+//! reads, block status, flushes of nothing, and requests that no connection has been given.
 
 use super::connect::{connect, poll_timeout};
-use super::jobs::{Jobs, Part, Replies, index_of};
 use super::link::{Link, LinkError};
+use super::operations::{Operations, Part, Replies, index_of};
 use super::registry::{self, Hold};
 use super::{Lost, RemoteError, RemoteLimits, Shared, To, Witness, backoff, check_export};
 use calpe_core::block_io::{IoFault, IoFaultKind};
@@ -35,14 +37,15 @@ const UNDER_WAY_MAX: usize = 256;
 /// Bytes handed to one connection before the server takes some: a few of the largest writes.
 const OUT_BYTES_MAX: usize = 4 << 20;
 
-/// How long answers are waited for on a connection that is lost, at most: what they answer need not be given up.
+/// How long at most to wait for answers on a lost connection: answered requests need not be given
+/// up.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// Wait before the first attempt to connect again, and the longest between two.
+/// Wait before the first attempt to reconnect, and the longest between two.
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// One connection, and what is under way on it.
+/// One connection, and the requests under way on it.
 struct Lane {
     link: Link,
     /// By the low half of their cookies.
@@ -51,14 +54,14 @@ struct Lane {
 
 enum Phase {
     Up(Vec<Lane>),
-    /// Lost; what was answered before that is still taken.
+    /// Lost; answers that were sent before are still taken.
     Leaving {
         lanes: Vec<Lane>,
         until: Instant,
         lost: Vec<Part>,
         why: String,
     },
-    /// Lost, and nothing stands against going on.
+    /// Lost, and being replaced, which can do no harm.
     Reconnecting {
         until: Instant,
         next: Instant,
@@ -72,21 +75,21 @@ enum Phase {
 /// What the thread owns.
 pub(super) struct Worker {
     uri: NbdUri,
-    /// As it was when the device was opened, which it must stay.
+    /// The export when the device was opened; it must not change.
     export: RemoteExport,
     limits: RemoteLimits,
     witness: Option<Arc<Witness>>,
     shared: Arc<Shared>,
-    jobs: Jobs,
+    operations: Operations,
     phase: Phase,
-    /// None for a device that is only looked at.
+    /// None for a device that is only read.
     hold: Option<Hold>,
-    /// The last attempt to connect again met a server that refused it.
+    /// The last attempt to reconnect met a server that refused.
     is_refused: bool,
 }
 
 impl Worker {
-    pub fn new(
+    pub(super) fn new(
         uri: NbdUri,
         links: Vec<Link>,
         limits: RemoteLimits,
@@ -100,7 +103,7 @@ impl Worker {
             limits,
             witness: None,
             shared,
-            jobs: Jobs::default(),
+            operations: Operations::default(),
             phase: Phase::Up(lanes(links)),
             hold,
             is_refused: false,
@@ -108,7 +111,7 @@ impl Worker {
     }
 
     /// Runs until the device is closed.
-    pub fn run(mut self) {
+    pub(super) fn run(mut self) {
         loop {
             let closing = self.take_submissions();
             self.send();
@@ -124,17 +127,17 @@ impl Worker {
 
     /// Returns whether the device is closed.
     fn take_submissions(&mut self) -> bool {
-        // All of it at once: what came between two looks would be lost with the rest.
+        // All submissions at once: any that came between two looks would be lost with the rest.
         let queue = std::mem::take(&mut *self.shared.queue());
         self.limits = queue.limits.unwrap_or(self.limits);
         self.witness = queue.witness.or_else(|| self.witness.take());
         let now = Instant::now();
         for submission in queue.submissions {
             if let Phase::GivenUp(fault) = self.phase {
-                self.jobs.finished.push((submission.to, Err(fault)));
+                self.operations.finished.push((submission.to, Err(fault)));
                 continue;
             }
-            self.jobs.add(submission, &self.export, now);
+            self.operations.add(submission, &self.export, now);
         }
         queue.closing
     }
@@ -145,16 +148,16 @@ impl Worker {
         self.witness = queue.witness.take().or_else(|| self.witness.take());
     }
 
-    /// Hands requests to the connection with the least to do, as long as there is one with room.
+    /// Hands requests to the connection with the least to do, as long as one has room.
     fn send(&mut self) {
         let Phase::Up(lanes) = &mut self.phase else { return };
-        while self.jobs.has_waiting() {
+        while self.operations.has_waiting() {
             let free = lanes
                 .iter_mut()
                 .filter(|lane| lane.link.in_flight() < UNDER_WAY_MAX && lane.link.out_bytes() < OUT_BYTES_MAX)
                 .min_by_key(|lane| (lane.link.out_bytes(), lane.link.in_flight()));
             let Some(lane) = free else { break };
-            let Some((part, payload)) = self.jobs.next_part() else { break };
+            let Some((part, payload)) = self.operations.next_part() else { break };
             match lane.link.submit(&part.request, payload) {
                 Ok(cookie) => {
                     let index = index_of(cookie);
@@ -163,14 +166,15 @@ impl Worker {
                     }
                     lane.under_way[index] = Some(part);
                 }
-                // Ranges and alignment were checked before: the server would not take it, so it cannot be done.
+                // Ranges and alignment were checked before; the server does not take this request,
+                // so it cannot be done.
                 Err(error) => {
                     tracing::error!(uri = %self.uri, %error, "a request that cannot be sent");
                     let failure = calpe_core::nbd::Failure {
                         errno: calpe_core::nbd::Errno::Inval,
                         message: error.to_string(),
                     };
-                    self.jobs.done(&part, Err(failure));
+                    self.operations.done(&part, Err(failure));
                 }
             }
         }
@@ -183,10 +187,10 @@ impl Worker {
 
     fn hand_back(&mut self) {
         let mut group = Vec::new();
-        for (to, result) in self.jobs.finished.drain(..) {
+        for (to, result) in self.operations.finished.drain(..) {
             match to {
                 To::Engine { owner, device, token } => group.push((owner, device, token, result)),
-                // Whoever asked may have given up waiting.
+                // The caller may have given up waiting.
                 To::Caller(reply) => drop(reply.send(result)),
             }
         }
@@ -210,14 +214,14 @@ impl Worker {
         match poll(&mut fds, timeout) {
             Ok(_) => {}
             Err(errno) if polling::survives(errno as i32, "the thread of a remote member") => {}
-            // There is nothing to do but to try again.
+            // All that can be done is to try again.
             Err(error) => {
                 tracing::error!(%error, "poll failed");
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
         if fds[0].any() == Some(true) {
-            // An error means that there was nothing to read, which is just as well.
+            // An error means that there was nothing to read, which is harmless.
             let _ = self.shared.wake.read();
         }
     }
@@ -225,7 +229,7 @@ impl Worker {
     /// The time until something has to be done although nothing arrives.
     fn until_due(&self) -> Option<Duration> {
         let now = Instant::now();
-        let requests = self.jobs.oldest().map(|began| began + self.limits.request);
+        let requests = self.operations.oldest().map(|began| began + self.limits.request);
         let phase = match &self.phase {
             Phase::Up(_) | Phase::GivenUp(_) => None,
             Phase::Leaving { until, .. } => Some(*until),
@@ -239,17 +243,17 @@ impl Worker {
     fn receive(&mut self) {
         match &mut self.phase {
             Phase::Up(lanes) => {
-                let error = lanes.iter_mut().find_map(|lane| lane.receive(&mut self.jobs).err());
+                let error = lanes.iter_mut().find_map(|lane| lane.receive(&mut self.operations).err());
                 if let Some(error) = error {
                     self.lost(&error);
-                } else if self.jobs.server_stops() {
+                } else if self.operations.server_stops() {
                     self.lost(&LinkError::Stopping);
                 }
             }
             Phase::Leaving { lanes, lost, .. } => {
-                let jobs = &mut self.jobs;
+                let operations = &mut self.operations;
                 lanes.retain_mut(|lane| {
-                    let over = lane.receive(jobs).is_err() || lane.link.in_flight() == 0;
+                    let over = lane.receive(operations).is_err() || lane.link.in_flight() == 0;
                     if over {
                         lost.extend(lane.under_way.drain(..).flatten());
                     }
@@ -265,7 +269,7 @@ impl Worker {
 
     fn keep_time(&mut self) {
         let now = Instant::now();
-        if let Some(began) = self.jobs.oldest()
+        if let Some(began) = self.operations.oldest()
             && now.duration_since(began) >= self.limits.request
         {
             let seconds = self.limits.request.as_secs();
@@ -282,11 +286,11 @@ impl Worker {
         }
     }
 
-    /// A connection is over: no more is sent on any, and what they still answer is taken.
+    /// A connection is over: nothing more is sent on any, and their remaining answers are taken.
     fn lost(&mut self, error: &LinkError) {
         let why = error.to_string();
         if let LinkError::Protocol(_) = error {
-            // What it sends cannot be believed, on no connection.
+            // The server broke the protocol: no connection of it is believed.
             return self.give_up(libc::EPROTO, why);
         }
         let Phase::Up(lanes) = &mut self.phase else { return };
@@ -298,17 +302,18 @@ impl Worker {
         self.receive();
     }
 
-    /// All connections are gone. Goes on with new ones if nothing that was sent can do harm, see the head of this file.
+    /// All connections are gone. Continues with new ones if no sent request can do harm; see the
+    /// head of this file.
     fn resume_or_give_up(&mut self) {
-        // What was set just now counts.
+        // Limits that were set just now count.
         self.take_settings();
         let Phase::Leaving { lost, why, .. } = &mut self.phase else { return };
         let (lost, why) = (std::mem::take(lost), std::mem::take(why));
         let writes = lost.iter().filter(|part| part.request.command.modifies()).count();
-        self.jobs.send_again(lost);
+        self.operations.send_again(lost);
         let reason = if writes > 0 {
             format!("{why}, with {writes} writes unanswered")
-        } else if self.jobs.has_unflushed() {
+        } else if self.operations.has_unflushed() {
             format!("{why}, with writes not yet flushed")
         } else if self.witness.is_none() {
             why
@@ -326,7 +331,7 @@ impl Worker {
         self.finish_giving_up(libc::ENOTCONN, reason, writes > 0);
     }
 
-    /// Begins an attempt that is due, or takes the result of one.
+    /// Starts an attempt that is due, or takes the result of one.
     fn reconnect(&mut self, now: Instant) {
         let Phase::Reconnecting { until, next, attempt, result, why } = &mut self.phase else { return };
         let outcome = match result.as_ref().map(Receiver::try_recv) {
@@ -337,7 +342,7 @@ impl Worker {
             Some(Err(TryRecvError::Empty)) | None => None,
         };
         if let Some(outcome) = &outcome {
-            // What has changed is another matter: it is looked at when the member is to come back.
+            // The export has changed; that is judged when the member is to come back.
             let is_refusal =
                 |error: &RemoteError| error.is_refusal() && !matches!(error, RemoteError::Changed(_));
             self.is_refused = outcome.as_ref().is_err_and(is_refusal);
@@ -373,8 +378,8 @@ impl Worker {
         }
     }
 
-    /// Connects on a thread of its own: names take their time to be found, and requests must not wait longer for it than
-    /// they are promised.
+    /// Connects on a thread of its own: resolving names takes time, and requests must not wait
+    /// beyond their limit for it.
     fn begin_attempt(&self) -> Receiver<Result<Vec<Link>, RemoteError>> {
         let (sender, receiver) = channel();
         let (uri, expected, limits) = (self.uri.clone(), self.export.clone(), self.limits);
@@ -388,9 +393,9 @@ impl Worker {
                     None => Ok(()),
                 }
             });
-            // Whoever wanted it may be gone: then it is closed again.
+            // If this device is gone, the connections are closed again.
             let _ = sender.send(result);
-            shared.ring();
+            shared.rouse();
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread to connect");
@@ -428,20 +433,20 @@ impl Worker {
         }
         let fault = IoFault { kind: IoFaultKind::Gone, errno };
         self.phase = Phase::GivenUp(fault);
-        self.jobs.fail_all(fault);
+        self.operations.fail_all(fault);
         self.shared.note_given_up(errno);
         self.hand_back();
     }
 
     fn close(mut self) {
         if let Phase::Up(lanes) = &mut self.phase
-            && self.jobs.is_empty()
+            && self.operations.is_empty()
         {
             lanes.iter_mut().for_each(|lane| lane.link.farewell());
-        } else if !self.jobs.is_empty() {
+        } else if !self.operations.is_empty() {
             self.give_up(libc::ECANCELED, "it was closed with requests under way".into());
         }
-        // The connections end before others in this process may have the export.
+        // The connections end before another opening in this process may take the export.
         self.phase = Phase::GivenUp(IoFault { kind: IoFaultKind::Gone, errno: libc::ESHUTDOWN });
         drop(self.hold.take());
         self.hand_back();
@@ -449,8 +454,8 @@ impl Worker {
 }
 
 impl Lane {
-    fn receive(&mut self, jobs: &mut Jobs) -> Result<(), LinkError> {
-        self.link.receive(&mut Replies { jobs, under_way: &mut self.under_way })
+    fn receive(&mut self, operations: &mut Operations) -> Result<(), LinkError> {
+        self.link.receive(&mut Replies { operations, under_way: &mut self.under_way })
     }
 }
 
@@ -458,7 +463,7 @@ fn lanes(links: Vec<Link>) -> Vec<Lane> {
     links.into_iter().map(|link| Lane { link, under_way: Vec::new() }).collect()
 }
 
-/// Whether what answers is what was opened, as far as its description goes.
+/// Whether the export that answers has the description of the one that was opened.
 fn check_same(was: &RemoteExport, is: &RemoteExport) -> Result<(), RemoteError> {
     let changed = [
         ("size", was.size, is.size),

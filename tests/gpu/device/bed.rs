@@ -11,7 +11,7 @@ use calpe_core::block_io::{Buf, BufMut, Pool};
 use calpe_core::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
 use calpe_core::testing::Random;
 use calpe_gpu::cuda::{CudaDevice, CudaDriver, Tuning};
-use calpe_gpu::device::{Device, DeviceError, Digest, Driver, Piece, Work};
+use calpe_gpu::device::{Device, DeviceError, Digest, Driver, HostRange, Work};
 
 /// What outputs hold before, and what lies around them for good.
 const POISON: u8 = 0xA5;
@@ -221,7 +221,7 @@ impl Case {
     }
 
     fn work(&mut self, piece_bytes: usize) -> Work {
-        let at = |column, offset, start: *mut u8, bytes| Piece {
+        let at = |column, offset, start: *mut u8, bytes| HostRange {
             column,
             offset,
             start: NonNull::new(start).expect("an address"),

@@ -126,7 +126,7 @@ fn who_keeps_more_than_a_share_and_takes_nothing_goes_when_others_need_it() {
     for client in &mut deaf {
         // What was sent before, and an end; one that stays gets all when it reads.
         client.0.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
-        let bytes = io::copy(&mut io::Read::take(&mut client.0, 32 << 20), &mut io::sink());
+        let bytes = io::copy(&mut Read::take(&mut client.0, 32 << 20), &mut io::sink());
         cut_off += usize::from(bytes.map_or(true, |bytes| bytes < 32 << 20));
     }
     assert!(cut_off >= 1, "nobody went");

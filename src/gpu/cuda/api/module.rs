@@ -14,7 +14,7 @@ const LOG_BYTES: usize = 8 << 10;
 
 /// Kernels that the driver has assembled for the device.
 #[derive(Debug)]
-pub struct Module {
+pub(crate) struct Module {
     raw: sys::CUmodule,
     context: Arc<Context>,
 }
@@ -26,7 +26,7 @@ unsafe impl Sync for Module {}
 
 /// A kernel; must not outlive its module.
 #[derive(Clone, Debug)]
-pub struct Function {
+pub(crate) struct Function {
     pub(super) raw: sys::CUfunction,
     pub(super) name: String,
 }
@@ -72,18 +72,20 @@ impl Drop for Linker {
 }
 
 impl Module {
-    /// Assembles PTX, or takes from the driver's cache what was assembled before. Meanwhile the driver launches nothing
-    /// for the whole process: at work, use [`Module::assembled`]. `name` is for messages.
+    /// Assembles PTX, or takes from the driver's cache what was assembled before. Meanwhile the
+    /// driver launches nothing for the whole process: at work, use [`Module::assembled`]. `name` is
+    /// for messages.
     ///
     /// # Errors
     /// With what the assembler says of the text.
-    pub fn new(context: &Arc<Context>, name: &str, ptx: &str) -> Result<Module, DeviceError> {
+    pub(crate) fn new(context: &Arc<Context>, name: &str, ptx: &str) -> Result<Module, DeviceError> {
         context.bind()?;
         let failed = |text: String| DeviceError::Failed { operation: "cuModuleLoadDataEx", text };
         let text = CString::new(ptx).map_err(|_| failed(format!("{name}: the PTX holds a zero byte")))?;
         let mut log = Log::new();
         let mut raw = ptr::null_mut();
-        // SAFETY: the text ends with zero, the options are as many as said, and the log has the length said.
+        // SAFETY: the text ends with zero, the options are as many as said, and the log has the
+        // length said.
         let code = unsafe {
             sys::cuModuleLoadDataEx(
                 &raw mut raw,
@@ -99,13 +101,14 @@ impl Module {
         Ok(Module { raw, context: Arc::clone(context) })
     }
 
-    /// As [`Module::new`], but assembled by the driver's linker, which holds up nobody's launches; loading what it made is
-    /// over in a tenth of a millisecond. (An H200 with driver 580: a launch beside `new` waited for all of its 95 ms, beside this
-    /// one for 0.15 ms at most.) Nothing is cached.
+    /// As [`Module::new`], but assembled by the driver's linker, which holds up nobody's launches;
+    /// loading what it made is over in a tenth of a millisecond. (An H200 with driver 580: a launch
+    /// beside `new` waited for all of its 95 ms, beside this one for 0.15 ms at most.) Nothing is
+    /// cached.
     ///
     /// # Errors
     /// With what the assembler says of the text.
-    pub fn assembled(context: &Arc<Context>, name: &str, ptx: &str) -> Result<Module, DeviceError> {
+    pub(crate) fn assembled(context: &Arc<Context>, name: &str, ptx: &str) -> Result<Module, DeviceError> {
         context.bind()?;
         let failed = |text: String| DeviceError::Failed { operation: "cuLinkAddData", text };
         let text = CString::new(ptx).map_err(|_| failed(format!("{name}: the PTX holds a zero byte")))?;
@@ -113,7 +116,8 @@ impl Module {
         // Before the linker, and so after it at the end: it writes there for as long as it lives.
         let mut log = Log::new();
         let mut state = ptr::null_mut();
-        // SAFETY: the options are as many as said, and the log has the length said and outlives the linker.
+        // SAFETY: the options are as many as said, and the log has the length said and outlives the
+        // linker.
         let code = unsafe {
             sys::cuLinkCreate_v2(
                 log.options.len() as u32,
@@ -125,7 +129,8 @@ impl Module {
         check("cuLinkCreate", code)?;
         let linker = Linker(state);
         let bytes = text.as_bytes_with_nul();
-        // SAFETY: a valid linker, and a text of so many bytes, its last one zero, which is only read.
+        // SAFETY: a valid linker, and a text of so many bytes, its last one zero, which is only
+        // read.
         let code = unsafe {
             sys::cuLinkAddData_v2(
                 linker.0,
@@ -142,7 +147,8 @@ impl Module {
             return Err(failed(format!("{name}: {} {}", text_of(code), log.said())));
         }
         let (mut image, mut image_bytes) = (ptr::null_mut(), 0usize);
-        // SAFETY: a valid linker; writes an address, which is valid as long as the linker, and a length.
+        // SAFETY: a valid linker; writes an address, which is valid as long as the linker, and a
+        // length.
         let code = unsafe { sys::cuLinkComplete(linker.0, &raw mut image, &raw mut image_bytes) };
         if code != CUresult::CUDA_SUCCESS {
             return Err(failed(format!("{name}: {} {}", text_of(code), log.said())));
@@ -157,7 +163,7 @@ impl Module {
     ///
     /// # Errors
     /// When there is none.
-    pub fn function(&self, name: &str) -> Result<Function, DeviceError> {
+    pub(crate) fn function(&self, name: &str) -> Result<Function, DeviceError> {
         self.context.bind()?;
         let failed = |text: String| DeviceError::Failed { operation: "cuModuleGetFunction", text };
         let text = CString::new(name).map_err(|_| failed(format!("{name}: no name of a kernel")))?;
@@ -174,7 +180,7 @@ impl Module {
     ///
     /// # Errors
     /// When there is none.
-    pub fn variable(&self, name: &'static CStr) -> Result<(DevicePtr, usize), DeviceError> {
+    pub(crate) fn variable(&self, name: &'static CStr) -> Result<(DevicePtr, usize), DeviceError> {
         self.context.bind()?;
         let (mut start, mut bytes) = (0, 0usize);
         // SAFETY: a valid module and a string that ends with zero; writes an address and a size.
@@ -188,7 +194,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: of this context; whoever launches its functions keeps the module until they are done.
+        // SAFETY: of this context; whoever launches its functions keeps the module until they are
+        // done.
         unsafe { sys::cuModuleUnload(self.raw) };
     }
 }

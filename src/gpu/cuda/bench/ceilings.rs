@@ -1,5 +1,5 @@
-//! What the link and the device's memory can do at best: large copies by the copy engines between pinned memory and
-//! device, one way and both at once, and inside the device.
+//! What the link and the device's memory can do at best: large copies by the copy engines between
+//! pinned memory and device, one way and both at once, and inside the device.
 #![allow(unsafe_code)] // copies between memory that this file owns
 
 use std::fmt;
@@ -46,7 +46,8 @@ pub struct Concurrent {
 }
 
 impl Ceilings {
-    /// GB/s into the device while `back` bytes come back for each: between the neighbours that were measured.
+    /// GB/s into the device while `back` bytes come back for each: between the neighbours that were
+    /// measured.
     #[must_use]
     pub fn link(&self, back: f64) -> f64 {
         let mut below = (0.0, self.host_to_device.gb_per_s_median);

@@ -1,5 +1,5 @@
-//! The whole way: batches from registered host memory through the slots of a device and back, all slots in flight, as
-//! the runtime drives them; and one batch at a time, for how long it takes.
+//! The whole way: batches from registered host memory through the slots of a device and back, all
+//! slots in flight, as the runtime drives them; and one batch at a time, for how long it takes.
 #![allow(unsafe_code)] // a device is given addresses of memory that the benchmark keeps
 
 use std::fmt;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{Ceilings, Memory, Rate, codec, method_name, recovery};
 use crate::cuda::CudaDevice;
 use crate::cuda::tuning::{Method, Tuning};
-use crate::device::{Device, DeviceError, Piece, Work};
+use crate::device::{Device, DeviceError, HostRange, Work};
 use calpe_core::codec::Transform;
 
 /// Measurements of one end-to-end run.
@@ -80,7 +80,7 @@ pub struct SweepRow {
     pub of_link: f64,
 }
 
-/// How pieces lie in host memory.
+/// How ranges lie in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// Each batch one run.
@@ -114,15 +114,15 @@ fn shuffled(count: usize) -> Vec<usize> {
     order
 }
 
-/// Pieces of `columns` columns from memory at `start`, `total` bytes, for batch `nth`.
-fn pieces(
+/// Ranges of `columns` columns from memory at `start`, `total` bytes, for batch `nth`.
+fn ranges(
     layout: Layout,
     columns: usize,
     column_bytes: usize,
     nth: usize,
     start: NonNull<u8>,
     total: usize,
-) -> Vec<Piece> {
+) -> Vec<HostRange> {
     let at = |offset: usize| start.map_addr(|address| address.saturating_add(offset));
     let bytes = columns * column_bytes;
     if bytes == 0 {
@@ -131,7 +131,7 @@ fn pieces(
     if layout == Layout::Contiguous {
         let base = nth % (total / bytes) * bytes;
         return (0..columns)
-            .map(|column| Piece {
+            .map(|column| HostRange {
                 column,
                 offset: 0,
                 start: at(base + column * column_bytes),
@@ -144,16 +144,16 @@ fn pieces(
     let together = if layout == Layout::Stripes { columns } else { 1 };
     let places = shuffled(total / (CHUNK * together));
     let groups = stripes * columns / together;
-    let mut pieces = Vec::new();
+    let mut ranges = Vec::new();
     for stripe in 0..stripes {
         for column in 0..columns {
             let chunk = stripe * columns + column;
             let place = places[(nth * groups + chunk / together) % places.len()];
             let offset = (place * together + chunk % together) * CHUNK;
-            pieces.push(Piece { column, offset: stripe * CHUNK, start: at(offset), bytes: CHUNK });
+            ranges.push(HostRange { column, offset: stripe * CHUNK, start: at(offset), bytes: CHUNK });
         }
     }
-    pieces
+    ranges
 }
 
 /// Batches that are the same but for where they lie.
@@ -175,8 +175,8 @@ fn batches(
             hash,
             columns,
             column_bytes,
-            inputs: pieces(layout, columns, column_bytes, nth, inputs_start, inputs_bytes),
-            outputs: pieces(layout, outputs, column_bytes, nth, outputs_start, outputs_bytes),
+            inputs: ranges(layout, columns, column_bytes, nth, inputs_start, inputs_bytes),
+            outputs: ranges(layout, outputs, column_bytes, nth, outputs_start, outputs_bytes),
         })
         .collect()
 }
@@ -191,8 +191,9 @@ fn drive(device: &mut CudaDevice, works: &[Work], seconds: f64) -> Result<f64, D
         if begun.elapsed().as_secs_f64() < seconds {
             while let Some(slot) = idle.pop() {
                 let (work, wake) = (works[started % works.len()].clone(), wake.clone());
-                // SAFETY: inputs are never written; outputs are written by the device alone, several batches at a time at
-                // most with bytes that nobody reads. The memory outlives this call, which waits for all batches.
+                // SAFETY: inputs are never written; outputs are written by the device alone,
+                // several batches at a time at most with bytes that nobody reads. The memory
+                // outlives this call, which waits for all batches.
                 unsafe { device.start(slot, work, Box::new(move || wake.send(slot).unwrap_or_default())) }?;
                 started += 1;
             }
@@ -422,14 +423,14 @@ mod tests {
         let total = 64 << 20;
         for layout in [Layout::Contiguous, Layout::Chunks, Layout::Stripes] {
             for nth in 0..BATCHES {
-                let pieces = pieces(layout, 8, 16 * CHUNK, nth, start, total);
+                let ranges = ranges(layout, 8, 16 * CHUNK, nth, start, total);
                 let mut covered: Vec<(usize, usize)> = Vec::new();
                 let mut places: Vec<usize> = Vec::new();
-                for piece in &pieces {
-                    let place = piece.start.as_ptr().addr() - (1 << 20);
-                    assert!(place + piece.bytes <= total, "{layout:?}");
-                    for at in (0..piece.bytes).step_by(CHUNK) {
-                        covered.push((piece.column, piece.offset + at));
+                for range in &ranges {
+                    let place = range.start.as_ptr().addr() - (1 << 20);
+                    assert!(place + range.bytes <= total, "{layout:?}");
+                    for at in (0..range.bytes).step_by(CHUNK) {
+                        covered.push((range.column, range.offset + at));
                         places.push(place + at);
                     }
                 }

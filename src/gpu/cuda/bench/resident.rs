@@ -1,4 +1,5 @@
-//! Kernels on columns that lie in device memory already: bytes moved against what a copy inside the device moves.
+//! Kernels on columns that lie in device memory already: bytes moved against what a copy inside the
+//! device moves.
 #![allow(unsafe_code)] // kernels on memory that this file owns
 
 use std::fmt;
@@ -21,7 +22,8 @@ const COLUMNS_BYTES: usize = 1 << 30;
 /// Launches of one measurement at least.
 const LAUNCHES: usize = 3;
 
-/// Bytes of one measurement at least: the first launch of an idle device takes longer than the next.
+/// Bytes of one measurement at least: the first launch of an idle device takes longer than the
+/// next.
 const MEASURED_BYTES: usize = 64 << 20;
 
 /// Streams between which batches that are hashed take turns, as a device's do.
@@ -126,7 +128,8 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
                     let offset = (nth * bytes % COLUMNS_BYTES) as u64;
                     let (input, digests) =
                         (bench.columns.start() + offset, bench.digests.start() + offset / 256);
-                    // SAFETY: so many blocks lie in the columns from there on, and their digests have room.
+                    // SAFETY: so many blocks lie in the columns from there on, and their digests
+                    // have room.
                     unsafe { bench.kernels.blake3_4k(stream, input, blocks, digests, lanes) }
                 })?;
                 hashed.push(HashRow { bytes, kernel, streams, rate });
@@ -137,7 +140,8 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
 }
 
 impl Bench {
-    /// Measures launches that take turns between so many streams. Each is given its stream and its number.
+    /// Measures launches that take turns between so many streams. Each is given its stream and its
+    /// number.
     fn timed(
         &self,
         bytes: usize,
@@ -198,7 +202,8 @@ impl Bench {
         };
         let moved = self.timed((inputs + outputs) * bytes, 1, &|stream, _| {
             let control = self.control.start();
-            // SAFETY: all columns lie in this bench's memory, and program and factors stay until it has been waited for.
+            // SAFETY: all columns lie in this bench's memory, and program and factors stay until it
+            // has been waited for.
             unsafe {
                 match &program {
                     Some(program) => program.launch(stream, &columns),

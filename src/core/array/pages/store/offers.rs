@@ -12,15 +12,12 @@
 use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::copies::{CopyFound, Next, Place, Torn, version_of};
+use crate::array::pages::store::trust::AHEAD;
 use crate::array::pages::store::{Cached, Copies, LoadOutcome, Loaded, PageStore, Trust};
 use crate::format::{LogKey, Page, PageError, PageIndex};
 use crate::units::MemberIndex;
 use std::sync::Arc;
 use uuid::Uuid;
-
-/// A version that is taken this way is ahead of what copies may show that cannot be read now: by more than a page can have been
-/// written while its member was away, and so little that it can be done 2^11 times (`versions.rs`).
-pub(super) const AHEAD: u64 = 1 << 32;
 
 /// See the head of this file.
 #[derive(Debug)]

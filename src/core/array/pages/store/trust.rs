@@ -7,10 +7,14 @@
 //!
 //! Must not know how copies are compared.
 
-use crate::array::pages::store::{PageStore, offers};
+use crate::array::pages::store::PageStore;
 use crate::format::PageIndex;
 use crate::units::SlotIndex;
 use std::sync::Arc;
+
+/// A version that is taken this way is ahead of what copies may show that cannot be read now: by more than a page can have been
+/// written while its member was away, and so little that it can be done 2^11 times (`versions.rs`).
+pub(super) const AHEAD: u64 = 1 << 32;
 
 /// How far what a page in the cache says is believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ impl PageStore {
         let known = self.versions.sequence(page);
         let cached = self.cached.get_mut(&page).expect("a page that is changed is cached");
         let image = Arc::make_mut(&mut cached.page);
-        image.sequence = image.sequence.max(known) + offers::AHEAD;
+        image.sequence = image.sequence.max(known) + AHEAD;
         cached.trust = Trust::Known;
     }
 

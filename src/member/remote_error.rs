@@ -1,11 +1,12 @@
-//! Why a remote export cannot be a member, or is none any more. Must not know which member it would be.
+//! Why a remote export cannot be a member, or cannot be one any more. Must not know which member it
+//! would be.
 
 use calpe_core::nbd::{ClientFatal, UriError};
 use std::io;
 
 impl RemoteError {
     /// Whether its server was reached and does not give the export, or the settings of this host do
-    /// not let it be asked: then the network is not what to look at.
+    /// not allow to ask it: then the network is not the problem.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -40,7 +41,7 @@ pub enum RemoteError {
         /// What the system said.
         source: io::Error,
     },
-    /// Nobody accepts connections there.
+    /// Nothing accepts connections there.
     #[error("cannot connect: {0}: check that the server runs there and may be reached")]
     Connect(
         /// What the system said.
@@ -60,7 +61,7 @@ pub enum RemoteError {
         /// How.
         ClientFatal,
     ),
-    /// TLS is demanded, and there is nothing to prove or check who is who.
+    /// TLS is demanded, and certificates are missing.
     #[error("certificates for TLS: {0}")]
     Certificates(
         /// What is wrong with them.
@@ -78,7 +79,7 @@ pub enum RemoteError {
         /// What the system said.
         io::Error,
     ),
-    /// What it holds could never be known to be durable.
+    /// Without FLUSH, nothing on it could be made durable.
     #[error("the server offers no FLUSH, so that nothing on it could be made durable: use one that does")]
     NoFlush,
     /// Its blocks are larger than any sector that arrays have.
@@ -95,7 +96,7 @@ pub enum RemoteError {
         /// What the server said.
         source: io::Error,
     },
-    /// After a connection that was lost with writes under way these may still land for a while.
+    /// The last connection was lost with writes under way, which may still land for a while.
     #[error(
         "the last connection to it was lost with writes under way, which may still land: try again in {seconds} s"
     )]
@@ -103,7 +104,7 @@ pub enum RemoteError {
         /// How long still.
         seconds: u64,
     },
-    /// What answers now is not what was opened.
+    /// The export that answers now is not the one that was opened.
     #[error("is not what it was: {0}")]
     Changed(
         /// What is different.

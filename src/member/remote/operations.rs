@@ -1,7 +1,8 @@
-//! Operations on a remote device and the requests they are cut into.
+//! Operations on a remote device, and the requests that each is cut into.
 //!
-//! Invariants: a job ends exactly once, when none of its requests is waiting or under way any more; its buffer is owned
-//! by it until then; a write that has to be durable ends only after a FUA write or a FLUSH has. Must not know connections.
+//! Invariants: an operation ends exactly once, when none of its requests is waiting or under way
+//! any more; it owns its buffer until then; a write that has to be durable ends only after a FUA
+//! write or a FLUSH has. Must not know connections.
 
 use super::link::Sink;
 use super::{INTERNAL_ERRNO, Submission, To};
@@ -10,29 +11,30 @@ use calpe_core::nbd::{ClientEvent, Command, Errno, Failure, RemoteExport, Reques
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-/// Bytes zeroed with one request. Servers that zero by writing need a while for more, and a request that takes too long
-/// costs the member.
+/// Most bytes zeroed with one request. Servers that zero by writing need a while for more, and a
+/// request that takes too long costs the member.
 const ZEROED_AT_ONCE: u64 = 64 << 20;
 
-/// Bytes asked about with one request: what a 32-bit length can hold, in round numbers.
+/// Most bytes of a block status request: a round number that fits in 32 bits.
 const STATUS_AT_ONCE: u64 = 1 << 30;
 
-/// Requests are cut at multiples of this where possible: a server would have to read what surrounds a smaller piece.
+/// Requests are cut at multiples of this where possible: a server would have to read what surrounds
+/// a smaller range.
 const PAGE: u32 = 4096;
 
-/// Most extents one question is answered with; the rest of the range is called data.
+/// Most extents in the answer to one question; the rest of the range is reported as data.
 const EXTENTS_MAX: usize = 4096;
 
-/// One request of a job.
+/// One request of an operation.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    job: u64,
+    operation: u64,
     pub request: Request,
-    /// Writes that had completed when it was sent; for a FLUSH.
+    /// For a FLUSH: `writes` of the device when it was sent.
     writes: u64,
 }
 
-struct Job {
+struct Operation {
     op: IoOp,
     to: To,
     began: Instant,
@@ -43,7 +45,7 @@ struct Job {
     flush_after: bool,
     extents: Vec<Extent>,
     covered: u64,
-    /// The server would not say more.
+    /// The server refused to report more extents.
     extents_refused: bool,
 }
 
@@ -52,38 +54,38 @@ pub(super) type Finished = (To, Result<IoValue, IoFault>);
 
 /// The operations of a device.
 #[derive(Default)]
-pub(super) struct Jobs {
-    /// In the order in which they came.
-    jobs: BTreeMap<u64, Job>,
+pub(super) struct Operations {
+    /// In order of arrival.
+    operations: BTreeMap<u64, Operation>,
     next: u64,
     /// Requests to be sent.
     waiting: VecDeque<Part>,
     pub finished: Vec<Finished>,
-    /// Writes that completed and are not known to be durable by themselves, ever.
+    /// Writes completed so far that were not durable by themselves.
     writes: u64,
-    /// Of these, so many had completed when a FLUSH was sent that succeeded.
+    /// `writes` when the last successful FLUSH began.
     flushed: u64,
-    /// A request was refused because the server ends; it waits to be sent again.
+    /// A request was refused because the server is shutting down; it waits to be sent again.
     stopping: bool,
 }
 
-impl Jobs {
-    pub fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
+impl Operations {
+    pub(super) fn is_empty(&self) -> bool {
+        self.operations.is_empty()
     }
 
-    /// Since when the oldest has waited.
-    pub fn oldest(&self) -> Option<Instant> {
-        self.jobs.first_key_value().map(|(_, job)| job.began)
+    /// When the oldest operation arrived.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.operations.first_key_value().map(|(_, operation)| operation.began)
     }
 
-    /// Whether completed writes would be lost with a server that loses its memory.
-    pub fn has_unflushed(&self) -> bool {
+    /// Whether a server that loses its memory would lose completed writes.
+    pub(super) fn has_unflushed(&self) -> bool {
         self.flushed < self.writes
     }
 
     /// Cuts an operation into requests that the export takes.
-    pub fn add(&mut self, submission: Submission, export: &RemoteExport, now: Instant) {
+    pub(super) fn add(&mut self, submission: Submission, export: &RemoteExport, now: Instant) {
         let Submission { op, to, fast } = submission;
         let block_max = block_max(export);
         let (mut fault, mut flush_after) = (None, false);
@@ -114,7 +116,7 @@ impl Jobs {
                 }
             }
         }
-        let job = Job {
+        let operation = Operation {
             op,
             to,
             began: now,
@@ -127,16 +129,16 @@ impl Jobs {
         };
         let key = self.next;
         self.next += 1;
-        self.jobs.insert(key, job);
-        self.waiting.extend(parts.into_iter().map(|request| Part { job: key, request, writes: 0 }));
+        self.operations.insert(key, operation);
+        self.waiting.extend(parts.into_iter().map(|request| Part { operation: key, request, writes: 0 }));
         self.finish_if_over(key);
     }
 
     /// The next request to be sent, with its payload.
-    pub fn next_part(&mut self) -> Option<(Part, Option<Buf>)> {
+    pub(super) fn next_part(&mut self) -> Option<(Part, Option<Buf>)> {
         let mut part = self.waiting.pop_front()?;
         part.writes = self.writes;
-        let payload = match &self.jobs[&part.job].op {
+        let payload = match &self.operations[&part.operation].op {
             IoOp::Write { offset, buf, .. } if part.request.command == Command::Write => {
                 let from = (part.request.offset - offset.0) as usize;
                 Some(buf.slice(from..from + part.request.length as usize))
@@ -146,106 +148,112 @@ impl Jobs {
         Some((part, payload))
     }
 
-    pub fn has_waiting(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Puts requests back that lost connections have not answered. What those said of their server's end is over with
-    /// them.
-    pub fn send_again(&mut self, parts: Vec<Part>) {
+    /// Queues the unanswered requests of lost connections again. The announcements of their end are
+    /// forgotten.
+    pub(super) fn send_again(&mut self, parts: Vec<Part>) {
         self.stopping = false;
         for part in parts.into_iter().rev() {
             self.waiting.push_front(part);
         }
     }
 
-    /// Whether the server has said, since the last question, that it ends.
-    pub fn server_stops(&mut self) -> bool {
+    /// Whether the server has announced its end since the last call.
+    pub(super) fn server_stops(&mut self) -> bool {
         std::mem::take(&mut self.stopping)
     }
 
     /// The end of a request.
-    pub fn done(&mut self, part: &Part, result: Result<(), Failure>) {
+    pub(super) fn done(&mut self, part: &Part, result: Result<(), Failure>) {
         if matches!(&result, Err(failure) if failure.errno == Errno::Shutdown) {
-            // It was answered, so it cannot land later, and may be sent again.
+            // The server answered it, so it cannot land later, and may be sent again.
             self.stopping = true;
             self.waiting.push_front(part.clone());
             return;
         }
-        let job = self.jobs.get_mut(&part.job).expect("a job outlives its requests");
+        let operation = self.operations.get_mut(&part.operation).expect("an operation outlives its requests");
         let request = &part.request;
         match result {
             Ok(()) if request.command == Command::Flush => self.flushed = self.flushed.max(part.writes),
             Ok(()) => self.writes += u64::from(request.command.modifies() && !request.fua),
-            // Where holes are is a help only: what the server cannot tell is data.
-            Err(_) if request.command == Command::BlockStatus => job.extents_refused = true,
+            // Holes are only a hint: where the server cannot tell, the range is data.
+            Err(_) if request.command == Command::BlockStatus => operation.extents_refused = true,
             Err(failure) => {
                 tracing::debug!(?request, %failure, "a remote request failed");
-                job.fault.get_or_insert(fault_of(request, &failure));
+                operation.fault.get_or_insert(fault_of(request, &failure));
             }
         }
-        job.parts -= 1;
-        if job.parts == 0 && job.fault.is_none() {
-            self.go_on(part.job);
+        operation.parts -= 1;
+        if operation.parts == 0 && operation.fault.is_none() {
+            self.go_on(part.operation);
         }
-        self.finish_if_over(part.job);
+        self.finish_if_over(part.operation);
     }
 
-    /// What an operation needs after the requests that it began with.
+    /// Queues the requests that an operation needs after its first ones.
     fn go_on(&mut self, key: u64) {
-        let job = self.jobs.get_mut(&key).expect("checked by the caller");
-        let next = match &job.op {
-            IoOp::Write { .. } if std::mem::take(&mut job.flush_after) => Request::new(Command::Flush, 0, 0),
+        let operation = self.operations.get_mut(&key).expect("checked by the caller");
+        let next = match &operation.op {
+            IoOp::Write { .. } if std::mem::take(&mut operation.flush_after) => {
+                Request::new(Command::Flush, 0, 0)
+            }
             IoOp::Extents { offset, len }
-                if !job.extents_refused && job.covered < *len && job.extents.len() < EXTENTS_MAX =>
+                if !operation.extents_refused
+                    && operation.covered < *len
+                    && operation.extents.len() < EXTENTS_MAX =>
             {
-                let left = len - job.covered;
-                Request::new(Command::BlockStatus, offset.0 + job.covered, left.min(STATUS_AT_ONCE))
+                let left = len - operation.covered;
+                Request::new(Command::BlockStatus, offset.0 + operation.covered, left.min(STATUS_AT_ONCE))
             }
             _ => return,
         };
-        job.parts = 1;
-        self.waiting.push_back(Part { job: key, request: next, writes: 0 });
+        operation.parts = 1;
+        self.waiting.push_back(Part { operation: key, request: next, writes: 0 });
     }
 
     /// Ends everything with a fault.
-    pub fn fail_all(&mut self, fault: IoFault) {
+    pub(super) fn fail_all(&mut self, fault: IoFault) {
         self.waiting.clear();
-        let jobs = std::mem::take(&mut self.jobs);
-        self.finished.extend(jobs.into_values().map(|job| (job.to, Err(fault))));
+        let operations = std::mem::take(&mut self.operations);
+        self.finished.extend(operations.into_values().map(|operation| (operation.to, Err(fault))));
     }
 
     fn finish_if_over(&mut self, key: u64) {
-        if self.jobs[&key].parts > 0 {
+        if self.operations[&key].parts > 0 {
             return;
         }
-        let job = self.jobs.remove(&key).expect("looked up just now");
-        let result = match (job.fault, job.op) {
+        let operation = self.operations.remove(&key).expect("looked up just now");
+        let result = match (operation.fault, operation.op) {
             (Some(fault), _) => Err(fault),
             (None, IoOp::Read { buf, .. }) => Ok(IoValue::Data(buf)),
-            (None, IoOp::Extents { len, .. }) => Ok(IoValue::Extents(whole(job.extents, job.covered, len))),
+            (None, IoOp::Extents { len, .. }) => {
+                Ok(IoValue::Extents(whole(operation.extents, operation.covered, len)))
+            }
             (None, _) => Ok(IoValue::Done),
         };
-        self.finished.push((job.to, result));
+        self.finished.push((operation.to, result));
     }
 
     fn extents(&mut self, part: &Part, extents: Vec<(u64, u32)>) {
-        let Some(job) = self.jobs.get_mut(&part.job) else { return };
+        let Some(operation) = self.operations.get_mut(&part.operation) else { return };
         for (len, flags) in extents {
-            if job.extents.len() >= EXTENTS_MAX {
+            if operation.extents.len() >= EXTENTS_MAX {
                 break;
             }
             let hole = flags & STATE_HOLE != 0 && flags & STATE_ZERO != 0;
-            match job.extents.last_mut() {
+            match operation.extents.last_mut() {
                 Some(last) if last.hole == hole => last.len += len,
-                _ => job.extents.push(Extent { len, hole }),
+                _ => operation.extents.push(Extent { len, hole }),
             }
-            job.covered += len;
+            operation.covered += len;
         }
     }
 
     fn target(&mut self, part: &Part, at: u64, len: usize) -> &mut [u8] {
-        match &mut self.jobs.get_mut(&part.job).expect("a job outlives its requests").op {
+        match &mut self.operations.get_mut(&part.operation).expect("an operation outlives its requests").op {
             IoOp::Read { offset, buf } => {
                 let from = (at - offset.0) as usize;
                 &mut buf[from..from + len]
@@ -257,7 +265,7 @@ impl Jobs {
 
 /// Takes the replies of one connection.
 pub(super) struct Replies<'a> {
-    pub jobs: &'a mut Jobs,
+    pub operations: &'a mut Operations,
     /// The requests under way on it, by the low half of their cookies.
     pub under_way: &'a mut Vec<Option<Part>>,
 }
@@ -276,7 +284,7 @@ pub(super) fn index_of(cookie: u64) -> usize {
 impl Sink for Replies<'_> {
     fn target(&mut self, cookie: u64, offset: u64, len: usize) -> &mut [u8] {
         let part = self.part(cookie);
-        self.jobs.target(&part, offset, len)
+        self.operations.target(&part, offset, len)
     }
 
     fn event(&mut self, event: ClientEvent) {
@@ -286,11 +294,11 @@ impl Sink for Replies<'_> {
             }
             ClientEvent::Extents { cookie, extents } => {
                 let part = self.part(cookie);
-                self.jobs.extents(&part, extents);
+                self.operations.extents(&part, extents);
             }
             ClientEvent::Done { cookie, result } => {
                 let part = self.under_way[index_of(cookie)].take().expect("the protocol half knows it");
-                self.jobs.done(&part, result);
+                self.operations.done(&part, result);
             }
             _ => {}
         }
@@ -312,7 +320,7 @@ fn cut(command: Command, offset: u64, len: u64, at_once: u64) -> impl Iterator<I
     })
 }
 
-/// The extents of a whole range: what was not told is data.
+/// The extents of a whole range: the uncovered rest is data.
 fn whole(mut extents: Vec<Extent>, covered: u64, len: u64) -> Vec<Extent> {
     if covered < len {
         match extents.last_mut() {
