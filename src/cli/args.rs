@@ -2,8 +2,9 @@
 
 use super::client::PATIENCE_SECS;
 use crate::control::MemberRef;
-use crate::daemon::config::{LogFormat, gpu_mode};
-use crate::daemon::up::UP_DIR;
+use crate::daemon::config::gpu_mode;
+use crate::daemon::logging::LogFormat;
+use crate::daemon::startup::up::UP_DIR;
 use calpe_core::codec::Engine;
 use calpe_core::codec::bench::Geometry as BenchGeometry;
 use calpe_core::format::{ChecksumKind, VolumeKind};

@@ -13,8 +13,8 @@ use crate::attach::{
     Attachment, DeviceIndex, Directory, Host, Kept, LookupError, Options, StateDir, StateError, Target,
 };
 use crate::control::{ArrayReport, ErrorCode};
-use crate::daemon::config::LogFormat;
 use crate::daemon::logging;
+use crate::daemon::logging::LogFormat;
 use calpe_core::nbd::UriError;
 use calpe_core::units::HumanSize;
 use calpe_host::reclaim;

@@ -14,7 +14,7 @@ mod wait;
 
 use args::Cli;
 
-use crate::daemon::panic::say_at_once;
+use crate::daemon::startup::panic::say_at_once;
 use calpe_core::units::{Printable, PrintableLines, is_unprintable};
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
@@ -32,7 +32,7 @@ enum CliError {
     Output(#[from] io::Error),
     /// An array cannot be created.
     #[error(transparent)]
-    Create(#[from] crate::daemon::create::CreateError),
+    Create(#[from] crate::daemon::devices::create::CreateError),
     /// The check of an array came to no result.
     #[error(transparent)]
     Check(#[from] crate::daemon::check::CheckError),
@@ -45,7 +45,7 @@ enum CliError {
     Config(#[from] crate::daemon::config::ConfigError),
     /// The daemon could not start, or not stop cleanly.
     #[error(transparent)]
-    Run(#[from] crate::daemon::serve::RunError),
+    Run(#[from] crate::daemon::startup::error::RunError),
     /// A device was not attached or detached.
     #[error(transparent)]
     Attach(#[from] crate::attach::AttachError),
@@ -64,7 +64,7 @@ impl CliError {
     /// The code that the process exits with.
     fn exit_code(&self) -> ExitCode {
         use crate::attach::{AttachError, DeviceError};
-        use crate::daemon::serve::RunError;
+        use crate::daemon::startup::error::RunError;
         let is_usage = match self {
             CliError::Usage(_) => true,
             CliError::Create(error) | CliError::Run(RunError::Create(error)) => error.is_usage(),

@@ -2,13 +2,13 @@
 
 use super::args::{ServeArgs, UpArgs};
 use super::{Outcome, say, tell};
-use crate::daemon::certificate_advice;
-use crate::daemon::config::{Config, ConfigError, LogFormat};
-use crate::daemon::logging;
-use crate::daemon::panic::end_process_on_panic;
+use crate::daemon::config::{Config, ConfigError};
+use crate::daemon::logging::{self, LogFormat};
 use crate::daemon::reactor::network_places;
-use crate::daemon::serve::run_serve;
-use crate::daemon::up::{UpOptions, run_up};
+use crate::daemon::startup::panic::end_process_on_panic;
+use crate::daemon::startup::reload::certificate_advice;
+use crate::daemon::startup::serve::run_serve;
+use crate::daemon::startup::up::{UpOptions, run_up};
 use calpe_core::units::shown;
 use std::io;
 use std::path::PathBuf;

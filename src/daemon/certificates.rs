@@ -1,9 +1,9 @@
-//! The certificates that the daemon shows and trusts, and when they end: for status, and an event 30 days
-//! before and again at the end. Must not read files.
+//! The certificates that the daemon shows and trusts, and when they end: for status, and an event
+//! 30 days before and again at the end. Must not read files.
 
-use super::clock;
-use super::events::{EventLog, News, kinds};
 use crate::control::{CertificateReport, CertificateRole, CertificateState};
+use crate::daemon::clock;
+use crate::daemon::events::{EventLog, News, kinds};
 use crate::tls::{CertificateFacts, FileRole};
 use calpe_core::volume::NoticeLevel;
 
@@ -15,12 +15,12 @@ pub(super) struct Certificates(Vec<Watched>);
 struct Watched {
     role: CertificateRole,
     facts: CertificateFacts,
-    /// The last that was told of it.
+    /// What the last event said of it.
     told: CertificateState,
 }
 
 impl Certificates {
-    /// Takes these in place of those of before: `server` towards clients, `remote` towards the servers of
+    /// Replaces the certificates: `server` are shown to clients, `remote` to the servers of
     /// members.
     pub(super) fn watch(&mut self, server: Vec<CertificateFacts>, remote: Vec<CertificateFacts>) {
         let role = |facts: &CertificateFacts, own, ca| if facts.role == FileRole::Ca { ca } else { own };
@@ -30,7 +30,7 @@ impl Certificates {
         let remote = remote
             .into_iter()
             .map(|facts| (role(&facts, CertificateRole::Remote, CertificateRole::RemoteCa), facts));
-        // What was told of a certificate that is still there is not told again.
+        // A certificate that stays is not told of again.
         let told = |facts: &CertificateFacts| {
             let known = self.0.iter().find(|watched| watched.facts == *facts);
             known.map_or(CertificateState::Valid, |watched| watched.told)
@@ -44,7 +44,8 @@ impl Certificates {
         self.0.iter().map(|watched| watched.report(now_unix)).collect()
     }
 
-    /// Says which have come to the next stage of their lives. Call it once a second or so.
+    /// Tells of certificates that end soon or have ended since the last call. Call it about once a
+    /// second.
     pub(super) fn tell(&mut self, events: &EventLog) {
         let now = clock::unix_seconds();
         for (level, text) in self.news(now) {

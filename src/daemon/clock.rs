@@ -4,10 +4,10 @@ use calpe_core::units::Timestamp;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Now: nanoseconds that never go back, counted from 1970 as the system clock told it when this process first
-/// asked. So a timestamp is monotonic, and divided by 10^9 also good enough as a date.
+/// Now, in nanoseconds since 1970. Monotonic: the system clock is read once, at the first call, and
+/// the monotonic clock counts from there. Divided by 10^9 it is good enough as a date.
 #[must_use]
-pub fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     static START: OnceLock<(Instant, Duration)> = OnceLock::new();
     let (start, unix) = START.get_or_init(|| {
         (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO))
@@ -18,7 +18,7 @@ pub fn now() -> Timestamp {
 
 /// Now in seconds since 1970.
 #[must_use]
-pub fn unix_seconds() -> u64 {
+pub(crate) fn unix_seconds() -> u64 {
     now().0 / 1_000_000_000
 }
 

@@ -1,9 +1,10 @@
-//! Administrators' commands as events: what was asked for, by whom, and what became of it. Must not carry
+//! Administrators' commands as events: what was asked for, by whom, and the outcome. Must not carry
 //! anything out.
 
-use super::events::{News, kinds};
-use super::service::Daemon;
 use crate::control::{GpuDrill, MemberRef, Reply, Request, ScrubAction};
+use crate::daemon::arrays::registry::Arrays;
+use crate::daemon::events::{News, kinds};
+use crate::daemon::members::target;
 use calpe_core::units::shown;
 use calpe_core::volume::NoticeLevel;
 
@@ -14,7 +15,7 @@ pub(super) struct Command {
     text: String,
 }
 
-/// The command that a request is; none of those that only ask, or only tell what they would do.
+/// The command that a request is; none for requests that only ask, and for dry runs.
 pub(super) fn command_of(request: &Request) -> Option<Command> {
     let of = |array: &str, member: Option<&MemberRef>, text: String| {
         Some(Command { array: Some(array.to_owned()), member: member.cloned(), text })
@@ -86,31 +87,29 @@ pub(super) fn command_of(request: &Request) -> Option<Command> {
     }
 }
 
-impl Daemon {
-    /// Tells of a command and what became of it.
-    pub(super) fn note_command(&self, command: Command, uid: u32, reply: &Reply) {
-        let Command { array, member, text } = command;
-        let text = match reply {
-            Reply::Error(error) => format!("command '{text}' of uid {uid} was refused: {error}"),
-            Reply::Done { message, failures, .. } => {
-                let refused = failures.iter().map(|error| format!("\nrefused: {error}"));
-                format!("command '{text}' of uid {uid}: {message}{}", refused.collect::<String>())
-            }
-            _ => format!("command '{text}' of uid {uid}"),
-        };
-        // As it is known by name, also to those who gave its uuid or path.
-        let name = array.as_ref().and_then(|array| {
-            let served = self.find(array, |served| served.names.name.clone()).ok();
-            served.or_else(|| self.earlier_name(array.parse().ok()?))
-        });
-        let member = match (&array, member) {
-            (_, Some(MemberRef::Index(index))) => Some(index),
-            (Some(array), Some(member)) => self.target(array, &member).ok().map(|target| target.index.0),
-            _ => None,
-        };
-        let uuid = array.as_ref().and_then(|array| array.parse().ok());
-        let name = name.or(array);
-        let news = News::new(name.as_deref(), kinds::COMMAND, NoticeLevel::Info, text);
-        self.events.tell(News { uid: Some(uid), uuid, member, ..news });
-    }
+/// Tells of a command and its outcome.
+pub(super) fn note_command(arrays: &Arrays, command: Command, uid: u32, reply: &Reply) {
+    let Command { array, member, text } = command;
+    let text = match reply {
+        Reply::Error(error) => format!("command '{text}' of uid {uid} was refused: {error}"),
+        Reply::Done { message, failures, .. } => {
+            let refused = failures.iter().map(|error| format!("\nrefused: {error}"));
+            format!("command '{text}' of uid {uid}: {message}{}", refused.collect::<String>())
+        }
+        _ => format!("command '{text}' of uid {uid}"),
+    };
+    // Events carry its name, even if the request gave its uuid or path.
+    let name = array.as_ref().and_then(|array| {
+        let served = arrays.find(array, |served| served.names.name.clone()).ok();
+        served.or_else(|| arrays.memory.earlier_name(array.parse().ok()?))
+    });
+    let member = match (&array, member) {
+        (_, Some(MemberRef::Index(index))) => Some(index),
+        (Some(array), Some(member)) => target::find(arrays, array, &member).ok().map(|target| target.index.0),
+        _ => None,
+    };
+    let uuid = array.as_ref().and_then(|array| array.parse().ok());
+    let name = name.or(array);
+    let news = News::new(name.as_deref(), kinds::COMMAND, NoticeLevel::Info, text);
+    arrays.events.tell(News { uid: Some(uid), uuid, member, ..news });
 }

@@ -1,16 +1,17 @@
 //! The control socket: takes administrators' requests, a line each, and answers them in turn.
 //!
-//! Invariants: only the user of the daemon and root are listened to; a client that is slow, silent or talks nonsense costs
-//! one thread of a limited number, and never the place of one that asks. Must not know what requests mean.
+//! Invariants: only the user of the daemon and root are listened to; a client that is slow, silent
+//! or sends nonsense occupies one of a limited number of threads, and never displaces a client
+//! whose request is being carried out. Must not know what requests mean.
 
-use super::drill;
-use super::logging;
-use super::peer::Owner;
-use super::reactor::{ListenAddress, ListenError, Listener};
-use super::service::Daemon;
 use crate::control::{
     ErrorCode, MAX_REQUEST_BYTES, Reply, Request, RequestError, WireError, read_message, write_message,
 };
+use crate::daemon::drill;
+use crate::daemon::logging;
+use crate::daemon::peer::Owner;
+use crate::daemon::reactor::{ListenAddress, ListenError, Listener};
+use crate::daemon::service::Daemon;
 use nix::sys::socket::{Shutdown, shutdown};
 use slab::Slab;
 use std::io::{self, BufReader, Read};
@@ -21,21 +22,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Administrators at one time: people and scripts, not load.
+/// Most administrators at one time: people and scripts, not load.
 const CLIENTS_MAX: usize = 64;
 
-/// How long a client may take for its first request: programs send it at once, and people do not type it.
+/// How long a client may take for its first request: programs send it at once, and people do not
+/// type it.
 const FIRST_REQUEST_MAX: Duration = Duration::from_secs(5);
 
 /// How long a client may take for each further request, and for taking a reply.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
-/// How long a client that is turned away may take for the reason: no longer than it takes to put it in the socket's buffer.
+/// How long writing the reason to a client that is turned away may take: as long as filling the
+/// socket's buffer.
 const REFUSAL_MAX: Duration = Duration::from_millis(100);
 
 /// A control socket being served. Dropping it stops taking clients and removes the socket.
 #[derive(Debug)]
-pub struct ControlServer {
+pub(super) struct ControlServer {
     listener: Listener,
     socket: UnixListener,
     thread: Option<JoinHandle<()>>,
@@ -46,18 +49,18 @@ impl ControlServer {
     ///
     /// # Errors
     /// When the socket cannot be had.
-    pub fn start(daemon: Arc<Daemon>, path: &Path) -> Result<ControlServer, ListenError> {
+    pub(super) fn start(daemon: Arc<Daemon>, path: &Path) -> Result<ControlServer, ListenError> {
         ControlServer::on(daemon, Listener::bind(&ListenAddress::Unix(path.into()))?)
     }
 
-    /// Serves `daemon` on a unix socket that is there.
+    /// Serves `daemon` on a unix socket that is bound already.
     ///
     /// # Errors
     /// When the system is out of descriptors or threads.
     ///
     /// # Panics
     /// When it is not a unix socket.
-    pub fn on(daemon: Arc<Daemon>, listener: Listener) -> Result<ControlServer, ListenError> {
+    pub(super) fn on(daemon: Arc<Daemon>, listener: Listener) -> Result<ControlServer, ListenError> {
         let address = listener.address().clone();
         let fail = |source: io::Error| ListenError::Io { address: address.clone(), source };
         let socket = listener.unix_listener().map_err(fail)?;
@@ -71,14 +74,14 @@ impl ControlServer {
 
     /// Where it listens.
     #[must_use]
-    pub fn address(&self) -> &ListenAddress {
+    pub(super) fn address(&self) -> &ListenAddress {
         self.listener.address()
     }
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // Wakes the thread; an error means that it is awake already.
+        // Wakes the accepting thread; an error means that it is awake already.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             // A panic was reported when it happened.
@@ -92,7 +95,7 @@ fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
-            // Shut down.
+            // The socket was shut down.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return,
             Err(error) => {
                 if logging::ACCEPT_FAILURES.admits() {
@@ -116,14 +119,14 @@ struct TurnedAway {
 }
 
 impl TurnedAway {
-    /// Tells the client and the log.
+    /// Tells the reason to the client and the log.
     fn tell(self) {
         if logging::CONTROL_REFUSALS.admits() {
             tracing::warn!("a client of the control socket was turned away: {}", self.reason);
         }
         let reply = Reply::Error(RequestError { code: ErrorCode::Refused, message: self.reason });
         let mut writer = &self.stream;
-        // A client that does not take it has lost nothing but the reason.
+        // A client that does not read it only misses the reason.
         let _ = self
             .stream
             .set_write_timeout(Some(REFUSAL_MAX))
@@ -177,7 +180,8 @@ fn begin(daemon: &Arc<Daemon>, places: &Arc<Places>, place: usize, stream: Arc<U
     }
 }
 
-/// The clients that are served. When there are enough, one that is waited for makes room for the next one.
+/// The clients that are served. When all places are taken, an idle client makes room for the next
+/// one.
 #[derive(Debug, Default)]
 struct Places(Mutex<Slab<Client>>);
 
@@ -186,9 +190,9 @@ struct Client {
     stream: Arc<UnixStream>,
     /// It has sent a request before.
     has_spoken: bool,
-    /// Since when it is waited for; none while a request of it is carried out.
+    /// Since when it is idle; none while a request of it is carried out.
     silent_since: Option<Instant>,
-    /// It was told to go, and its thread has not noticed yet.
+    /// It was disconnected, and its thread has not noticed yet.
     dropped: bool,
 }
 
@@ -197,8 +201,9 @@ impl Places {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place, if need be that of another client: of those that never said anything the longest silent, else the
-    /// longest silent of all. None when all are being answered.
+    /// Takes a place. When none is free, disconnects the client that has been idle longest, of
+    /// those that never sent a request if there are any. None when requests of all clients are
+    /// being carried out.
     fn take(&self, stream: Arc<UnixStream>, now: Instant) -> Option<usize> {
         let mut clients = self.lock();
         if clients.iter().filter(|(_, client)| !client.dropped).count() >= CLIENTS_MAX {

@@ -1,8 +1,8 @@
-//! Faults of the daemon itself on purpose, for tests with a real process. In builds with debug assertions alone: a release
-//! build has none of it, so that no environment and no request makes a daemon panic that holds data.
+//! Deliberate faults of the daemon itself, for tests with a real process. Only in builds with debug
+//! assertions: in a release build, no environment and no request makes a daemon panic.
 //!
-//! The environment variable CALPE_DRILL names a file. When it appears, it is removed, and what stands in it happens: `panic
-//! THREAD` or `hang THREAD`, when the thread comes to its next [`point`].
+//! The environment variable CALPE_DRILL names a file. When it appears, it is removed and its order
+//! is carried out: `panic THREAD` or `hang THREAD`, when that thread reaches its next [`point`].
 //!
 //! CALPE_DRILL_LIMIT is how many seconds a command without a daemon waits for a device, in place of
 //! its usual limit.
@@ -18,13 +18,13 @@ mod orders {
     static ORDER: Mutex<String> = Mutex::new(String::new());
 
     /// How long a command without a daemon waits for a device.
-    pub fn device_limit() -> Duration {
+    pub(crate) fn device_limit() -> Duration {
         let set = std::env::var("CALPE_DRILL_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
         set.map_or(DEFAULT_MEMBER_TIMEOUT, Duration::from_secs)
     }
 
     /// Looks whether there is an order.
-    pub fn look() {
+    pub(crate) fn look() {
         let Some(file) = std::env::var_os("CALPE_DRILL") else { return };
         if let Ok(text) = std::fs::read_to_string(&file)
             && std::fs::remove_file(&file).is_ok()
@@ -34,8 +34,8 @@ mod orders {
         }
     }
 
-    /// A place where a thread panics, or hangs, when it is told to.
-    pub fn point(thread: &str) {
+    /// A place where a thread panics or hangs when the order names it.
+    pub(crate) fn point(thread: &str) {
         if !GIVEN.load(Ordering::Acquire) {
             return;
         }
@@ -62,4 +62,4 @@ mod orders {
     pub fn point(_thread: &str) {}
 }
 
-pub use orders::{device_limit, look, point};
+pub(crate) use orders::{device_limit, look, point};

@@ -1,25 +1,25 @@
-//! What happened, for operators: a bounded list that every part of the daemon appends to and the control
-//! server reads, and the state directory keeps. Each event is also logged.
+//! What happened, for operators: a bounded list that every part of the daemon appends to and the
+//! control server reads, and the state directory keeps. Each event is also logged.
 //!
 //! Invariant: sequence numbers rise, also over restarts. Must not decide anything.
 
-use super::clock;
-use super::state::StateDir;
 use crate::control::{Event, Severity};
+use crate::daemon::clock;
+use crate::daemon::state::StateDir;
 use calpe_core::volume::{ArrayNotice, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
-/// Events kept in memory; older ones are in the state directory and the log. A bad day of one array is a few
-/// hundred.
+/// Events kept in memory; older ones are in the state directory and the log. A bad day of one array
+/// is a few hundred.
 const EVENTS_MAX: usize = 1024;
 
-/// The same thing, right after itself, is one event with a count for so long: then it is worth a line of its
-/// own again.
+/// For this long, an event that repeats is one event with a count; after that it is a new event.
 const COALESCED_SECONDS: u64 = 3600;
 
-/// Kinds of events that begin or end a pass over an array: what comes by the hundred is not counted on over them.
+/// Kinds of events that begin or end a pass over an array: counts of frequent events start anew
+/// after them.
 const BOUNDS_OF_PASSES: [&str; 7] = [
     kinds::COMMAND,
     kinds::EXPORTED,
@@ -30,45 +30,47 @@ const BOUNDS_OF_PASSES: [&str; 7] = [
     "scrub_ended",
 ];
 
-/// Kinds of events that the daemon itself tells of, beside those of arrays. The names never change their
-/// meaning.
-pub mod kinds {
+/// Kinds of events that the daemon itself tells of, beside those of arrays. The names never change
+/// their meaning.
+pub(super) mod kinds {
     /// An array is served.
-    pub const IMPORTED: &str = "imported";
+    pub(crate) const IMPORTED: &str = "imported";
     /// An array cannot be served.
-    pub const IMPORT_FAILED: &str = "import_failed";
+    pub(crate) const IMPORT_FAILED: &str = "import_failed";
     /// Something about the members was found at an import.
-    pub const IMPORT_NOTE: &str = "import_note";
+    pub(crate) const IMPORT_NOTE: &str = "import_note";
     /// An array starts without a member that is there.
-    pub const MEMBER_LEFT_OUT: &str = "member_left_out";
+    pub(crate) const MEMBER_LEFT_OUT: &str = "member_left_out";
     /// An array was stopped.
-    pub const EXPORTED: &str = "exported";
+    pub(crate) const EXPORTED: &str = "exported";
     /// An administrator's command, and what became of it.
-    pub const COMMAND: &str = "command";
+    pub(crate) const COMMAND: &str = "command";
     /// The connection to a remote member is given up.
-    pub const MEMBER_LOST: &str = "member_lost";
+    pub(crate) const MEMBER_LOST: &str = "member_lost";
     /// Something is in the way of a member that would come back by itself: its server answers.
-    pub const MEMBER_BLOCKED: &str = "member_blocked";
+    pub(crate) const MEMBER_BLOCKED: &str = "member_blocked";
     /// A member came back by itself.
-    pub const MEMBER_RETURNED: &str = "member_returned";
+    pub(crate) const MEMBER_RETURNED: &str = "member_returned";
     /// Something about a GPU.
-    pub const GPU: &str = "gpu";
+    pub(crate) const GPU: &str = "gpu";
     /// A certificate ends soon, or has ended.
-    pub const CERTIFICATE: &str = "certificate";
+    pub(crate) const CERTIFICATE: &str = "certificate";
     /// The state directory cannot be written to, or can again.
-    pub const STATE_DIR: &str = "state_dir";
+    pub(crate) const STATE_DIR: &str = "state_dir";
 }
 
-/// Kinds that come by the hundred and change nothing about an array: they are no part of its history.
+/// Kinds that come by the hundred and change nothing about an array: they are no part of its
+/// history.
 const NOT_HISTORY: [&str; 5] =
     ["blocks_repaired", "blocks_unreadable", "client_request_failed", "page_repaired", "gpu"];
 
 /// Something that has happened.
 #[derive(Clone, Debug)]
-pub struct News {
+pub(crate) struct News {
     /// Name of the array it is about.
     pub array: Option<String>,
-    /// Which of those that had the name, and all zeroes where nothing tells; none: the one that has it, or had it last.
+    /// Which array of that name, all zeroes where that is not known; none: the one that has the
+    /// name, or had it last.
     pub uuid: Option<Uuid>,
     /// One of [`kinds`], or of those of arrays.
     pub kind: &'static str,
@@ -87,7 +89,7 @@ pub struct News {
 impl News {
     /// Something about an array, or about the daemon.
     #[must_use]
-    pub fn new(array: Option<&str>, kind: &'static str, level: NoticeLevel, text: String) -> News {
+    pub(crate) fn new(array: Option<&str>, kind: &'static str, level: NoticeLevel, text: String) -> News {
         let array = array.map(str::to_owned);
         News { array, uuid: None, kind, level, member: None, offset: None, uid: None, text }
     }
@@ -95,7 +97,7 @@ impl News {
 
 /// The list. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct EventLog(Arc<Inner>);
+pub(crate) struct EventLog(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -112,7 +114,7 @@ struct Ring {
 }
 
 impl EventLog {
-    /// A list that goes on where an earlier one has ended.
+    /// A list that continues an earlier one.
     #[must_use]
     pub(super) fn new(store: StateDir, earlier: Vec<Event>) -> EventLog {
         let mut ring = Ring::default();
@@ -124,7 +126,7 @@ impl EventLog {
     }
 
     /// Appends and logs what an array tells.
-    pub fn push(&self, array: &str, notice: ArrayNotice) {
+    pub(crate) fn push(&self, array: &str, notice: ArrayNotice) {
         self.tell(News {
             array: Some(array.to_owned()),
             uuid: None,
@@ -138,7 +140,7 @@ impl EventLog {
     }
 
     /// Appends and logs an event.
-    pub fn tell(&self, news: News) {
+    pub(crate) fn tell(&self, news: News) {
         let News { array, uuid, kind, level, member, offset, uid, text } = news;
         let name = array.as_deref();
         match level {
@@ -175,42 +177,42 @@ impl EventLog {
             text,
         };
         ring.coalesce(&mut event);
-        // Under the lock: lines are in the order of their numbers.
+        // Under the lock, so that lines are in the order of their numbers.
         self.0.store.append(&event);
         ring.push(event);
     }
 
     /// From now on the name is that of this array.
-    pub fn name(&self, array: &str, uuid: Uuid) {
+    pub(crate) fn name(&self, array: &str, uuid: Uuid) {
         self.ring().arrays.insert(array.to_owned(), uuid);
     }
 
     /// The number of the next event.
     #[must_use]
-    pub fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.ring().next
     }
 
     /// The kept events with at least this sequence number, oldest first.
     #[must_use]
-    pub fn since(&self, sequence: u64) -> Vec<Event> {
+    pub(crate) fn since(&self, sequence: u64) -> Vec<Event> {
         self.ring().events.iter().filter(|event| event.sequence >= sequence).cloned().collect()
     }
 
     /// What was done to an array and what state it was in, as far back as is known, oldest first.
     #[must_use]
-    pub fn history(&self, array: &str, uuid: Option<Uuid>) -> Vec<Event> {
+    pub(crate) fn history(&self, array: &str, uuid: Option<Uuid>) -> Vec<Event> {
         let kept = self.since(0);
         let numbers: BTreeSet<u64> = kept.iter().map(|event| event.sequence).collect();
         let mut all = self.0.store.events();
-        // What was written after the look at those in memory comes with the next question.
+        // Events after those in memory come with the next request.
         let last = numbers.last().copied().unwrap_or(u64::MAX);
         all.retain(|event| event.sequence < last && !numbers.contains(&event.sequence));
-        // Those in memory may stand for earlier ones, too.
+        // An event in memory may include earlier ones in its count.
         all.extend(kept);
         let is_part = |event: &Event| {
             let is_own = match (uuid, event.array_uuid) {
-                // Also of a time when its name was not known.
+                // Includes events from before its name was known.
                 (Some(uuid), Some(own)) => uuid == own,
                 _ => event.array.as_deref() == Some(array),
             };
@@ -232,7 +234,7 @@ impl Ring {
         self.events.push_back(event);
     }
 
-    /// Takes out an event that the new one stands for, too.
+    /// Merges an earlier event into the new one, if they are the same.
     fn coalesce(&mut self, event: &mut Event) {
         let at = if event.is_of_many() { self.of_same_pass(event) } else { self.same(event) };
         let Some(at) = at else { return };
@@ -244,17 +246,18 @@ impl Ring {
         }
     }
 
-    /// The newest event about the same member or array, if it is the same.
+    /// The newest event about the same member or array, if it equals the new one.
     fn same(&self, event: &Event) -> Option<usize> {
         let subject = |event: &Event| (event.array.clone(), event.array_uuid, event.member);
         let same_subject = |other: &Event| subject(other) == subject(event);
         let at = self.events.iter().rposition(same_subject)?;
         let is_same = |e: &Event| (e.kind.clone(), e.severity, e.offset, e.uid, e.text.clone());
-        // What somebody has asked for twice was done twice.
+        // A command that was given twice is two events.
         (event.uid.is_none() && is_same(&self.events[at]) == is_same(event)).then_some(at)
     }
 
-    /// The newest event of the same kind about the same member, if no pass has begun or ended since.
+    /// The newest event of the same kind about the same member, if no pass has begun or ended
+    /// since.
     fn of_same_pass(&self, event: &Event) -> Option<usize> {
         let is_same = |other: &Event| {
             (other.member, &other.kind, other.severity) == (event.member, &event.kind, event.severity)
@@ -267,7 +270,7 @@ impl Ring {
     }
 }
 
-/// Leaves out what later events with a count stand for.
+/// Leaves out events that later ones include in their counts.
 fn coalesced(events: Vec<Event>) -> Vec<Event> {
     let mut kept: Vec<Event> = Vec::with_capacity(events.len());
     for event in events {

@@ -1,7 +1,8 @@
-//! The GPUs of a daemon: started once for all arrays, reported on, and their mishaps told as events.
+//! The GPUs of a daemon: started once for all arrays, reported in every status, their failures told
+//! as events.
 //!
-//! Invariant: without a GPU that works the daemon does all it does with one, unless told to require it. Must not know
-//! what jobs are.
+//! Invariant: without a GPU that works the daemon does all it does with one, unless told to require
+//! it. Must not know what jobs are.
 
 use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuReport};
 use crate::daemon::events::{EventLog, News, kinds};
@@ -16,26 +17,26 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Name of the file with what was measured of GPUs, in the runtime directory.
+/// Name of the file with measurements of GPUs, in the runtime directory.
 const CALIBRATION_NAME: &str = "gpu-calibration.json";
 
-/// What events about GPUs have in place of the name of an array.
+/// Stands in events about GPUs in place of an array's name.
 const EVENTS_OF: &str = "gpu";
 
-/// GPUs, or why there are none.
+/// The GPUs, or why none is used.
 #[derive(Clone, Debug)]
-pub struct Gpus {
+pub(crate) struct Gpus {
     mode: Mode,
     runtime: Result<GpuRuntime, String>,
 }
 
 impl Gpus {
-    /// Opens and measures the GPUs that are asked for, which takes a second or so at the first start. `pool`: where the bytes
-    /// of jobs lie; `dir`: where measurements are kept.
+    /// Opens and measures the GPUs that are asked for, which takes a second or so at the first
+    /// start. `pool`: where the bytes of jobs lie; `dir`: where measurements are kept.
     ///
     /// # Errors
     /// When a GPU is required and none can be used, or one is named that does not exist.
-    pub fn start(config: &GpuConfig, pool: &Pool, dir: Option<&Path>) -> io::Result<Gpus> {
+    pub(crate) fn start(config: &GpuConfig, pool: &Pool, dir: Option<&Path>) -> io::Result<Gpus> {
         let mode = config.mode;
         if mode == Mode::Off {
             return Ok(Gpus { mode, runtime: Err("switched off".into()) });
@@ -60,11 +61,11 @@ impl Gpus {
         }
     }
 
-    /// Finds out early that a GPU is required and that there is none; opens nothing.
+    /// Finds out early whether a required GPU is missing; opens nothing.
     ///
     /// # Errors
     /// As [`Gpus::start`].
-    pub fn check(config: &GpuConfig) -> io::Result<()> {
+    pub(crate) fn check(config: &GpuConfig) -> io::Result<()> {
         match config.mode {
             Mode::Require => {
                 check_devices(config, &CudaDriver::new(Tuning::default())).map_err(io::Error::other)
@@ -73,14 +74,14 @@ impl Gpus {
         }
     }
 
-    /// What reactors offer their work to.
+    /// The runtime that reactors offer jobs to.
     #[must_use]
-    pub fn runtime(&self) -> Option<GpuRuntime> {
+    pub(crate) fn runtime(&self) -> Option<GpuRuntime> {
         self.runtime.as_ref().ok().cloned()
     }
 
     /// Tells operators what has happened to devices since the last call.
-    pub fn tell(&self, events: &EventLog) {
+    pub(crate) fn tell(&self, events: &EventLog) {
         let Ok(runtime) = &self.runtime else { return };
         for event in runtime.events() {
             let level = match event.kind {
@@ -93,11 +94,11 @@ impl Gpus {
         }
     }
 
-    /// Makes the next batch go wrong, or says what would be done.
+    /// Makes the next batch fail on purpose, or says what would be done.
     ///
     /// # Errors
-    /// Why there is nothing that could go wrong.
-    pub fn drill(&self, drill: GpuDrill, dry_run: bool) -> Result<String, String> {
+    /// Why no GPU runs.
+    pub(crate) fn drill(&self, drill: GpuDrill, dry_run: bool) -> Result<String, String> {
         let runtime = self.runtime.as_ref().map_err(|reason| format!("no GPU is used: {reason}"))?;
         let (how, drill) = match drill {
             GpuDrill::Error => ("fails", Drill::Error),
@@ -116,9 +117,9 @@ impl Gpus {
         ))
     }
 
-    /// What they do, for users.
+    /// Their entry in a status.
     #[must_use]
-    pub fn report(&self) -> GpuReport {
+    pub(crate) fn report(&self) -> GpuReport {
         let mode = match self.mode {
             Mode::Auto => "auto",
             Mode::Off => "off",

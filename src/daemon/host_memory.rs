@@ -1,18 +1,19 @@
-//! How much memory this process can have. Must not know what for.
+//! How much memory this process can have. Must not know what it is used for.
 
 use std::fs;
 use std::path::Path;
 
-/// Memory in bytes that the host has, or the control group of this process allows, whichever is less. What cannot be
-/// found out counts as no limit.
+/// Memory in bytes that the host has, or the control group of this process allows, whichever is
+/// less. What cannot be found out counts as no limit.
 pub(super) fn bytes() -> u64 {
     let host = nix::sys::sysinfo::sysinfo().map_or(u64::MAX, |info| info.ram_total());
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     group_limit(&groups, Path::new("/sys/fs/cgroup")).map_or(host, |group| group.min(host))
 }
 
-/// The least limit of a control group and those above it, of either version. `groups`: the text of /proc/PID/cgroup. A
-/// container may see only its own group, as the root of all: that one counts whatever the path says.
+/// The least limit of a control group and those above it, of either version. `groups`: the text of
+/// /proc/PID/cgroup. A container may see only its own group, as the root of all: that one counts
+/// whatever the path says.
 fn group_limit(groups: &str, root: &Path) -> Option<u64> {
     let unified = groups.lines().find_map(|line| line.strip_prefix("0::/"));
     let own = groups.lines().find_map(|line| line.split_once(":memory:/").map(|(_, path)| path));
@@ -21,7 +22,8 @@ fn group_limit(groups: &str, root: &Path) -> Option<u64> {
     unified.into_iter().chain(own).min()
 }
 
-/// The least number in the files of this name in a folder below `root` and those above it. "max" is no limit.
+/// The least number in the files of this name in a folder below `root` and those above it. "max" is
+/// no limit.
 fn least(root: &Path, path: &str, file: &str) -> Option<u64> {
     let own = root.join(path);
     let above = own.ancestors().take_while(|folder| folder.starts_with(root));

@@ -1,52 +1,32 @@
 //! The daemon: the only owner of threads, sockets, clocks and signals.
 //!
-//! A reactor thread drives clients and members; control threads open devices, answer administrators and talk to
-//! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
+//! A reactor thread drives clients and members; control threads open devices, answer administrators
+//! and talk to the reactor through a mailbox. Everything below this folder is told the time and
+//! handed its bytes.
 
-mod activation;
-mod arrays;
+pub(crate) mod arrays;
 mod certificates;
-mod changes;
-pub mod check;
-pub mod clock;
+pub(crate) mod check;
+pub(crate) mod clock;
 mod commands;
-pub mod config;
+pub(crate) mod config;
 mod control_server;
-mod copies;
-pub mod create;
+pub(crate) mod devices;
 pub(crate) mod drill;
-pub mod events;
-pub mod gpu;
+mod events;
+mod gpu;
 mod host_memory;
-pub mod import;
 mod imports;
-mod leftovers;
-mod log_queue;
-pub mod logging;
+pub(crate) mod logging;
 mod members;
-mod memory;
-pub mod panic;
-pub mod peer;
-mod preparation;
+mod passes;
+pub(crate) mod peer;
 mod ranked;
-pub mod reactor;
-mod reload;
-pub mod report;
-mod returns;
-mod room;
-pub mod search;
-pub mod serve;
-pub mod service;
-mod settings;
-mod signals;
+pub(crate) mod reactor;
+mod service;
+pub(crate) mod startup;
 mod state;
-pub mod superblocks;
-mod target;
 #[cfg(test)]
 mod tests;
-mod undo;
-pub mod up;
-mod waiting;
 
-pub use control_server::ControlServer;
-pub use reload::certificate_advice;
+pub use devices::superblocks::read_superblock;

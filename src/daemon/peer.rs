@@ -1,6 +1,8 @@
-//! Who is at the other end of a control socket, and who may be; and how a unix socket is connected to within a time limit.
+//! Who is at the other end of a control socket, and who may be; and how a unix socket is connected
+//! to within a time limit.
 //!
-//! Invariant: an identity comes from the kernel, never from what a peer says. Must not know what is spoken.
+//! Invariant: an identity comes from the kernel, never from what a peer says. Must not know what is
+//! spoken.
 
 use calpe_core::units::{Printable, shown};
 use nix::sys::socket::{
@@ -16,9 +18,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Most bytes of a socket's path: the size of `sun_path` in `sockaddr_un`, less the final zero
+/// byte.
+pub(crate) const SOCKET_PATH_MAX: usize = 107;
+
 /// A user of this host. Prints as name and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(pub Uid);
+pub(crate) struct Owner(pub Uid);
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,29 +38,30 @@ impl fmt::Display for Owner {
 impl Owner {
     /// The user that this process acts as.
     #[must_use]
-    pub fn own() -> Owner {
+    pub(crate) fn own() -> Owner {
         Owner(Uid::effective())
     }
 
-    /// The user at the other end of a connected unix socket: of a client the one that connected, of a server the one that
-    /// began to listen.
+    /// The user at the other end of a connected unix socket: the one that connected, or the one
+    /// that began to listen.
     ///
     /// # Errors
     /// When the system does not say.
-    pub fn of_peer(socket: &impl AsFd) -> io::Result<Owner> {
+    pub(crate) fn of_peer(socket: &impl AsFd) -> io::Result<Owner> {
         Ok(Owner(Uid::from_raw(getsockopt(socket, sockopt::PeerCredentials)?.uid())))
     }
 
-    /// Whether this user may administer a process of `own`: it is the same user, or root, who could become it anyway.
+    /// Whether this user may administer a process of `own`: it is the same user, or root, who could
+    /// become it anyway.
     #[must_use]
-    pub fn may_administer(self, own: Owner) -> bool {
+    pub(crate) fn may_administer(self, own: Owner) -> bool {
         self == own || self.0.is_root()
     }
 }
 
-/// Something of a user who is not trusted.
+/// A path that belongs to a user who is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stranger {
+pub(crate) struct Stranger {
     /// What is theirs.
     pub path: PathBuf,
     /// Whose it is.
@@ -67,18 +74,19 @@ impl fmt::Display for Stranger {
     }
 }
 
-/// Whom a client believes at a socket that nobody named: itself and root; at the socket of the system, the user that root
-/// gave its directory to besides.
+/// Which owners of a default control socket a client trusts: its own user and root; for the socket
+/// of the system, also the user that root gave its directory to.
 #[derive(Clone, Debug)]
-pub struct Trust {
+pub(crate) struct Trust {
     own: Owner,
     appointed: Option<Owner>,
 }
 
 impl Trust {
-    /// Trust of a process that runs as `own`. `system_dir`: the directory of the socket, where only root can have made it.
+    /// Trust of a process that runs as `own`. `system_dir`: the directory of the socket, where only
+    /// root can have made it.
     #[must_use]
-    pub fn new(own: Owner, system_dir: Option<&Path>) -> Trust {
+    pub(crate) fn new(own: Owner, system_dir: Option<&Path>) -> Trust {
         Trust { own, appointed: system_dir.and_then(appointed_by_root) }
     }
 
@@ -86,11 +94,13 @@ impl Trust {
         owner.may_administer(self.own) || self.appointed == Some(owner)
     }
 
-    /// Whether a socket, and its directory, belong to somebody trusted, links in their place included.
+    /// Checks that a socket and its directory belong to trusted users, and so do links in their
+    /// places.
     ///
     /// # Errors
-    /// What belongs to somebody else. What is not there belongs to nobody: connecting to it fails.
-    pub fn check_path(&self, socket: &Path) -> Result<(), Stranger> {
+    /// The path that belongs to somebody else. A path that does not exist is no error: connecting
+    /// to it fails.
+    pub(crate) fn check_path(&self, socket: &Path) -> Result<(), Stranger> {
         let dir = socket.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         for path in [dir, socket] {
             let (itself, target) = (path.symlink_metadata(), path.metadata());
@@ -103,17 +113,17 @@ impl Trust {
         Ok(())
     }
 
-    /// Whether the server that was reached is of somebody trusted.
+    /// Checks that the server that was reached is of a trusted user.
     ///
     /// # Errors
     /// Whose it is.
-    pub fn check_server(&self, socket: &Path, server: Owner) -> Result<(), Stranger> {
+    pub(crate) fn check_server(&self, socket: &Path, server: Owner) -> Result<(), Stranger> {
         if self.includes(server) { Ok(()) } else { Err(Stranger { path: socket.into(), owner: server }) }
     }
 }
 
-/// The owner of a directory that nobody but root can have made or given away: the one above it is root's, and no one else
-/// may write to it.
+/// The owner of a directory that only root can have made or given away: the directory above it is
+/// root's, and nobody else may write to that.
 fn appointed_by_root(dir: &Path) -> Option<Owner> {
     let above = dir.parent()?.metadata().ok()?;
     let only_root = above.uid() == 0 && above.mode() & 0o022 == 0;
@@ -126,7 +136,7 @@ fn appointed_by_root(dir: &Path) -> Option<Owner> {
 ///
 /// # Errors
 /// What the system says.
-pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+pub(crate) fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let address = UnixAddr::new(path)?;
     let stream = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     let limit =
@@ -166,7 +176,8 @@ mod tests {
         let socket = dir.path().join("s");
         fs::write(&socket, "").unwrap();
         assert_eq!(Trust::new(Owner::own(), None).check_path(&socket), Ok(()));
-        // Seen by somebody else than the owner of these files, unless that is root, whom everybody trusts.
+        // Seen by somebody else than the owner of these files, unless that is root, whom everybody
+        // trusts.
         let seen_by_alice = Trust::new(ALICE, None).check_path(&socket);
         let expected = Stranger { path: dir.path().into(), owner: Owner::own() };
         assert_eq!(seen_by_alice, if Owner::own() == ROOT { Ok(()) } else { Err(expected) });

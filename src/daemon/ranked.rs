@@ -1,25 +1,25 @@
 //! Locks that are taken in one order, the lower rank first: two threads that keep to it never wait
-//! for each other. Debug builds, and so all tests, check it wherever two are held, whether or not
-//! anybody else wants them at that moment. Must not know what is locked.
+//! for each other. Debug builds, and so all tests, check the order whenever a thread holds two
+//! locks. Must not know what is locked.
 //!
 //! Invariant: a thread takes a lock only while all that it holds have lower ranks.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A mutex of a rank.
+/// A mutex with a rank.
 #[derive(Debug, Default)]
-pub(super) struct Ranked<T, const RANK: u8>(Mutex<T>);
+pub(crate) struct Ranked<T, const RANK: u8>(Mutex<T>);
 
 impl<T, const RANK: u8> Ranked<T, RANK> {
-    pub fn new(value: T) -> Ranked<T, RANK> {
+    pub(crate) fn new(value: T) -> Ranked<T, RANK> {
         Ranked(Mutex::new(value))
     }
 }
 
 /// What holds such a lock.
 #[derive(Debug)]
-pub(super) struct RankedGuard<'a, T> {
+pub(crate) struct RankedGuard<'a, T> {
     guard: MutexGuard<'a, T>,
     _held: Held,
 }
@@ -39,7 +39,7 @@ impl<T> DerefMut for RankedGuard<'_, T> {
 }
 
 /// What [`lock`] takes.
-pub(super) trait Lock {
+pub(crate) trait Lock {
     type Guard<'a>
     where
         Self: 'a;
@@ -65,20 +65,20 @@ impl<T, const RANK: u8> Lock for Ranked<T, RANK> {
         T: 'a;
 
     fn take(&self) -> RankedGuard<'_, T> {
-        // Before it waits: what would wait for ever is told.
+        // Checked before it waits, so that a deadlock is reported.
         let held = Held::new(RANK);
         RankedGuard { guard: self.0.take(), _held: held }
     }
 }
 
-/// Locks; a panic of another holder leaves plain data, which stays usable.
-pub(super) fn lock<L: Lock>(lock: &L) -> L::Guard<'_> {
+/// Locks. The data stays usable after a panic of another holder.
+pub(crate) fn lock<L: Lock>(lock: &L) -> L::Guard<'_> {
     lock.take()
 }
 
-/// That this thread holds a lock of a rank, or is about to wait for it.
+/// Proof that this thread holds a lock of a rank, or is about to wait for it.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(crate) struct Held {
     #[cfg(debug_assertions)]
     rank: u8,
 }
@@ -93,7 +93,7 @@ mod order {
     }
 
     impl Held {
-        pub fn new(rank: u8) -> Held {
+        pub(crate) fn new(rank: u8) -> Held {
             HELD.with_borrow_mut(|held| {
                 let highest = held.iter().max();
                 assert!(
@@ -119,7 +119,7 @@ mod order {
 
 #[cfg(not(debug_assertions))]
 impl Held {
-    pub fn new(_: u8) -> Held {
+    pub(crate) fn new(_: u8) -> Held {
         Held {}
     }
 }

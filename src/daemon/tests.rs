@@ -4,17 +4,21 @@ mod dry_run;
 mod restarts;
 mod returns;
 
-use super::config::ArrayChoice;
-use super::events::News;
-use super::import::tests::created_in;
-use super::search::search;
-use super::service::{Daemon, ServeOptions, ServiceConfig};
-use super::waiting::Waiting;
-use super::{ControlServer, import};
+use super::control_server::ControlServer;
 use crate::control::{
     ArrayReport, ArrayState, ErrorCode, LogReport, LogState, MAX_REPLY_BYTES, MemberRef, MemberState,
     PROTOCOL_VERSION, Reply, Request, RequestError, ScrubAction, read_message, write_message,
 };
+use crate::daemon::arrays::serve::serve;
+use crate::daemon::arrays::settings::ServeOptions;
+use crate::daemon::arrays::waiting::Waiting;
+use crate::daemon::config::ArrayChoice;
+use crate::daemon::devices::import;
+use crate::daemon::devices::import::tests::created_in;
+use crate::daemon::devices::search::search;
+use crate::daemon::events::News;
+use crate::daemon::imports::opening::losses;
+use crate::daemon::service::{Daemon, ServiceConfig};
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
 use calpe_core::volume::NoticeLevel;
 use std::io::{BufReader, Write};
@@ -86,7 +90,7 @@ impl Bench {
     }
 
     fn report(&self) -> ArrayReport {
-        self.daemon.status(Some("tank")).unwrap().remove(0)
+        self.daemon.arrays().status(Some("tank")).unwrap().remove(0)
     }
 
     fn wait_until(&self, what: impl Fn(&ArrayReport) -> bool) -> ArrayReport {
@@ -187,19 +191,23 @@ fn a_member_that_was_overwritten_while_offline_is_told_to_be_replaced_in_its_pla
 #[test]
 fn an_import_answers_with_what_its_events_tell_of_losses() {
     let bench = Bench::new();
-    let before = bench.daemon.events.next();
+    let before = bench.daemon.arrays().events.next();
     let report = bench.wait_until(|report| report.log.state == LogState::Serving);
     let tell = |array: &str, kind: &'static str, level, text: &str| {
-        bench.daemon.events.tell(News::new(Some(array), kind, level, text.into()));
+        bench.daemon.arrays().events.tell(News::new(Some(array), kind, level, text.into()));
     };
     tell("tank", "rows_lost", NoticeLevel::Error, "3 rows could not be replayed");
     tell("tank", "log_dropped", NoticeLevel::Warning, "1 batch was dropped");
     tell("tank", "log_replayed", NoticeLevel::Info, "the redo log was replayed");
     tell("pond", "rows_lost", NoticeLevel::Error, "9 rows could not be replayed");
-    let told = bench.daemon.losses(&report, before);
+    let told = losses(bench.daemon.arrays(), &report, before);
     assert_eq!(told, ["array 'tank': 3 rows could not be replayed", "array 'tank': 1 batch was dropped"]);
     let replaying = LogReport { state: LogState::Replaying, reason: None, yields_to_force: false };
-    let told = bench.daemon.losses(&ArrayReport { log: replaying, ..report }, bench.daemon.events.next());
+    let told = losses(
+        bench.daemon.arrays(),
+        &ArrayReport { log: replaying, ..report },
+        bench.daemon.arrays().events.next(),
+    );
     assert!(told.len() == 1 && told[0].contains("still being replayed"), "{told:?}");
 }
 
@@ -262,7 +270,7 @@ fn what_is_forbidden_is_forbidden_to_the_user_of_the_daemon() {
     assert_eq!(error.code, ErrorCode::Device);
     let told = format!("/srv/m0: permission denied to the daemon, which runs as {own}");
     assert!(error.message.starts_with(&told), "{error}");
-    let error = super::members::uncreatable(&PathBuf::from("/srv/new"));
+    let error = crate::daemon::members::replace::uncreatable(&PathBuf::from("/srv/new"));
     assert!(error.message.contains(&format!("runs as {own}, may not create a file there")), "{error}");
 }
 
@@ -381,12 +389,16 @@ fn an_array_that_was_waited_for_is_not_served_again_after_an_export() {
     let bench = Bench::new();
     let which = ArrayChoice::Name("tank".into());
     bench.done(Request::Export { array: "tank".into(), force: false, dry_run: false });
-    bench.daemon.await_array(Waiting::new(which.clone(), vec![bench.path("m0")]));
-    assert!(bench.daemon.is_awaited(&which));
+    bench
+        .daemon
+        .arrays()
+        .awaited
+        .await_array(Waiting::new(which.clone(), vec![bench.path("m0")]), &bench.daemon.arrays().memory);
+    assert!(bench.daemon.arrays().awaited.is_awaited(&which));
     let (dirs, array) = (Vec::new(), Some("tank".into()));
     let import = Request::Import { array, all: false, dirs, force: false, once: false, dry_run: false };
     assert!(bench.done(import).contains("ONLINE"));
-    assert!(!bench.daemon.is_awaited(&which), "an export from now on would be undone");
+    assert!(!bench.daemon.arrays().awaited.is_awaited(&which), "an export from now on would be undone");
 }
 
 #[test]
@@ -418,11 +430,12 @@ fn a_read_only_array_is_served_under_its_options() {
     let members = search(&[dir.path().into()], DEFAULT_MEMBER_TIMEOUT).arrays.remove(&array).unwrap();
     let options = ServeOptions { read_only: true, ..ServeOptions::default() };
     let report =
-        daemon.serve(import::open(&members, false, DEFAULT_MEMBER_TIMEOUT).unwrap(), options).unwrap();
+        serve(daemon.arrays(), import::open(&members, false, DEFAULT_MEMBER_TIMEOUT).unwrap(), options)
+            .unwrap();
     assert_eq!(report.uuid, array);
     daemon.shutdown().unwrap();
     assert!(!daemon.is_alive());
-    assert!(daemon.status(Some("tank")).is_err());
+    assert!(daemon.arrays().status(Some("tank")).is_err());
 }
 
 #[test]
@@ -492,7 +505,7 @@ fn an_array_whose_metadata_do_not_fit_into_the_memory_is_refused_and_others_are_
     assert_eq!(would, error);
     assert!(error.message.contains("array 'small' needs"), "{}", error.message);
     assert!(error.message.contains("of 4 KiB are left: raise metadata_memory"), "{}", error.message);
-    assert!(tight.status(None).unwrap().is_empty());
+    assert!(tight.arrays().status(None).unwrap().is_empty());
     tight.shutdown().unwrap();
     let roomy = daemon(64 << 20);
     assert!(matches!(roomy.handle(import(false)), Reply::Done { .. }));
@@ -517,7 +530,8 @@ fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_ta
     assert!(geometry.slots >= 1 << 36);
     let new = NewArray { geometry, regions, ..calpe_core::testing::small_array(1, 0) };
     let superblock = new.superblocks(&[uuid::Uuid::from_u128(1)]).remove(0);
-    // Once as a few KiB that are all there is, once with the size that it claims, where the filesystem has such.
+    // Once as a few KiB that are all there is, once with the size that it claims, where the
+    // filesystem has such.
     for bytes in [256 << 10, 1 << 53] {
         let file = std::fs::File::create(dir.path().join("m0")).unwrap();
         if file.set_len(bytes).is_err() {
@@ -549,7 +563,7 @@ fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_ta
         let reply = daemon.handle(import);
         // Other tests of this process take some, too.
         assert!(resident().saturating_sub(before) < 1 << 30, "{bytes}: {reply:?}");
-        assert!(daemon.status(None).unwrap().is_empty(), "{bytes}: {reply:?}");
+        assert!(daemon.arrays().status(None).unwrap().is_empty(), "{bytes}: {reply:?}");
         if bytes >= 1 << 53 {
             assert!(matches!(&reply, Reply::Error(error) if error.message.contains("needs")), "{reply:?}");
         }

@@ -1,6 +1,6 @@
 //! The file of a member as somebody who damages it sees it: where what lies, and what of it counts.
 
-use calpe::daemon::superblocks::read_superblock;
+use calpe::daemon::read_superblock;
 use calpe::member::{Access, Device};
 use calpe_core::array::geometry::Map;
 use calpe_core::format::{

@@ -1,8 +1,8 @@
-//! Members as a check sees them: what is read comes from their devices, what is written goes to memory. One thread
-//! for each device, so that all of them read at once.
+//! Members as a check sees them: what is read comes from their devices, what is written goes to
+//! memory. One thread for each device, so that all of them read at once.
 //!
-//! Invariants: no device is written, whatever is asked; a read returns what was written here before, of what is to be forgotten
-//! once. Must not know what the bytes mean.
+//! Invariants: no device is written; a read returns what was written here before, but only once for
+//! bytes that are to be forgotten. Must not know what the bytes mean.
 
 use crate::member::{Device, DeviceError, is_remote};
 use calpe_core::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
@@ -16,15 +16,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What written bytes are kept in: whole blocks.
+/// Written bytes are kept as blocks of this size.
 const BLOCK: usize = 4096;
 
-/// Longest time that counts between two looks at what is late.
+/// Longest time between two calls of [`Layer::give_up_late`] that counts.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Members over which an array runs without changing them.
 #[derive(Debug)]
-pub struct Layer {
+pub(super) struct Layer {
     workers: BTreeMap<DeviceId, Worker>,
     done: Receiver<Completion>,
     shared: Arc<Shared>,
@@ -34,14 +34,14 @@ pub struct Layer {
 
 #[derive(Debug)]
 struct Worker {
-    /// None when it is to end.
+    /// None when the thread is to end.
     jobs: Option<Sender<(IoToken, IoOp)>>,
     thread: Option<JoinHandle<()>>,
-    /// None of a remote device, whose operations have limits of their own.
+    /// None for a remote device: its operations have limits of their own.
     path: Option<PathBuf>,
     /// How many operations have begun and ended: odd while one is under way.
     turns: Arc<AtomicU64>,
-    /// What that was at the last look, and for how long it had not changed.
+    /// `turns` at the last look, and how long it had not changed.
     seen: (u64, Duration),
 }
 
@@ -60,7 +60,7 @@ struct Covered {
     device: Device,
     /// By number; none for zeroes.
     blocks: BTreeMap<u64, Option<Box<[u8; BLOCK]>>>,
-    /// Those of them that are kept until they are read.
+    /// Numbers of `blocks` that are kept until they are read.
     passing: BTreeSet<u64>,
     shared: Arc<Shared>,
 }
@@ -70,7 +70,7 @@ impl Layer {
     ///
     /// # Errors
     /// When there are no threads.
-    pub fn new(devices: Vec<(DeviceId, Device)>, forgotten: Range<u64>) -> io::Result<Layer> {
+    pub(super) fn new(devices: Vec<(DeviceId, Device)>, forgotten: Range<u64>) -> io::Result<Layer> {
         let (sender, done) = channel();
         let shared = Arc::new(Shared { kept: AtomicU64::new(0), forgets: AtomicBool::new(false), forgotten });
         let mut workers = BTreeMap::new();
@@ -101,20 +101,21 @@ impl Layer {
     ///
     /// # Panics
     /// When the device is not one of the layer's.
-    pub fn submit(&self, device: DeviceId, token: IoToken, op: IoOp) {
+    pub(super) fn submit(&self, device: DeviceId, token: IoToken, op: IoOp) {
         let jobs = self.workers[&device].jobs.as_ref().expect("taken away only by drop");
         jobs.send((token, op)).expect("a worker outlives its queue");
     }
 
     /// Where operations end.
     #[must_use]
-    pub fn done(&self) -> &Receiver<Completion> {
+    pub(super) fn done(&self) -> &Receiver<Completion> {
         &self.done
     }
 
-    /// Where an operation has been under way for longer than `limit`; to be called every second or so. If there is one, no thread
-    /// is waited for any more. Time in which the process was stopped does not count.
-    pub fn give_up_late(&mut self, limit: Duration) -> Option<PathBuf> {
+    /// The path of a device whose operation has been under way for longer than `limit`; to be
+    /// called about once a second. Once there is one, no thread is waited for at the end. Time
+    /// while the process was stopped does not count.
+    pub(super) fn give_up_late(&mut self, limit: Duration) -> Option<PathBuf> {
         let passed = std::mem::replace(&mut self.looked, Instant::now()).elapsed().min(LOOK_MAX);
         let mut late = None;
         for worker in self.workers.values_mut() {
@@ -133,18 +134,18 @@ impl Layer {
 
     /// Bytes of memory for what was written.
     #[must_use]
-    pub fn kept_bytes(&self) -> u64 {
+    pub(super) fn kept_bytes(&self) -> u64 {
         self.shared.kept.load(Ordering::Relaxed)
     }
 
-    /// From now on, what is written to the forgotten bytes is read back once, and is then as it was before: a scrub reads what it
-    /// has rewritten, and nothing reads it after that.
-    pub fn forget(&self) {
+    /// From now on, a write to the forgotten bytes is kept until it is read once: a scrub reads
+    /// what it has rewritten, and nothing reads it after that.
+    pub(super) fn forget(&self) {
         self.shared.forgets.store(true, Ordering::Relaxed);
     }
 
-    /// From now on, all that is written is kept, and what was to be forgotten, too.
-    pub fn keep_all(&self) {
+    /// From now on, every write is kept, and so are those that were to be forgotten.
+    pub(super) fn keep_all(&self) {
         self.shared.forgets.store(false, Ordering::Relaxed);
     }
 }
@@ -178,7 +179,7 @@ impl Covered {
                 Ok(IoValue::Done)
             }
             IoOp::Flush => Ok(IoValue::Done),
-            // All data is a right answer.
+            // To call everything data is correct.
             IoOp::Extents { len, .. } => Ok(IoValue::Extents(vec![Extent { len, hole: false }])),
         }
     }
@@ -186,7 +187,7 @@ impl Covered {
     fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), IoFault> {
         let end = offset + target.len() as u64;
         let blocks = offset / BLOCK as u64..end.div_ceil(BLOCK as u64);
-        // What was written can be read again, whatever the device says of that place.
+        // Written bytes can be read, even where the device gives errors.
         if self.blocks.range(blocks.clone()).count() as u64 != blocks.end - blocks.start {
             self.device.read_at(offset, target).map_err(|error| fault(&error))?;
         }
@@ -205,14 +206,14 @@ impl Covered {
         Ok(())
     }
 
-    /// Without bytes: zeroes.
+    /// `bytes`: none for zeroes.
     fn write(&mut self, offset: u64, len: u64, bytes: Option<&[u8]>) -> Result<(), IoFault> {
         let end = offset + len;
         let forgotten = &self.shared.forgotten;
         let is_passing =
             self.shared.forgets.load(Ordering::Relaxed) && offset >= forgotten.start && end <= forgotten.end;
         for number in offset / BLOCK as u64..end.div_ceil(BLOCK as u64) {
-            // What replay has written stays.
+            // Blocks that the replay has written stay.
             if is_passing && !self.blocks.contains_key(&number) {
                 self.passing.insert(number);
             }
@@ -241,7 +242,7 @@ impl Covered {
         Ok(())
     }
 
-    /// Blocks that were kept until they are read, and of which all was.
+    /// Drops the blocks that were kept until they are read, once all of each was read.
     fn forget_read(&mut self, offset: u64, len: u64) {
         let whole = offset.div_ceil(BLOCK as u64)..(offset + len) / BLOCK as u64;
         let forgets = self.shared.forgets.load(Ordering::Relaxed);
@@ -266,7 +267,7 @@ impl Covered {
     }
 }
 
-/// Whatever failed, the device is there: its fellows make up for what it cannot tell.
+/// The device stays in service: the other members make up for what it cannot read.
 fn fault(error: &DeviceError) -> IoFault {
     let errno = match error {
         DeviceError::Io { source, .. } => source.raw_os_error(),

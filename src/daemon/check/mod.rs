@@ -1,22 +1,24 @@
 //! `calpe check`: the proof, offline and read-only, that an array is good.
 //!
-//! The array that would serve the members is run over a layer that keeps in memory what it writes: so what is judged is
-//! what a start would make of them. The log is replayed, then a scrub reads every live row of every member, compares
-//! each block with its checksum, parity with data, and the copies of every page with each other.
+//! The array that would serve the members runs over a layer that keeps its writes in memory. So the
+//! check judges what a start would make of the members. The log is replayed, then a scrub reads
+//! every live row of every member, compares each block with its checksum, parity with data, and the
+//! copies of every page with each other.
 //!
-//! Invariants: the members are locked and never written; memory is bounded, see [`REPLAY_BYTES_MAX`]. What no start
-//! would look at (free slots, unused log, unwritten blocks) is not looked at either.
+//! Invariants: the members are locked and never written; memory is bounded, see
+//! [`REPLAY_BYTES_MAX`]. Free slots, unused log and unwritten blocks are not read, as no start
+//! would read them.
 
 mod layer;
 mod report;
 
-pub use report::{CheckReport, CheckedMember, LostPart};
+pub(crate) use report::{CheckReport, CheckedMember, LostPart};
 
-use super::clock;
-use super::config::DEFAULT_MEMORY;
-use super::drill;
-use super::import;
-use super::superblocks::{check_answers, check_length, read_copies};
+use crate::daemon::clock;
+use crate::daemon::config::DEFAULT_MEMORY;
+use crate::daemon::devices::import;
+use crate::daemon::devices::superblocks::{check_answers, check_length, read_copies};
+use crate::daemon::drill;
 use crate::member::{Access, Device, DeviceError};
 use calpe_core::array::assembly::{Assembled, AssemblyError, Candidate, NotUsed, assemble};
 use calpe_core::array::{ArrayConfig, OpenDevice};
@@ -35,9 +37,10 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-/// Most bytes that replay may write, which are kept in memory. A running array holds at most 128 MiB of images that are
-/// not in place, and as much again of metadata pages; a log that yields more than this is not one of ours.
-pub const REPLAY_BYTES_MAX: u64 = 1 << 30;
+/// Most bytes that replay may write, which are kept in memory. A running array holds at most 128
+/// MiB of images that are not in place, and as much again of metadata pages; a log that yields more
+/// than this is not one of ours.
+pub(crate) const REPLAY_BYTES_MAX: u64 = 1 << 30;
 
 /// How often the volume is told that time passes, and looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -51,8 +54,9 @@ const REPAIR: RequestId = RequestId(2);
 
 /// Why nothing can be said about an array.
 #[derive(Debug, thiserror::Error)]
-pub enum CheckError {
-    /// A device cannot be had. One that is served is in use: the array has to be stopped first.
+pub(crate) enum CheckError {
+    /// A device cannot be opened. The devices of an array in service are in use: it has to be
+    /// stopped first.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// One device twice.
@@ -66,7 +70,7 @@ pub enum CheckError {
     /// None of the devices is a member.
     #[error("none of these is a member of an array:\n{}", .0.join("\n"))]
     NoMembers(
-        /// What each of them is, a line each.
+        /// A line for each of them: what it is.
         Vec<String>,
     ),
     /// Members of several arrays.
@@ -155,8 +159,12 @@ struct Given {
 /// Checks the array of these members. `progress` is told how far it is.
 ///
 /// # Errors
-/// When nothing can be said: no members, in use, too few. What is wrong with the array is in the report.
-pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result<CheckReport, CheckError> {
+/// When nothing can be said: no members, in use, too few. Faults of the array are in the report,
+/// not errors.
+pub(crate) fn check(
+    members: &[PathBuf],
+    progress: &mut dyn FnMut(&Activity),
+) -> Result<CheckReport, CheckError> {
     let mut problems = Vec::new();
     let mut strangers = Vec::new();
     let mut given = open(members, &mut problems, &mut strangers)?;
@@ -267,7 +275,7 @@ fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostPart> {
     ranges.iter().map(|&(at, bytes)| LostPart { offset: at.0, bytes }).collect()
 }
 
-/// What is no member is no problem of an array whose members are all there.
+/// A path that is no member is no problem of an array whose members are all there.
 fn without_strangers(mut report: CheckReport, about_strangers: &[String]) -> CheckReport {
     if report.whole {
         let (strange, problems) =
@@ -337,8 +345,8 @@ fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Gi
     Ok(Given { path: path.into(), device: Some(device), superblock, damaged: faults.len() as u64 })
 }
 
-/// What a start would make of the members, without what it would do to them: nothing is built, and the scrub
-/// begins at the beginning.
+/// Assembles the members as a start would, except that no replacement is built on and the scrub
+/// begins at slot 0.
 fn assembled(
     given: &[Given],
     problems: &mut Vec<String>,
@@ -352,7 +360,7 @@ fn assembled(
     let mut assembled = match assemble(&candidates, false) {
         Ok(assembled) => assembled,
         Err(error @ AssemblyError::NoMajority { .. }) => {
-            // To look is no harm.
+            // Forced: a look does no harm.
             let assembled = assemble(&candidates, true)?;
             problems.push(error.to_string());
             assembled
@@ -368,14 +376,14 @@ fn assembled(
             problems.push(format!("{}: would not be used: {reason}", path(*key)));
             continue;
         }
-        // What it holds says nothing about those that are current.
+        // Its content says nothing about the current members.
         notices.push(format!("{}: is no current member: {reason}; it was not looked at", path(*key)));
         if let Some(seat) = seat {
             seat.reason = Some(reason.clone());
         }
     }
     for (index, seat) in assembled.seats.iter_mut().enumerate() {
-        // The member itself is verified: nothing depends on a device that is not complete.
+        // The member itself is verified; nothing depends on its incomplete replacement.
         if let Some((key, ..)) = seat.replacement.take() {
             notices.push(format!("{}: is being built as member {index}; it was not looked at", path(key)));
         }
@@ -387,7 +395,7 @@ fn assembled(
     }
     assembled.superblock.scrub = ScrubRecord::default();
     assembled.superblock.replacements.clear();
-    // Who was replaced is told above, and not marked.
+    // Replaced devices are told of above, and not marked.
     assembled.replaced.clear();
     Ok(assembled)
 }
@@ -397,13 +405,15 @@ struct Run {
     volume: PlainVolume,
     layer: Layer,
     notices: Vec<String>,
-    /// Likewise, of slots that cannot be read.
+    /// Notices of slots that cannot be read.
     unreadable_notices: Vec<String>,
     output: VolumeOutput,
     phase: Phase,
-    /// Copies of metadata pages that were found bad before the scrub, which finds them written anew.
+    /// Copies of metadata pages that were found bad before the scrub. The scrub finds them
+    /// rewritten.
     bad_copies: u64,
-    /// Where blocks were set aside when they were met. The array looks at their places by itself, also while it is scrubbed.
+    /// Places of blocks that were set aside. The array looks at these places by itself, also during
+    /// the scrub.
     aside: BTreeSet<u64>,
 }
 
@@ -455,13 +465,13 @@ impl Run {
             _ if refused => self.phase = Phase::Over,
             Phase::Replay if status.log == LogState::Serving => {
                 self.phase = Phase::Scrub;
-                // A scrub reads what it would rewrite once more, at once: nothing else of it need be kept.
+                // A scrub reads back at once what it rewrites; it need not be kept longer.
                 self.layer.forget();
                 self.step(VolumeEvent::Admin(SCRUB, AdminRequest::ScrubStart));
             }
             Phase::Scrub if status.last_scrub.is_some() && !self.aside.is_empty() => {
                 self.phase = Phase::Repair;
-                // What goes back to its place is read again, with the rest of its row.
+                // Blocks that go back to their places are read again, with the rest of their rows.
                 self.layer.keep_all();
                 self.step(VolumeEvent::Admin(REPAIR, AdminRequest::Repair));
             }
@@ -482,7 +492,7 @@ impl Run {
         for action in output.actions.drain(..) {
             match action {
                 ArrayAction::Io { device, token, op } => self.layer.submit(device, token, op),
-                // What the places of blocks that are set aside hold is in the report.
+                // The report says what the places of set-aside blocks hold.
                 ArrayAction::Notice(notice) if self.phase == Phase::Repair => {
                     if notice.kind == NoticeKind::RepairEnded {
                         self.phase = Phase::Over;
@@ -500,7 +510,7 @@ impl Run {
                     self.notices.push(error.to_string());
                     self.phase = Phase::Over;
                 }
-                // A device that left service stays open: it is not to change before the end.
+                // A device that left service stays open and locked until the end.
                 ArrayAction::AdminDone(_, Ok(_)) | ArrayAction::Release(_) | ArrayAction::WritesLost => {}
                 ArrayAction::Work(job) => jobs.push(job),
             }
@@ -511,7 +521,8 @@ impl Run {
         }
     }
 
-    /// Where blocks are set aside that their own members have: they were met, and are in none of these lists any more.
+    /// Set-aside blocks that their own members can read: they were noted in `aside` and are in none
+    /// of these lists.
     fn kept_aside(&self, lists: [&Vec<LostPart>; 3]) -> Vec<LostPart> {
         let listed: BTreeSet<u64> = lists.into_iter().flat_map(|parts| blocks_of(parts)).collect();
         let mut kept: Vec<LostPart> = Vec::new();
@@ -524,8 +535,9 @@ impl Run {
         kept
     }
 
-    /// What was told on the way. Which parts of the volume cannot be read is in these lists, which know more by now than the
-    /// scrub did when it met them; of parity alone there is nothing in them.
+    /// Notices of the run, without those about unreadable parts of the volume: these lists tell of
+    /// them, and know more than the scrub did. Unreadable parity is in no list, so its notices
+    /// stay.
     fn notices_beside(&mut self, lists: [&Vec<LostPart>; 4]) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
         if lists.iter().all(|parts| parts.is_empty()) {
@@ -534,7 +546,7 @@ impl Run {
         notices
     }
 
-    /// What kept the scrub from its end.
+    /// Why the scrub has not reached its end.
     fn problem(&self, status: &VolumeStatus) -> Option<String> {
         match &status.log {
             LogState::Refused(reason) => Some(format!("the array could not be served: {reason}")),
@@ -544,8 +556,8 @@ impl Run {
     }
 }
 
-/// Notices of an array that is served speak of what is done to its members; here nothing is. What a scrub
-/// came to is in the report.
+/// A notice as a check tells it; none for the result of a scrub, which is in the report. An array
+/// in service rewrites blocks; a check does not, so the end of such notices is replaced.
 fn worth_telling(notice: ArrayNotice) -> Option<String> {
     let text = notice.text;
     let text = text.strip_prefix("scrub: ").unwrap_or(&text);
@@ -560,7 +572,7 @@ fn worth_telling(notice: ArrayNotice) -> Option<String> {
     })
 }
 
-/// How notices end of what a scrub does, and what is said of it here.
+/// How notices of a scrub end, and what a check says instead.
 const DONE_BY_A_SCRUB: [(&str, &str); 3] = [
     ("they are rewritten", "they would be rewritten by a scrub"),
     ("it is rewritten", "it would be rewritten by a scrub"),
@@ -602,8 +614,8 @@ mod tests {
         assert_eq!(notices, ["m3: is being built as member 1; it was not looked at"]);
     }
 
-    /// A change of what is given, the keys of the members that are to be in service then, and parts of what is told of the one
-    /// that is not looked at.
+    /// A change of what is given, the keys of the members that are to be in service then, and parts
+    /// of what is told of the one that is not looked at.
     type NotLookedAt = (fn(&mut Vec<Superblock>), &'static [usize], &'static str);
 
     #[test]

@@ -11,9 +11,10 @@ const OUTPUT_VERSION: u32 = 1;
 /// Lost parts of the volume that the text lists; the JSON has them all.
 const LOST_SHOWN: usize = 20;
 
+// More than 15 fields: it is the JSON output of `calpe check`, whose flat fields scripts rely on.
 /// Everything that is known after a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CheckReport {
+pub(crate) struct CheckReport {
     /// Version of these fields.
     pub output_version: u32,
     /// Everything is proved good, and no member is missing.
@@ -32,33 +33,37 @@ pub struct CheckReport {
     pub parity: u16,
     /// "blake3", "crc32c" or "none".
     pub checksum: String,
-    /// Its members are marked clean, by a stop or while it was idle; otherwise its log was replayed, in memory only.
+    /// Its members are marked clean, by a stop or while it was idle; otherwise its log was
+    /// replayed, in memory only.
     pub clean: bool,
     /// Every member, in order of index.
     pub members: Vec<CheckedMember>,
-    /// Wrong or unreadable blocks, and rows whose parity does not match their data; none when it did not come to that.
+    /// Wrong or unreadable blocks, and rows whose parity does not match their data; none when
+    /// nothing was compared.
     pub errors: Option<u64>,
-    /// Of these, blocks that could be decoded from others, or that were set aside and can be read again.
+    /// Of these, blocks that could be decoded from others, or that were set aside and can be read
+    /// again.
     pub repairable: Option<u64>,
-    /// Parts of the volume that are beyond repair: all that could give them was read, and is wrong.
+    /// Parts of the volume that are beyond repair: everything that could give them was read, and is
+    /// wrong.
     pub lost: Vec<LostPart>,
-    /// Parts of the volume that only their own members can give, which could not read them when the
-    /// rest of their rows was written, and which were not given or give errors.
+    /// Parts of the volume that only their own members can give: these could not read them when the
+    /// rest of their rows was written, and were not given now, or still give errors.
     pub set_aside: Vec<LostPart>,
-    /// Parts that were set aside and that their own members have: a start reads them, and puts them back.
+    /// Parts that were set aside and that their own members can read: a start puts them back.
     pub kept_aside: Vec<LostPart>,
-    /// Parts of the volume that cannot be read, and that what was not read may give: members that
-    /// were not looked at, and blocks that give errors.
+    /// Parts of the volume that cannot be read now. Members that were not given, or blocks that
+    /// give errors, may still hold them.
     pub unreadable: Vec<LostPart>,
     /// What else is in the way of a proof.
     pub problems: Vec<String>,
-    /// What was told on the way.
+    /// Notices of the run.
     pub notices: Vec<String>,
 }
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CheckedMember {
+pub(crate) struct CheckedMember {
     /// Its place.
     pub index: u16,
     /// Where its device is, if it was given.
@@ -69,7 +74,7 @@ pub struct CheckedMember {
     pub verified: bool,
     /// Why not.
     pub reason: Option<String>,
-    /// Reads that failed.
+    /// Number of reads that failed.
     pub read: u64,
     /// Blocks found wrong: data, parity, metadata pages, log.
     pub cksum: u64,
@@ -79,7 +84,7 @@ pub struct CheckedMember {
 
 /// A part of the volume, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct LostPart {
+pub(crate) struct LostPart {
     /// Where it starts.
     pub offset: u64,
     /// How long it is.
@@ -87,9 +92,9 @@ pub struct LostPart {
 }
 
 impl CheckReport {
-    /// Draws the conclusions from all other fields.
+    /// Sets `good`, `consistent` and `whole` from all other fields.
     #[must_use]
-    pub fn concluded(mut self) -> CheckReport {
+    pub(crate) fn concluded(mut self) -> CheckReport {
         self.output_version = OUTPUT_VERSION;
         if !self.has_compared() && self.errors == Some(0) {
             (self.errors, self.repairable) = (None, None);
@@ -105,12 +110,12 @@ impl CheckReport {
         self.checksum != "none" || self.verified() > usize::from(self.data)
     }
 
-    /// Members all of which was read.
+    /// Number of members that were read completely.
     fn verified(&self) -> usize {
         self.members.iter().filter(|member| member.verified).count()
     }
 
-    /// Whether nothing is known against what was read.
+    /// Whether nothing that was read is wrong.
     fn is_faultless(&self) -> bool {
         let faultless = |member: &CheckedMember| member.read + member.cksum + member.superblock == 0;
         self.members.iter().all(faultless)
@@ -121,7 +126,7 @@ impl CheckReport {
             && self.problems.is_empty()
     }
 
-    /// What is to be said of parts that cannot be read.
+    /// Why parts cannot be read, for people.
     fn why_unreadable(&self) -> String {
         let absent: Vec<String> =
             self.members.iter().filter(|member| !member.verified).map(|m| m.index.to_string()).collect();
@@ -137,9 +142,10 @@ impl CheckReport {
         }
     }
 
-    /// The verdict in a sentence. The text form ends with it when it is good; otherwise it is the error of the command.
+    /// The verdict in a sentence. The text form ends with it when it is good; otherwise it is the
+    /// error of the command.
     #[must_use]
-    pub fn verdict(&self) -> String {
+    pub(crate) fn verdict(&self) -> String {
         let proof = match self.checksum.as_str() {
             "none" => "every row's parity matches its data",
             _ => "every block matches its checksum and every row's parity its data",

@@ -1,22 +1,22 @@
-//! The sockets of a configuration: each has a path of its own, which fits into a socket address. Must not know what is served
-//! on them.
+//! The sockets of a configuration: each has a path of its own, which fits into a socket address.
+//! Must not know what is served on them.
 
-use super::{Config, ConfigError, DaemonConfig, ListenConfig, Reader, Section};
-use crate::daemon::reactor::SOCKET_PATH_MAX;
+use super::reader::{Reader, Section, absolute, string};
+use crate::daemon::peer::SOCKET_PATH_MAX;
 use calpe_core::units::shown;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// Why a socket cannot be where it is to be.
+/// Why a socket cannot be at its path.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketFault {
+pub(crate) enum SocketFault {
     /// Its path does not fit into a socket address.
     #[error("'{}' has {} bytes, a socket's path may have at most {SOCKET_PATH_MAX}", shown(path), path.as_os_str().len())]
     TooLong {
         /// The path.
         path: PathBuf,
     },
-    /// NBD clients and administrators would meet there.
+    /// It is the socket of both NBD clients and administrators.
     #[error(
         "'{}' is both listen.unix and daemon.control_socket: NBD clients and administrators need a socket each, choose another path for one of them",
         shown(path)
@@ -35,12 +35,11 @@ pub(super) fn check_length(path: &Path) -> Result<(), SocketFault> {
     }
 }
 
-/// `look`: also where two paths lead to one place only by links.
-fn check_apart(daemon: &DaemonConfig, listen: &ListenConfig, look: bool) -> Result<(), SocketFault> {
-    let control = &daemon.control_socket;
-    match &listen.unix {
+/// Whether the two sockets have a path each. `look`: also compares the places that links lead to.
+pub(super) fn check_apart(control: &Path, unix: Option<&Path>, look: bool) -> Result<(), SocketFault> {
+    match unix {
         Some(unix) if unix == control || (look && is_same_place(unix, control)) => {
-            Err(SocketFault::Shared { path: unix.clone() })
+            Err(SocketFault::Shared { path: unix.into() })
         }
         _ => Ok(()),
     }
@@ -54,43 +53,34 @@ fn is_same_place(first: &Path, second: &Path) -> bool {
     place(first).is_some_and(|first| Some(first) == place(second))
 }
 
-impl Config {
-    /// Has the control socket at another path than the file says.
-    ///
-    /// # Errors
-    /// When it cannot be there.
-    pub fn set_control_socket(&mut self, path: &Path) -> Result<(), ConfigError> {
-        self.daemon.control_socket = path.into();
-        check_length(path)
-            .and_then(|()| check_apart(&self.daemon, &self.listen, true))
-            .map_err(ConfigError::ControlSocket)
-    }
-}
-
 impl Reader<'_> {
-    /// Notes what is wrong with the sockets beyond each key by itself.
-    pub(super) fn check_sockets(
-        &mut self,
-        root: &Section<'_, '_>,
-        daemon: &DaemonConfig,
-        listen: &ListenConfig,
-    ) {
+    /// A path that fits into a socket address.
+    pub(super) fn socket_path(&mut self, section: &Section<'_, '_>, key: &str) -> Option<PathBuf> {
+        let dir = self.dir;
+        self.value(section, key, |value| {
+            let path = absolute(dir, string(value)?)?;
+            check_length(&path).map(|()| path).map_err(|fault| fault.to_string())
+        })
+    }
+
+    /// Notes problems of the sockets that no key has by itself.
+    pub(super) fn check_sockets(&mut self, root: &Section<'_, '_>, control: &Path, unix: Option<&Path>) {
         let place = |section: &str, key: &str| {
             let table = root.table.get(section)?.get_ref().as_table()?;
             Some((table.get(key).map(Spanned::span)?.start, format!("{section}.{key}")))
         };
         let control_key = place("daemon", "control_socket");
         let unix_key = place("listen", "unix");
-        // What was given by itself was checked by itself.
-        let derived_control = Some(&daemon.control_socket).filter(|_| control_key.is_none());
-        let derived_unix = listen.unix.as_ref().filter(|_| unix_key.is_none());
+        // Paths that the file gives were checked with their keys.
+        let derived_control = Some(control).filter(|_| control_key.is_none());
+        let derived_unix = unix.filter(|_| unix_key.is_none());
         let too_long = [derived_control, derived_unix].into_iter().flatten();
         let too_long = too_long.filter_map(|path| check_length(path).err()).next();
         if let (Some(fault), Some((at, key))) = (too_long, place("daemon", "runtime_dir")) {
             self.problem(at, &key, &fault.to_string());
         }
         if let (Err(fault), Some((at, key))) =
-            (check_apart(daemon, listen, self.open_files), unix_key.or(control_key))
+            (check_apart(control, unix, self.open_files), unix_key.or(control_key))
         {
             self.problem(at, &key, &fault.to_string());
         }
@@ -99,6 +89,7 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Config;
     use super::*;
 
     #[track_caller]

@@ -1,9 +1,10 @@
-//! The keys of TLS: the server's in `[listen]`, those for remote members in `[remote]`, who may use an array
-//! in `[[array]]`.
+//! The keys of TLS: the server's in `[listen]`, those for remote members in `[remote]`, who may use
+//! an array in `[[array]]`.
 //!
-//! Invariant: a file that cannot be used is a problem at the key that names it. Must not know what TLS does with them.
+//! Invariant: a file that cannot be used is a problem at the key that names it. Must not know what
+//! TLS does with them.
 
-use super::{Reader, Section, absolute, expected, string};
+use super::reader::{Reader, Section, absolute, expected, string};
 use crate::tls::{
     ClientFiles, FileRole, PATTERNS_MAX, PeerPattern, PeerRules, ServerFiles, TlsFileError, check_server_name,
 };
@@ -29,7 +30,7 @@ const REMOTE_KEYS: [&str; 4] = ["tls_ca", "tls_certificate", "tls_key", "tls_ser
 
 /// TLS of the NBD clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenTlsConfig {
+pub(crate) struct ListenTlsConfig {
     /// Certificates and key.
     pub files: ServerFiles,
     /// Whether clients on TCP may or must use it.
@@ -39,7 +40,7 @@ pub struct ListenTlsConfig {
 }
 
 impl ListenTlsConfig {
-    /// Whether nobody gets at a volume by TCP without a certificate.
+    /// Whether every TCP client needs a certificate.
     pub(super) fn is_safe_beyond_loopback(&self) -> bool {
         self.tcp == TlsMode::Required && self.files.client_ca.is_some()
     }
@@ -55,7 +56,7 @@ fn tls_mode(text: &str) -> Result<TlsMode, String> {
 }
 
 impl Reader<'_> {
-    /// TLS of `[listen]`; none when there is none, or it is wrong, which is noted.
+    /// TLS of `[listen]`; none when it is absent, or wrong, which is noted as a problem.
     pub(super) fn listen_tls(&mut self, section: &Section<'_, '_>) -> Option<ListenTlsConfig> {
         let tcp = self.value(section, "tls", |value| tls_mode(string(value)?));
         let unix = self.value(section, "tls_unix", |value| tls_mode(string(value)?));
@@ -83,7 +84,7 @@ impl Reader<'_> {
         Some(ListenTlsConfig { files, tcp, unix })
     }
 
-    /// Section `[remote]`; none when it is wrong, which is noted.
+    /// Section `[remote]`; none when it is wrong, which is noted as a problem.
     pub(super) fn remote(&mut self, section: &Section<'_, '_>) -> Option<ClientFiles> {
         self.known(section, &REMOTE_KEYS);
         let identity = self.identity(section);
@@ -102,8 +103,8 @@ impl Reader<'_> {
         Some(files)
     }
 
-    /// Which certificates may use an array; none where the section does not say. `client_ca`: clients show
-    /// some.
+    /// Which certificates may use an array; none where the section does not say. `client_ca`:
+    /// whether clients show certificates.
     pub(super) fn peer_rules(&mut self, section: &Section<'_, '_>, client_ca: bool) -> Option<PeerRules> {
         let [write, read] = ["tls_allow", "tls_allow_read_only"].map(|key| {
             if section.table.contains_key(key) && !client_ca {
@@ -112,7 +113,7 @@ impl Reader<'_> {
             }
             section.table.contains_key(key).then(|| self.patterns(section, key))
         });
-        // A list that is not there names nobody, as soon as the other one is there.
+        // If only one list is there, the other one counts as empty.
         let given = write.is_some() || read.is_some();
         given.then(|| PeerRules {
             write: write.unwrap_or_default(),
@@ -142,7 +143,7 @@ impl Reader<'_> {
         patterns
     }
 
-    /// A certificate and its key, which need each other.
+    /// A certificate and its key. Neither may be there without the other.
     fn identity(&mut self, section: &Section<'_, '_>) -> Option<(std::path::PathBuf, std::path::PathBuf)> {
         let dir = self.dir;
         let [certificate, key] = ["tls_certificate", "tls_key"]

@@ -4,7 +4,7 @@
 //! Invariants: a path is taken over only from a socket nobody answers on; the socket file is removed with the
 //! listener if it is still this one. The file of a socket that was handed over is its giver's.
 
-use super::super::peer::connect_within;
+use super::super::peer::{SOCKET_PATH_MAX, connect_within};
 use super::sys;
 use crate::member::{is_dead_and_there, is_stopped, words_for_dead};
 use crate::tls::ServerTls;
@@ -23,9 +23,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Most bytes of a socket's path: what `sockaddr_un` holds, less its end.
-pub const SOCKET_PATH_MAX: usize = 107;
 
 /// How long whoever listens on a path may take to let a connection in. The kernel does that at once, unless the listener's
 /// backlog is full because its process is stopped or hangs.

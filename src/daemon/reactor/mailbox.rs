@@ -59,8 +59,10 @@ pub struct ArrayFacts {
     /// Connections that chose it.
     pub clients: usize,
     /// What they did.
+    #[cfg_attr(not(test), allow(dead_code))]
     pub traffic: Traffic,
     /// How often the reactor's loop has turned, whatever for.
+    #[cfg_attr(not(test), allow(dead_code))]
     pub turns: u64,
 }
 

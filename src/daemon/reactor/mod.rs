@@ -40,8 +40,8 @@ mod watchdog;
 pub use admission::network_places;
 pub use event_loop::ReactorConfig;
 pub use handle::ReactorHandle;
-pub use listener::{ListenAddress, ListenError, ListenTls, Listener, SOCKET_PATH_MAX};
-pub use mailbox::{ArrayFacts, NewArray, ReactorError, Traffic};
+pub use listener::{ListenAddress, ListenError, ListenTls, Listener};
+pub use mailbox::{ArrayFacts, NewArray, ReactorError};
 pub use orders::ArrayId;
 
 pub use sys::exit_at_once;

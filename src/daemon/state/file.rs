@@ -1,5 +1,5 @@
-//! Files of a state directory: written whole, so that a reader finds the old content or the new one, and read
-//! with care, so that a damaged one costs what it held and nothing else.
+//! Files of a state directory: written whole, so that a reader finds the old content or the new
+//! one, and read with care, so that a damaged file costs only its own content.
 //!
 //! Must not know what is in them, beyond their version.
 
@@ -16,12 +16,12 @@ const VERSION: u64 = 1;
 /// Longest file that is read: a thousand arrays of the widest kind take less.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Ending of a file that nobody has read: it is kept, beside what is written in its place.
+/// Suffix of a file that this process has not read: it is kept beside the new one.
 const UNREAD: &str = "unread";
 
-/// Reads a file. None: there is none, or it cannot be used; then `warnings` has a line, and it has been set
-/// aside.
-pub(super) fn load<T: DeserializeOwned>(path: &Path, warnings: &mut Vec<String>) -> Option<T> {
+/// Reads a file. None when there is none, or it cannot be used: then it has been renamed, and
+/// `warnings` has a line about it.
+pub(crate) fn load<T: DeserializeOwned>(path: &Path, warnings: &mut Vec<String>) -> Option<T> {
     let text = match read(path) {
         Ok(text) => text?,
         Err(error) => {
@@ -54,17 +54,17 @@ pub(super) fn load<T: DeserializeOwned>(path: &Path, warnings: &mut Vec<String>)
     None
 }
 
-/// Reads a file and leaves it as it is. None: there is none, or it cannot be used.
-pub(super) fn peek<T: DeserializeOwned>(path: &Path) -> Option<T> {
+/// Reads a file and leaves it as it is. None when there is none, or it cannot be used.
+pub(crate) fn peek<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let mut file: serde_json::Value = serde_json::from_slice(&read(path).ok()??).ok()?;
     let is_known = file["version"].as_u64().is_some_and(|version| version <= VERSION);
     if is_known { serde_json::from_value(file["content"].take()).ok() } else { None }
 }
 
-/// The bytes of a file; none where there is none.
-pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+/// The bytes of a file; none when there is none.
+pub(crate) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
-        // That the directory is none is told when it is to be written to.
+        // A path that is no directory is reported when it is written to.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(None);
         }
@@ -81,13 +81,12 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Moves a file out of the way that this process has not read. Says what has become of it, if there is one.
-pub(super) fn set_unread_aside(path: &Path) -> Option<String> {
+/// Renames a file that this process has not read. Returns a line about it, if there is one.
+pub(crate) fn set_unread_aside(path: &Path) -> Option<String> {
     path.exists().then(|| set_aside(path, UNREAD))
 }
 
-/// Moves a file out of the way; what is there from an earlier time is overwritten. Says what has become of
-/// it.
+/// Renames a file, over an earlier one of that name. Returns a line about it.
 fn set_aside(path: &Path, suffix: &str) -> String {
     let aside = beside(path, suffix);
     match fs::rename(path, &aside) {
@@ -104,22 +103,22 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// The content of a file as it is written.
-pub(super) fn encode(content: &impl Serialize) -> Vec<u8> {
+pub(crate) fn encode(content: &impl Serialize) -> Vec<u8> {
     let value = serde_json::json!({ "version": VERSION, "content": content });
-    // The types that are kept have nothing that JSON cannot say.
+    // JSON can express all types that are kept.
     let mut bytes = serde_json::to_vec_pretty(&value).expect("plain data");
     bytes.push(b'\n');
     bytes
 }
 
 /// Writes a file whole: after a crash it is the old one or the new one.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = beside(path, "new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all());
     let renamed = written.and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
-        // It takes room that may be what is missing.
+        // It takes space, and space may be what is missing.
         let _ = fs::remove_file(&temporary);
     }
     renamed?;
@@ -127,7 +126,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Appends to a file, and moves it to `older` first when it has become longer than `bytes_max`.
-pub(super) fn append(path: &Path, older: &Path, bytes: &[u8], bytes_max: u64) -> io::Result<()> {
+pub(crate) fn append(path: &Path, older: &Path, bytes: &[u8], bytes_max: u64) -> io::Result<()> {
     let open = || OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
     let mut file = open()?;
     let mut len = file.metadata()?.len();
@@ -143,7 +142,7 @@ pub(super) fn append(path: &Path, older: &Path, bytes: &[u8], bytes_max: u64) ->
     // A crash may have left half a line, which would spoil this one.
     let start: &[u8] = if last == *b"\n" { b"" } else { b"\n" };
     if let Err(error) = file.write_all(&[start, bytes].concat()) {
-        // What there is no room for is written whole later.
+        // The lines are written again, whole, when there is room.
         let _ = file.set_len(len);
         return Err(error);
     }

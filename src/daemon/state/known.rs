@@ -1,5 +1,5 @@
-//! What is remembered of arrays: which are to be served, where their devices were, and their counts of
-//! errors. Pure values, as they are on disk.
+//! What is remembered of arrays: which are to be served, where their devices were, and their counts
+//! of errors. Pure values, as they are on disk.
 
 use calpe_core::volume::MemberCounters;
 use serde::{Deserialize, Serialize};
@@ -7,18 +7,18 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use uuid::Uuid;
 
-/// Arrays that are remembered: more than any host has; beyond that, the one that was not served for longest
-/// is forgotten.
+/// Most arrays that are remembered: more than any host has. Beyond that, the one that was not
+/// served for longest is forgotten.
 const ARRAYS_MAX: usize = 1024;
 
 /// Arrays, by identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(in crate::daemon) struct Arrays(pub BTreeMap<Uuid, Known>);
+pub(crate) struct Arrays(pub BTreeMap<Uuid, Known>);
 
 /// What is known of an array.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::daemon) struct Known {
+pub(crate) struct Known {
     /// Its name.
     pub name: String,
     /// When it was served last, in seconds since 1970, roughly.
@@ -57,9 +57,9 @@ pub(in crate::daemon) struct Known {
     pub devices: Vec<KnownDevice>,
 }
 
-/// What is told of a member.
+/// Why a member is as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::daemon) struct MemberReason {
+pub(crate) struct MemberReason {
     /// Which.
     pub member: u16,
     /// Its device.
@@ -70,7 +70,7 @@ pub(in crate::daemon) struct MemberReason {
 
 /// A device of an array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::daemon) struct KnownDevice {
+pub(crate) struct KnownDevice {
     /// Its member.
     pub member: u16,
     /// Its identity.
@@ -81,19 +81,19 @@ pub(in crate::daemon) struct KnownDevice {
 
 impl Arrays {
     /// Where a device was.
-    pub fn path_of(&self, array: Uuid, device: Uuid) -> Option<PathBuf> {
+    pub(crate) fn path_of(&self, array: Uuid, device: Uuid) -> Option<PathBuf> {
         let devices = &self.0.get(&array)?.devices;
         devices.iter().find(|known| known.uuid == device).map(|known| known.path.clone())
     }
 
     /// The arrays of that name or identity.
-    pub fn find<'a>(&'a self, which: &'a str) -> impl Iterator<Item = (&'a Uuid, &'a Known)> {
+    pub(crate) fn find<'a>(&'a self, which: &'a str) -> impl Iterator<Item = (&'a Uuid, &'a Known)> {
         let uuid = which.parse::<Uuid>().ok();
         self.0.iter().filter(move |(own, known)| known.name == which || uuid == Some(**own))
     }
 
-    /// Takes note of an array that is served, by these devices. Whether that is news.
-    pub fn note(&mut self, array: Uuid, name: &str, devices: Vec<KnownDevice>, unix: u64) -> bool {
+    /// Records that an array is served by these devices. Returns whether anything has changed.
+    pub(crate) fn note(&mut self, array: Uuid, name: &str, devices: Vec<KnownDevice>, unix: u64) -> bool {
         let known = self.0.entry(array).or_default();
         let is_new = known.name != name || known.devices != devices;
         if is_new {
@@ -111,41 +111,42 @@ impl Arrays {
 }
 
 impl Known {
-    /// Takes note of the members that the scrub that ended last could not check. Whether that is news.
-    pub fn note_unchecked(&mut self, unix: u64, members: Vec<u16>) -> bool {
+    /// Records when the last scrub ended and which members it could not check. Returns whether that
+    /// has changed.
+    pub(crate) fn note_unchecked(&mut self, unix: u64, members: Vec<u16>) -> bool {
         let is_new = (self.scrub_unix, &self.scrub_unchecked) != (unix, &members);
         (self.scrub_unix, self.scrub_unchecked) = (unix, members);
         is_new
     }
 
-    /// Takes note of how many requests of clients have failed. Whether that is news.
-    pub fn note_client_errors(&mut self, count: u64) -> bool {
+    /// Records how many requests of clients have failed. Returns whether that has changed.
+    pub(crate) fn note_client_errors(&mut self, count: u64) -> bool {
         std::mem::replace(&mut self.client_errors, count) != count
     }
 
-    /// Takes note of the replacements that were given up. Whether that is news.
-    pub fn note_given_up(&mut self, given_up: Vec<MemberReason>) -> bool {
+    /// Records the replacements that were given up. Returns whether they have changed.
+    pub(crate) fn note_given_up(&mut self, given_up: Vec<MemberReason>) -> bool {
         let is_new = self.given_up != given_up;
         self.given_up = given_up;
         is_new
     }
 
-    /// Takes note of why members are out of service. Whether that is news.
-    pub fn note_out(&mut self, out: Vec<MemberReason>) -> bool {
+    /// Records why members are out of service. Returns whether that has changed.
+    pub(crate) fn note_out(&mut self, out: Vec<MemberReason>) -> bool {
         let is_new = self.out != out;
         self.out = out;
         is_new
     }
 
-    /// Takes note of the devices that were missing when it had failed. Whether that is news.
-    pub fn note_failed_without(&mut self, devices: Vec<Uuid>) -> bool {
+    /// Records the devices that were missing when it had FAILED. Returns whether they have changed.
+    pub(crate) fn note_failed_without(&mut self, devices: Vec<Uuid>) -> bool {
         let is_new = self.failed_without != devices;
         self.failed_without = devices;
         is_new
     }
 
-    /// Takes note of whether the scrub is paused by an administrator. Whether that is news.
-    pub fn note_scrub(&mut self, is_paused: bool) -> bool {
+    /// Records whether an administrator has paused the scrub. Returns whether that has changed.
+    pub(crate) fn note_scrub(&mut self, is_paused: bool) -> bool {
         std::mem::replace(&mut self.scrub_paused, is_paused) != is_paused
     }
 }
@@ -153,12 +154,12 @@ impl Known {
 /// Counts of errors, by array and member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(in crate::daemon) struct Counters(pub BTreeMap<Uuid, Vec<Counts>>);
+pub(crate) struct Counters(pub BTreeMap<Uuid, Vec<Counts>>);
 
 /// The counts of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(in crate::daemon) struct Counts {
+pub(crate) struct Counts {
     pub read: u64,
     pub write: u64,
     pub cksum: u64,
@@ -190,8 +191,9 @@ impl std::ops::Add for Counts {
 }
 
 impl Counters {
-    /// Takes note of the counts of an array. Whether that is news. All zeroes are not worth a line.
-    pub fn note(&mut self, array: Uuid, counts: Vec<Counts>) -> bool {
+    /// Records the counts of an array; all zeroes are not stored. Returns whether they have
+    /// changed.
+    pub(crate) fn note(&mut self, array: Uuid, counts: Vec<Counts>) -> bool {
         if counts.iter().all(|count| *count == Counts::default()) {
             return self.0.remove(&array).is_some();
         }
@@ -199,17 +201,17 @@ impl Counters {
     }
 }
 
-/// Ranges that are remembered of an array; with more, "and more" is all a person needs.
+/// Most ranges that are remembered of an array: nobody reads a longer list.
 const RANGES_MAX: usize = 16_384;
 
-/// What of arrays could not be read, as byte ranges of their volumes (start, length), ascending.
+/// Ranges of volumes that could not be read, by array: (start, length) in bytes, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(in crate::daemon) struct Damage(pub BTreeMap<Uuid, Vec<(u64, u64)>>);
+pub(crate) struct Damage(pub BTreeMap<Uuid, Vec<(u64, u64)>>);
 
 impl Damage {
-    /// Takes note of what of an array cannot be read now. Whether that is news.
-    pub fn note(&mut self, array: Uuid, mut ranges: Vec<(u64, u64)>) -> bool {
+    /// Records which ranges of an array cannot be read now. Returns whether they have changed.
+    pub(crate) fn note(&mut self, array: Uuid, mut ranges: Vec<(u64, u64)>) -> bool {
         if ranges.is_empty() {
             return self.0.remove(&array).is_some();
         }
@@ -230,15 +232,14 @@ impl Damage {
     }
 }
 
-/// Slots of which devices went into service without blocks, by array and device, as runs (the
-/// first, how many).
+/// Slots in which devices lack blocks, by array and device, as runs (first slot, count).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(in crate::daemon) struct Lacking(pub BTreeMap<Uuid, BTreeMap<Uuid, Vec<(u64, u64)>>>);
+pub(crate) struct Lacking(pub BTreeMap<Uuid, BTreeMap<Uuid, Vec<(u64, u64)>>>);
 
 impl Lacking {
-    /// Takes note of what the devices of an array lack now. Whether that is news.
-    pub fn note(&mut self, array: Uuid, devices: BTreeMap<Uuid, Vec<(u64, u64)>>) -> bool {
+    /// Records which slots the devices of an array lack now. Returns whether they have changed.
+    pub(crate) fn note(&mut self, array: Uuid, devices: BTreeMap<Uuid, Vec<(u64, u64)>>) -> bool {
         if devices.is_empty() {
             return self.0.remove(&array).is_some();
         }

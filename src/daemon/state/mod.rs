@@ -1,14 +1,15 @@
-//! What the daemon remembers across restarts: events, counts of errors, what could not be read, which arrays it
-//! serves and where their devices are.
+//! What the daemon remembers across restarts: events, counts of errors, what could not be read,
+//! which arrays it serves and where their devices are.
 //!
-//! Invariants: nothing here is needed to serve: what cannot be read is as if it had never been, what cannot
-//! be written is tried again and told once; only a thread of its own writes, so nobody waits for the
-//! directory; two daemons never write to one directory. Must not know what happens to arrays.
+//! Invariants: nothing here is needed to serve: a file that cannot be read counts as absent, a
+//! write that fails is tried again and reported once; only a thread of its own writes, so nobody
+//! waits for the directory; two daemons never write to one directory. Must not know what happens to
+//! arrays.
 
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, Lacking, MemberReason};
+pub(crate) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, Lacking, MemberReason};
 
 use super::peer::Owner;
 use crate::control::Event;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Where `serve` keeps its state when nothing is configured.
-pub const DEFAULT_STATE_DIR: &str = "/var/lib/calpe";
+pub(super) const DEFAULT_STATE_DIR: &str = "/var/lib/calpe";
 
 /// Arrays that are served, and where their devices are.
 const ARRAYS_FILE: &str = "arrays.json";
@@ -42,34 +43,35 @@ const LACKING_FILE: &str = "lacking.json";
 const WHOLE_FILES: [&str; 5] = [ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE, LACKING_FILE];
 /// Events, a line each.
 const EVENTS_FILE: &str = "events.jsonl";
-/// Events of before.
+/// Earlier events.
 const OLDER_EVENTS_FILE: &str = "events.1.jsonl";
 /// Locked by the daemon that uses the directory.
 const LOCK_FILE: &str = "lock";
 
-/// Longest file of events; with the one of before it, some ten thousand events.
+/// Longest file of events. With the earlier file, these are about ten thousand events.
 const EVENTS_BYTES_MAX: u64 = 2 << 20;
 
-/// Events that wait to be written; beyond that the oldest are left out. What happens while the directory
-/// hangs is in the log.
+/// Most events that wait to be written. Beyond that the oldest are dropped; the log has them.
 const LINES_MAX: usize = 4096;
 
-/// How long the start waits for the directory: one that hangs must not keep arrays from being served.
+/// How long the start waits for the directory: a directory that hangs must not keep arrays from
+/// being served.
 const LOAD_WAIT: Duration = Duration::from_secs(5);
 
-/// A directory that has not taken what is being written for this long counts as one that does not answer: that is
-/// told, and nobody waits for it until it answers.
+/// A write that takes longer than this means that the directory does not answer: that is reported,
+/// and nobody waits for the directory until it answers.
 const UNANSWERED: Duration = Duration::from_secs(5);
 
-/// Time between attempts to write what could not be written, and between looks whether the directory is still there.
+/// Time between attempts to write what could not be written, and between looks whether the
+/// directory is still there.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// A trouble that lasts is told again after this long.
+/// A lasting problem is reported again after this long.
 const TOLD_EVERY: Duration = Duration::from_secs(3600);
 
 /// What a state directory held when the daemon started.
 #[derive(Debug, Default)]
-pub(super) struct Remembered {
+pub(crate) struct Remembered {
     pub arrays: Arrays,
     pub counters: Counters,
     pub damage: Damage,
@@ -83,9 +85,9 @@ pub(super) struct Remembered {
     files: BTreeMap<&'static str, Vec<u8>>,
 }
 
-/// The devices of arrays, and where they were, as far as a state directory tells that nobody has
-/// taken yet. Changes nothing there.
-pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
+/// The devices of arrays and where they were, from a state directory that no daemon has taken yet.
+/// Changes nothing there.
+pub(crate) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
     let file = dir.join(ARRAYS_FILE);
     let arrays = within_apart(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
     let arrays = arrays.ok().flatten().unwrap_or_default();
@@ -95,7 +97,7 @@ pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
 
 /// The state directory of a daemon, or none. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct StateDir(Option<Arc<Shared>>);
+pub(crate) struct StateDir(Option<Arc<Shared>>);
 
 #[derive(Debug)]
 struct Shared {
@@ -112,21 +114,22 @@ struct Work {
     /// Since when the thread is writing, if it is.
     busy: Option<Instant>,
     closed: bool,
-    /// It was, and the last try has failed.
+    /// The last try after `closed` has failed.
     given_up: bool,
     trouble: Trouble,
 }
 
-/// Whether the directory can be written to, and what was told of that.
+/// Whether the directory can be written to, and what was reported of that.
 #[derive(Debug, Default)]
 struct Trouble {
     now: Option<String>,
     told: Option<Instant>,
-    /// The present trouble, or one since, was told, and its end is not.
+    /// A problem was reported, and its end was not.
     is_open: bool,
-    /// What is to be told next.
+    /// What is to be reported next.
     news: Option<Result<String, String>>,
-    /// The directory was found gone, and everything is written anew; told when that has succeeded.
+    /// The directory was found gone, and everything is written anew; reported when that has
+    /// succeeded.
     found_gone: bool,
 }
 
@@ -157,9 +160,9 @@ impl Trouble {
 }
 
 impl StateDir {
-    /// Takes the directory, creates it if need be, and reads what it holds. Whatever is wrong with it is a
-    /// warning.
-    pub fn open(dir: &Path) -> (StateDir, Remembered) {
+    /// Takes the directory, creates it if need be, and reads what it holds. Every problem with it
+    /// is a warning.
+    pub(crate) fn open(dir: &Path) -> (StateDir, Remembered) {
         let own = dir.to_path_buf();
         let loaded = within(dir, "read it", LOAD_WAIT, move || Remembered::load(&own));
         let (lock, mut remembered) = loaded.unwrap_or_else(|error| {
@@ -179,32 +182,32 @@ impl StateDir {
     }
 
     /// Where it is.
-    pub fn path(&self) -> Option<&Path> {
+    pub(crate) fn path(&self) -> Option<&Path> {
         self.0.as_ref().map(|shared| shared.dir.as_path())
     }
 
     /// The arrays have changed.
-    pub fn save_arrays(&self, arrays: &Arrays) {
+    pub(crate) fn save_arrays(&self, arrays: &Arrays) {
         self.save(ARRAYS_FILE, || encode(arrays));
     }
 
     /// The counts have changed.
-    pub fn save_counters(&self, counters: &Counters) {
+    pub(crate) fn save_counters(&self, counters: &Counters) {
         self.save(COUNTERS_FILE, || encode(counters));
     }
 
     /// What cannot be read has changed.
-    pub fn save_damage(&self, damage: &Damage) {
+    pub(crate) fn save_damage(&self, damage: &Damage) {
         self.save(DAMAGE_FILE, || encode(damage));
     }
 
     /// What is beyond repair has changed.
-    pub fn save_beyond_repair(&self, damage: &Damage) {
+    pub(crate) fn save_beyond_repair(&self, damage: &Damage) {
         self.save(BEYOND_REPAIR_FILE, || encode(damage));
     }
 
     /// What devices went into service without has changed.
-    pub fn save_lacking(&self, lacking: &Lacking) {
+    pub(crate) fn save_lacking(&self, lacking: &Lacking) {
         self.save(LACKING_FILE, || encode(lacking));
     }
 
@@ -216,10 +219,10 @@ impl StateDir {
         }
     }
 
-    /// Something has happened. Takes no longer than to hand it over.
-    pub fn append(&self, event: &Event) {
+    /// Hands an event over to be written. Does not wait.
+    pub(crate) fn append(&self, event: &Event) {
         let Some(shared) = &self.0 else { return };
-        // An event has nothing that JSON cannot say.
+        // JSON can express every event.
         let mut line = serde_json::to_vec(event).expect("plain data");
         line.push(b'\n');
         let mut work = shared.work();
@@ -230,18 +233,18 @@ impl StateDir {
         shared.changed.notify_all();
     }
 
-    /// What has become of the directory since it was asked last: an error is that it cannot be written to.
-    pub fn news(&self) -> Option<Result<String, String>> {
+    /// What is new about the directory since the last call: an error when it cannot be written to.
+    pub(crate) fn news(&self) -> Option<Result<String, String>> {
         self.0.as_ref()?.judged().trouble.news.take()
     }
 
     /// Why the directory cannot be written to, as far as is known.
-    pub fn trouble(&self) -> Option<String> {
+    pub(crate) fn trouble(&self) -> Option<String> {
         self.0.as_ref()?.judged().trouble.now.clone()
     }
 
     /// Events on disk, oldest first. Waits for the directory, but not for long.
-    pub fn events(&self) -> Vec<Event> {
+    pub(crate) fn events(&self) -> Vec<Event> {
         let Some(shared) = &self.0 else { return Vec::new() };
         let dir = shared.dir.clone();
         let events = within_apart(&shared.dir, "read it", LOAD_WAIT, move || {
@@ -255,7 +258,7 @@ impl StateDir {
     ///
     /// # Errors
     /// Why it is not.
-    pub fn flush(&self, limit: Duration) -> Result<(), String> {
+    pub(crate) fn flush(&self, limit: Duration) -> Result<(), String> {
         let Some(shared) = &self.0 else { return Ok(()) };
         let deadline = Instant::now() + limit;
         let mut work = shared.judged();
@@ -273,13 +276,13 @@ impl StateDir {
     }
 
     /// Writes what is left, but not for longer than `limit`, and nothing afterwards.
-    pub fn close(&self, limit: Duration) {
+    pub(crate) fn close(&self, limit: Duration) {
         let Some(shared) = &self.0 else { return };
         let deadline = Instant::now() + limit;
         let mut work = shared.work();
         work.closed = true;
         shared.changed.notify_all();
-        // One that is only slow may still take it.
+        // A slow directory may still take it.
         while work.busy.is_some() || (work.has_any() && !work.given_up) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -301,7 +304,7 @@ impl Shared {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, after a look at whether the directory answers.
+    /// As [`Shared::work`], after a check whether the directory answers.
     fn judged(&self) -> MutexGuard<'_, Work> {
         let mut work = self.work();
         let hangs = work.busy.is_some_and(|since| since.elapsed() >= UNANSWERED);
@@ -322,7 +325,8 @@ impl Shared {
             let (mut files, lines, is_last) = {
                 let mut work = self.work();
                 let until = Instant::now() + RETRY;
-                // A directory that cannot be used is told although there is nothing to write.
+                // Without the lock it goes on: a directory that cannot be used is reported even if
+                // there is nothing to write.
                 while lock.is_some() && !work.has_any() && !work.closed {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
@@ -350,7 +354,7 @@ impl Shared {
             match result {
                 Ok(()) => {
                     kept.append(&mut files);
-                    // What hung has answered.
+                    // A directory that did not answer has answered.
                     work.trouble.succeeded(&self.dir);
                 }
                 Err(error) => {
@@ -390,8 +394,8 @@ impl Shared {
         }
     }
 
-    /// Whether this lock is that of the directory: another filesystem may have been mounted there since, or somebody has
-    /// deleted it.
+    /// Whether this lock is that of the directory: another filesystem may have been mounted there
+    /// since, or somebody has deleted it.
     fn holds(&self, lock: &Flock<File>) -> bool {
         let there = std::fs::metadata(self.dir.join(LOCK_FILE));
         let (Ok(held), Ok(there)) = (lock.metadata(), there) else { return false };
@@ -408,7 +412,8 @@ impl Shared {
         if !lock.as_ref().is_some_and(|lock| self.holds(lock)) {
             *lock = None;
             *lock = Some(take(&self.dir)?);
-            // What is there now may be of another daemon, or of an earlier run that was not read at the start.
+            // The files there may belong to another daemon, or to an earlier run that was not read
+            // at the start.
             *unread = BTreeSet::from(WHOLE_FILES);
         }
         for (name, content) in files {
@@ -435,7 +440,7 @@ impl Remembered {
         let mut remembered = Remembered::default();
         let lock = match take(dir) {
             Ok(lock) => Some(lock),
-            // What another daemon remembers is its own.
+            // The state of another daemon is not ours.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 remembered.warnings.push(format!("{}: {error}: name another 'state_dir'", dir.display()));
                 return (None, remembered);
@@ -444,7 +449,7 @@ impl Remembered {
                 remembered.warnings.push(format!("{}: {error}", dir.display()));
                 return (None, remembered);
             }
-            // Nothing in it can be read either: this is all there is to say.
+            // Nothing in it can be read either, so one warning is enough.
             Err(error) if may_not_be_entered(dir) => {
                 remembered.warnings.push(format!(
                     "{}: {error}: this user ({}) may not look into the state directory, and nothing that an earlier run has left is known",
@@ -453,7 +458,7 @@ impl Remembered {
                 ));
                 return (None, remembered);
             }
-            // Perhaps it can be read all the same.
+            // It may be readable all the same.
             Err(_) => None,
         };
         let warnings = &mut remembered.warnings;
@@ -481,7 +486,7 @@ fn may_not_be_entered(dir: &Path) -> bool {
     entry.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
-/// Names the path in the state directory that should be a file and is a directory.
+/// Says in the error when the path is a directory and should be a file.
 fn with_path(path: &Path, error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::IsADirectory => {
@@ -505,8 +510,7 @@ fn take(dir: &Path) -> io::Result<Flock<File>> {
     })?;
     let path = dir.join(LOCK_FILE);
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    // A directory that does not answer later must not hold up threads that have nothing to do with
-    // it.
+    // If the directory hangs later, closing the file must not hold up other threads.
     let file = crate::member::out_of_the_way(file.map_err(|error| with_path(&path, error))?);
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, errno)| match errno {
         nix::errno::Errno::EWOULDBLOCK => in_use(&file),
@@ -514,7 +518,7 @@ fn take(dir: &Path) -> io::Result<Flock<File>> {
     })
 }
 
-/// Told of a directory whose lock another process has.
+/// The error for a directory whose lock another process has.
 fn in_use(lock: &File) -> io::Error {
     match dead_holder_of(lock) {
         Some(pid) => {
@@ -526,7 +530,7 @@ fn in_use(lock: &File) -> io::Error {
     }
 }
 
-/// Events on disk, oldest first. Lines that are no events are left out: the last one may be torn.
+/// Events on disk, oldest first. Damaged lines are left out: the last one may be torn.
 fn load_events(dir: &Path, warnings: &mut Vec<String>) -> Vec<Event> {
     let mut events: Vec<Event> = Vec::new();
     for name in [OLDER_EVENTS_FILE, EVENTS_FILE] {
@@ -678,7 +682,8 @@ mod tests {
         std::fs::set_permissions(&state, PermissionsExt::from_mode(0o000)).unwrap();
         let own = state.clone();
         let thread = std::thread::spawn(move || {
-            // Of this thread alone. Root becomes somebody else for files; others stay what they are.
+            // Of this thread alone. Root becomes somebody else for files; others stay what they
+            // are.
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
             Remembered::load(&own).1.warnings
         });

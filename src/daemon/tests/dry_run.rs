@@ -1,15 +1,16 @@
-//! What a dry run says is what then happens: every command that changes something, with a member in every
-//! state.
+//! What a dry run says is what then happens: every command that changes something, with a member in
+//! every state.
 
 use super::{Bench, member};
 use crate::control::{
     ArrayReport, ArrayState, ErrorCode, LogState, MemberState, Reply, Request, RequestError, ScrubAction,
 };
-use crate::daemon::import;
-use crate::daemon::import::tests::created_in;
+use crate::daemon::arrays::serve::serve;
+use crate::daemon::arrays::settings::ServeOptions;
+use crate::daemon::devices::import;
+use crate::daemon::devices::import::tests::created_in;
+use crate::daemon::devices::search::search;
 use crate::daemon::reactor::ListenAddress;
-use crate::daemon::search::search;
-use crate::daemon::service::ServeOptions;
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -109,7 +110,7 @@ impl Scene<'_> {
     }
 
     fn report(&self) -> ArrayReport {
-        self.bench.daemon.status(Some(&self.name)).unwrap().remove(0)
+        self.bench.daemon.arrays().status(Some(&self.name)).unwrap().remove(0)
     }
 
     /// What a person sees, but for progress.
@@ -187,7 +188,8 @@ impl Scene<'_> {
                 self.until("it fails", |report| report.state == ArrayState::Failed);
             }
         }
-        // Of members that have left service the devices are closed by and by, and can be opened then.
+        // Of members that have left service the devices are closed by and by, and can be opened
+        // then.
         let free = |name: &str| Device::open(&self.path(name), Access::Exclusive).is_ok();
         if matches!(case, Case::Offline | Case::Faulted | Case::LimitReached) {
             let begun = Instant::now();
@@ -221,7 +223,7 @@ fn a_dry_run_promises_what_then_happens_and_nothing_else() {
         let opened = import::open(&members.unwrap(), false, DEFAULT_MEMBER_TIMEOUT).unwrap();
         let slow = Some(1 << 20);
         let options = ServeOptions { rebuild_min: slow, rebuild_max: slow, ..ServeOptions::default() };
-        bench.daemon.serve(opened, options).unwrap();
+        serve(bench.daemon.arrays(), opened, options).unwrap();
         scene.until("it serves", |report| report.log.state == LogState::Serving);
         scene.prepare(case, &socket);
         scene

@@ -2,11 +2,14 @@
 
 use super::{gpu_off, member, offline, online, replace};
 use crate::control::{ArrayReport, ErrorCode, Reply, Request, RequestError};
-use crate::daemon::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
-use crate::daemon::import::tests::created_in;
+use crate::daemon::arrays::outcome::Done;
+use crate::daemon::arrays::settings::ServeOptions;
+use crate::daemon::devices::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
+use crate::daemon::devices::import::tests::created_in;
+use crate::daemon::devices::search::{search, search_with};
+use crate::daemon::imports::opening::open_and_serve;
 use crate::daemon::reactor::ListenAddress;
-use crate::daemon::search::{search, search_with};
-use crate::daemon::service::{Daemon, Done, ServeOptions, ServiceConfig};
+use crate::daemon::service::{Daemon, ServiceConfig};
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device};
 use calpe_core::format::{ChecksumKind, VolumeKind};
 use nix::fcntl::{Flock, FlockArg};
@@ -16,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// A folder with 'tank', 2+1, in DIR/m, and daemons one after the other that keep their state in DIR/state.
+/// A folder with 'tank', 2+1, in DIR/m, and daemons one after the other that keep their state in
+/// DIR/state.
 struct Place {
     dir: TempDir,
 }
@@ -71,7 +75,7 @@ impl Running {
     }
 
     fn report(&self) -> ArrayReport {
-        self.0.status(Some("tank")).unwrap().remove(0)
+        self.0.arrays().status(Some("tank")).unwrap().remove(0)
     }
 
     fn until(&self, what: &str, is_so: impl Fn(&ArrayReport) -> bool) -> ArrayReport {
@@ -104,7 +108,8 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// Starts a daemon, once the one before has written its state and let go of it: a thread of its own does.
+    /// Starts a daemon, once the one before has written its state and let go of it: a thread of its
+    /// own does.
     fn start(&self) -> Running {
         let begun = Instant::now();
         while let Ok(file) = fs::File::open(self.path("state/lock")) {
@@ -123,7 +128,7 @@ impl Place {
         let slow = Some(1 << 20);
         let options = ServeOptions { rebuild_min: slow, rebuild_max: slow, ..ServeOptions::default() };
         let array = *found.arrays.keys().next().unwrap();
-        running.0.open_and_serve(&found, array, options, &[]).unwrap();
+        open_and_serve(running.0.arrays(), &found, array, options, &[]).unwrap();
         running.until("it serves", |report| report.log.state == crate::control::LogState::Serving)
     }
 }
@@ -245,7 +250,8 @@ fn why_a_member_is_out_of_service_is_told_over_restarts() {
             let running = place.start();
             let found = search_with(&[place.path("m")], &[place.path("m/new")], DEFAULT_MEMBER_TIMEOUT);
             let array = *found.arrays.keys().next().unwrap();
-            let report = running.0.open_and_serve(&found, array, ServeOptions::default(), &[]).unwrap().0;
+            let report =
+                open_and_serve(running.0.arrays(), &found, array, ServeOptions::default(), &[]).unwrap().0;
             let told = reason(&report);
             let (before, after) = told.split_once("; ").expect(&told);
             assert!(before == cause && after.contains("holds no Calpe superblock"), "{told}");
@@ -276,7 +282,7 @@ fn members_are_looked_for_where_they_were_found_and_nobody_is_told_of_a_section_
     assert!(!told.contains("'search'"), "{told}");
     drop(running);
     let running = place.start();
-    let imports = running.0.imports_of_before(&[]);
+    let imports = running.0.arrays().memory.imports_of_before(&[]);
     assert!(imports[0].search.contains(&m), "{:?}", imports[0].search);
 }
 

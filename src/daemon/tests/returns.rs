@@ -3,12 +3,16 @@
 
 use super::{Bench, member, offline, online, replace};
 use crate::control::{ArrayReport, ArrayState, Condition, MemberState, Reply, Request};
+use crate::daemon::arrays::settings::ServeOptions;
+use crate::daemon::arrays::waiting::Waiting;
 use crate::daemon::config::ArrayChoice;
-use crate::daemon::import::tests::created_in;
-use crate::daemon::members::By;
-use crate::daemon::search::search;
-use crate::daemon::service::ServeOptions;
-use crate::daemon::waiting::Waiting;
+use crate::daemon::devices::import::tests::created_in;
+use crate::daemon::devices::search::search;
+use crate::daemon::imports::opening::open_and_serve_awaited;
+use crate::daemon::members::hand_over::By;
+use crate::daemon::members::online::bring_online;
+use crate::daemon::members::own_device::open_own;
+use crate::daemon::members::target;
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -103,15 +107,15 @@ fn a_member_that_was_missing_at_the_start_comes_back_after_the_array_had_failed(
 fn a_member_that_is_taken_out_while_it_is_on_its_way_back_does_not_come_in() {
     let bench = Bench::new();
     let kept = fail(&bench);
-    let target = bench.daemon.target("tank", &member(kept)).unwrap();
+    let target = target::find(bench.daemon.arrays(), "tank", &member(kept)).unwrap();
     // What is just being looked for is not brought back before this.
-    let change = bench.daemon.begin_change(bench.report().uuid).unwrap();
+    let change = bench.daemon.arrays().begin_change(bench.report().uuid).unwrap();
     move_back(&bench, &ALL_BUT_ONE);
     let path = bench.path(&format!("m{kept}"));
-    let own = bench.daemon.open_own(&target, Some(&path), &change).unwrap();
+    let own = open_own(bench.daemon.arrays(), &target, Some(&path), &change).unwrap();
     let told = bench.done(offline(kept, false));
     assert!(told.contains("MISSING, and stays away"), "{told}");
-    let error = bench.daemon.bring_online(&target, own, By::Itself).unwrap_err();
+    let error = bring_online(bench.daemon.arrays(), &target, own, By::Itself).unwrap_err();
     assert!(error.message.contains("taken it out"), "{error}");
     drop(change);
     bench.daemon.observe();
@@ -182,25 +186,34 @@ fn a_configured_array_stays_awaited_while_another_one_of_its_name_is_served_and_
     let (own, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     created_in(elsewhere.path(), "pond", 1, 1);
     let which = ArrayChoice::Name("pond".into());
-    bench.daemon.await_array(Waiting::new(which.clone(), vec![own.path().into()]));
+    bench
+        .daemon
+        .arrays()
+        .awaited
+        .await_array(Waiting::new(which.clone(), vec![own.path().into()]), &bench.daemon.arrays().memory);
     let other = array_in(&elsewhere).to_string();
     bench.done(import(&other, &[elsewhere.path().into()]));
-    let listed = || bench.daemon.status(None).unwrap().iter().filter(|array| array.name == "pond").count();
+    let listed =
+        || bench.daemon.arrays().status(None).unwrap().iter().filter(|array| array.name == "pond").count();
     assert_eq!(listed(), 1, "it may be the one that is meant");
-    assert!(bench.daemon.is_awaited(&which));
-    assert!(bench.daemon.remembered_paths(&which).is_empty(), "what is served is another one");
+    assert!(bench.daemon.arrays().awaited.is_awaited(&which));
+    assert!(
+        bench.daemon.arrays().awaited.remembered_paths(&which).is_empty(),
+        "what is served is another one"
+    );
     bench.done(export(&other));
-    assert!(bench.daemon.is_awaited(&which));
+    assert!(bench.daemon.arrays().awaited.is_awaited(&which));
     assert_eq!(listed(), 0, "it may be the one that was exported");
     let found = search(&[own.path().into()], DEFAULT_MEMBER_TIMEOUT);
     let error = found.choose("pond", &[own.path().into()]).unwrap_err();
-    bench.daemon.still_awaited(&which, &found, error.into());
+    let arrays = bench.daemon.arrays();
+    arrays.awaited.still_awaited(&which, (&found, error.into()), &arrays.memory, &arrays.events);
     assert_eq!(listed(), 1, "it is not");
     // One that is where it is looked for is the one that is meant.
     created_in(own.path(), "pond", 1, 1);
     let meant = array_in(&own).to_string();
     bench.done(import(&meant, &[own.path().into()]));
-    assert!(!bench.daemon.is_awaited(&which));
+    assert!(!bench.daemon.arrays().awaited.is_awaited(&which));
     assert_eq!(listed(), 1);
     bench.done(export(&meant));
 }
@@ -210,19 +223,26 @@ fn an_array_that_is_given_up_while_its_devices_are_being_opened_is_not_served() 
     let bench = Bench::new();
     bench.done(export("tank"));
     let which = ArrayChoice::Name("tank".into());
-    bench.daemon.await_array(Waiting::new(which.clone(), vec![bench.dir.path().into()]));
+    bench.daemon.arrays().awaited.await_array(
+        Waiting::new(which.clone(), vec![bench.dir.path().into()]),
+        &bench.daemon.arrays().memory,
+    );
     let found = search(&[bench.dir.path().into()], DEFAULT_MEMBER_TIMEOUT);
     let uuid = *found.arrays.keys().next().unwrap();
-    let serve = || bench.daemon.open_and_serve_awaited(&which, &found, uuid, ServeOptions::default());
+    let serve =
+        || open_and_serve_awaited(bench.daemon.arrays(), &which, &found, uuid, ServeOptions::default());
     let told = bench.done(export("tank"));
     assert!(told.contains("no longer tried"), "{told}");
     let error = serve().unwrap_err();
     assert!(error.message.contains("not awaited any more"), "{error}");
-    assert!(bench.daemon.status(None).unwrap().is_empty());
+    assert!(bench.daemon.arrays().status(None).unwrap().is_empty());
     // The devices are free, and an export of what was faster is one of what is served.
-    bench.daemon.await_array(Waiting::new(which.clone(), vec![bench.dir.path().into()]));
+    bench.daemon.arrays().awaited.await_array(
+        Waiting::new(which.clone(), vec![bench.dir.path().into()]),
+        &bench.daemon.arrays().memory,
+    );
     bench.wait_until(|_| serve().is_ok());
-    assert!(!bench.daemon.is_awaited(&which));
+    assert!(!bench.daemon.arrays().awaited.is_awaited(&which));
     let told = bench.done(export("tank"));
     assert!(told.contains("is stopped"), "{told}");
 }

@@ -14,7 +14,6 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("array", "being split into a core and machines above it"),
     ("array/recovery", "being split with the rest of the array"),
     ("codec/engine", "the kernels of the engines are being separated from their dispatch"),
-    ("daemon", "the service and its commands are being separated"),
     ("format", "the numbers of the format are being separated from its structures"),
     ("nbd", "the events of a connection are being separated from its state machine"),
     ("testing", "being sorted after the array"),

@@ -706,7 +706,7 @@ impl PageStore {
         // Without a version it is blank until the caller has judged that.
         let was_left_alone = truth.is_some() && self.left_alone.remove(&page);
         if was_left_alone {
-            content.sequence += offers::AHEAD;
+            content.sequence += trust::AHEAD;
         }
         if !is_doubtful {
             self.versions.set(page, truth);

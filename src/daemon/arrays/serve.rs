@@ -1,0 +1,239 @@
+//! How an opened array begins to be served: what is remembered of it, its volume, its rules.
+//!
+//! Invariant: everything that an array is handed was opened and locked before. Must not know how it
+//! was found.
+
+use super::meters::Meters;
+use super::names::{Names, Place};
+use super::outcome::refusal;
+use super::registry::Arrays;
+use super::served::Served;
+use super::settings::ServeOptions;
+use crate::control::{ArrayReport, ArrayState, ErrorCode, MemberReport, MemberState, RequestError, ScanKind};
+use crate::daemon::config::MIN_PAGE_CACHE;
+use crate::daemon::devices::import::{self, LeftOut, Opened};
+use crate::daemon::devices::search::Hindrance;
+use crate::daemon::events::{News, kinds};
+use crate::daemon::reactor::NewArray;
+use crate::member::{Device, forget_lost};
+use calpe_core::array::assembly::Assembled;
+use calpe_core::array::{ArrayConfig, Footprint, OpenDevice};
+use calpe_core::block_io::DeviceId;
+use calpe_core::codec::Codec;
+use calpe_core::format::{MemberState as Seated, Superblock, VolumeKind};
+use calpe_core::units::{HumanSize, SizeBeside};
+use calpe_core::volume::{NoticeLevel, PlainVolume};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// Begins to serve an opened array.
+///
+/// # Errors
+/// When an array of its name or identity is served, or it cannot be exported.
+pub(crate) fn serve(
+    arrays: &Arrays,
+    opened: Opened,
+    options: ServeOptions,
+) -> Result<ArrayReport, RequestError> {
+    let Opened { mut assembled, devices, damaged, warnings, left_out, forbidden } = opened;
+    arrays.memory.recall_given_up(&mut assembled, &left_out);
+    let causes = arrays.memory.recall_causes(&mut assembled, &left_out);
+    let superblock = assembled.superblock.clone();
+    let memory = check_servable(arrays, &superblock, options)?;
+    let geometry = superblock.geometry;
+    let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
+        .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
+    let devices: Vec<_> =
+        devices.into_iter().map(|device| device.map(|d| (arrays.reactor.next_device_id(), d))).collect();
+    let open = |key: usize| {
+        let (id, device) = devices[key].as_ref().expect("assembly seats only devices that are open");
+        OpenDevice { id: *id, bytes: device.facts().bytes }
+    };
+    let missing = assembled.seats.iter().zip(0..).filter(|(seat, _)| seat.state == Seated::Missing);
+    let missing: Vec<(u16, Uuid)> = missing.map(|(seat, index)| (index, seat.uuid)).collect();
+    let forbidden = forbidden.into_iter().map(|device| (device, Hindrance::Forbidden));
+    let hindered = left_out.iter().filter_map(|left| Some((left.device, left.hindrance?)));
+    let hindrances = forbidden.chain(hindered).collect();
+    let names = Names {
+        read_only: options.read_only,
+        damaged: damaged.into_iter().collect(),
+        hindrances,
+        causes,
+        ..names_of(arrays, &assembled, &devices, &left_out)
+    };
+    for (_, device) in devices.iter().flatten() {
+        device.set_limits(options.limits);
+        forget_lost(device.path(), device.since());
+    }
+    let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
+    let config = options.array_config(rotational);
+    let assembled = import::with_handles(assembled, open);
+    let mut volume = Box::new(PlainVolume::new(assembled, codec, arrays.pool.clone(), config));
+    expect_earlier(arrays, &mut volume, superblock.array);
+    let sections = arrays.settings.sections();
+    if !arrays.served.list(|served| served.names.name.clone()).contains(&names.name) {
+        arrays.events.name(&names.name, names.uuid);
+    }
+    let id = arrays.reactor.add_array(NewArray {
+        array: superblock.array,
+        name: names.name.clone(),
+        volume,
+        devices: devices.into_iter().flatten().collect(),
+        read_only: options.read_only,
+        rules: sections.rules(&names.name, names.uuid),
+    })?;
+    let (name, uuid) = (names.name.clone(), names.uuid);
+    let paths: Vec<PathBuf> = names.paths().cloned().collect();
+    begin_returns(arrays, (&name, uuid), &paths, &missing, options.force);
+    arrays.served.add(Served { id, superblock, names, limits: options.limits, memory });
+    drop(sections);
+    // No attempt goes on looking for it, so none undoes an export right after this.
+    arrays.awaited.now_served(&name, uuid, &paths);
+    arrays.remember_now(id);
+    let report = arrays.report_of(id)?;
+    tell_imported(arrays, &report, warnings, left_out);
+    Ok(report)
+}
+
+/// The names of an array, from its seats and what earlier runs have left. Clients may write to it,
+/// and nothing is found wrong with its devices yet.
+fn names_of(
+    arrays: &Arrays,
+    assembled: &Assembled<usize>,
+    devices: &[Option<(DeviceId, Device)>],
+    left_out: &[LeftOut],
+) -> Names {
+    let superblock = &assembled.superblock;
+    let place = |key: &usize, uuid: Uuid| {
+        let (id, device) = devices[*key].as_ref().expect("assembly seats only devices that are open");
+        (*id, Place::of(uuid, device))
+    };
+    let seats = assembled.seats.iter().map(|seat| match &seat.key {
+        Some(key) => place(key, seat.uuid).1,
+        None => {
+            let left = left_out.iter().find(|left| left.device == seat.uuid);
+            let path = left.and_then(|left| left.path.clone());
+            Place::unseen(seat.uuid, path.or_else(|| arrays.memory.earlier_path(superblock.array, seat.uuid)))
+        }
+    });
+    Names {
+        name: superblock.name.clone(),
+        uuid: superblock.array,
+        kind: superblock.volume,
+        read_only: false,
+        seats: seats.collect(),
+        devices: assembled
+            .seats
+            .iter()
+            .flat_map(|seat| {
+                let own = seat.key.as_ref().map(|key| place(key, seat.uuid));
+                let new = seat.replacement.as_ref().map(|(key, uuid, _)| place(key, *uuid));
+                own.into_iter().chain(new)
+            })
+            .collect(),
+        earlier: arrays.memory.earlier_counts(superblock.array),
+        earlier_client_errors: arrays.memory.earlier_client_errors(superblock.array),
+        earlier_unchecked: arrays.memory.earlier_unchecked(superblock.array),
+        damaged: HashMap::new(),
+        hindrances: HashMap::new(),
+        findings: HashMap::new(),
+        causes: HashMap::new(),
+        meters: Meters::default(),
+    }
+}
+
+/// Tells a volume what an earlier run knew of it.
+fn expect_earlier(arrays: &Arrays, volume: &mut PlainVolume, array: Uuid) {
+    let [unreadable, beyond_repair] = arrays.memory.earlier_damage(array);
+    volume.expect_damage(&beyond_repair, true);
+    volume.expect_damage(&unreadable, false);
+    for (device, runs) in arrays.memory.earlier_lacking(array) {
+        volume.expect_lacking(device, &runs);
+    }
+    if arrays.memory.scrub_was_paused(array) {
+        volume.keep_scrub_paused();
+    }
+}
+
+/// Tells of an array that has begun to be served, and of devices that it starts without.
+fn tell_imported(arrays: &Arrays, report: &ArrayReport, warnings: Vec<String>, left_out: Vec<LeftOut>) {
+    let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
+    let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
+    let scrub = scrub.map_or_else(String::new, |scan| {
+        let words = scan.state.words().unwrap_or("goes on");
+        format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
+    });
+    // Whether it can be served shows when its log is replayed; another event tells when it cannot.
+    let is_there =
+        |member: &&MemberReport| matches!(member.state, MemberState::Online | MemberState::Degraded);
+    let there = report.members.iter().filter(is_there).count();
+    let there = format!("{there} of {}", report.members.len());
+    arrays.notice(&report.name, kinds::IMPORTED, level, format!("imported, with {there} members{scrub}"));
+    for warning in warnings {
+        arrays.notice(&report.name, kinds::IMPORT_NOTE, NoticeLevel::Warning, warning);
+    }
+    for LeftOut { device, reason, .. } in left_out {
+        let member = report.members.iter().find(|member| member.uuid == device);
+        let text = format!("{reason}; the array starts without it");
+        let news = News::new(Some(&report.name), kinds::MEMBER_LEFT_OUT, NoticeLevel::Warning, text);
+        arrays.events.tell(News { member: member.map(|member| member.index), ..news });
+    }
+}
+
+/// Whether an array may be served beside the others. Returns the memory for its metadata, in bytes.
+pub(crate) fn check_servable(
+    arrays: &Arrays,
+    superblock: &Superblock,
+    options: ServeOptions,
+) -> Result<u64, RequestError> {
+    if arrays.served.uuids().contains(&superblock.array) {
+        return Err(refusal(ErrorCode::Refused, format!("array '{}' is served already", superblock.name)));
+    }
+    if superblock.volume != VolumeKind::Plain {
+        let what = format!(
+            "array '{}' is a {} volume: a newer version of calpe is needed",
+            superblock.name, superblock.volume
+        );
+        return Err(refusal(ErrorCode::Refused, what));
+    }
+    memory_for(arrays, superblock, options)
+}
+
+/// Memory for the metadata of an array, in bytes, if there is enough beside that of the others.
+fn memory_for(arrays: &Arrays, superblock: &Superblock, options: ServeOptions) -> Result<u64, RequestError> {
+    let page_cache = options.page_cache.unwrap_or(ArrayConfig::default().page_cache as u64);
+    let needed = Footprint::of(superblock, page_cache);
+    let taken: u64 = arrays.served.list(|served| served.memory).iter().sum();
+    let left = arrays.metadata_memory.saturating_sub(taken);
+    if needed.total() <= left {
+        return Ok(needed.total());
+    }
+    // Whether the smallest page cache would fit.
+    let is_cache = Footprint::of(superblock, MIN_PAGE_CACHE).total() <= left;
+    let cache = if is_cache { ", lower the array's page_cache" } else { "" };
+    let what = format!(
+        "array '{}' needs {needed} of memory, and {} of {} are left: raise metadata_memory in [daemon]{cache}, or, if its size of {} is not what you expect, look at its members with 'calpe inspect'",
+        superblock.name,
+        SizeBeside { bytes: left, other: needed.total() },
+        HumanSize(arrays.metadata_memory),
+        HumanSize(superblock.geometry.volume_bytes),
+    );
+    Err(refusal(ErrorCode::Refused, what))
+}
+
+/// An array begins to be served, from devices at these paths, without these members (index and
+/// device). Members that were missing when the array had FAILED, or when it could not be served for
+/// lack of members, come back by themselves. None does where an administrator starts the array by
+/// force: that gives them up.
+fn begin_returns(
+    arrays: &Arrays,
+    (name, uuid): (&str, Uuid),
+    paths: &[PathBuf],
+    missing: &[(u16, Uuid)],
+    is_forced: bool,
+) {
+    let lacked = arrays.awaited.lacked_members(name, uuid, paths);
+    let before = arrays.memory.failed_without(uuid);
+    arrays.returns.begin(uuid, missing, |device| !is_forced && (lacked || before.contains(&device)));
+}

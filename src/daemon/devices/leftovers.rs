@@ -1,0 +1,157 @@
+//! What an interrupted first creation of `up` leaves: recognised, and removed, so that the next
+//! `up` can begin anew.
+//!
+//! Invariant: only files are removed that hold nothing: zeroes, or the superblock of an array that
+//! never was in service while the rest of its members holds zeroes. Must not know of running
+//! arrays.
+
+use crate::daemon::devices::search::Found;
+use crate::daemon::devices::superblocks::read_superblock;
+use crate::member::{Access, Device, DeviceError, DeviceKind};
+use calpe_core::format::Superblock;
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Most bytes that are read of one file. A creation allocates less, and some filesystems do not
+/// tell allocated space from data.
+const LOOKED_AT_MAX: u64 = 256 << 20;
+
+/// Bytes that are read at one time.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// Superblocks of an array that has never been in service have this sequence number, ...
+const FIRST_SEQUENCE: u64 = 1;
+/// ... and this epoch.
+const FIRST_EPOCH: u64 = 1;
+
+/// Why files stay where they are.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// It is in use, or cannot be opened or read.
+    Device(DeviceError),
+    /// It holds data.
+    Used(PathBuf),
+}
+
+impl From<DeviceError> for Kept {
+    fn from(error: DeviceError) -> Kept {
+        Kept::Device(error)
+    }
+}
+
+/// Whether these members of an array, all that were found, may be what an interrupted creation
+/// left: none has been in service, and each is where `up` creates it. `place`: where it creates the
+/// member of an index.
+pub(crate) fn is_unfinished(members: &[Found], name: &str, place: impl Fn(usize) -> PathBuf) -> bool {
+    let is_first = |found: &Found| {
+        let Superblock { name: own, member, .. } = &found.superblock;
+        own == name && is_new(&found.superblock) && found.path == place(usize::from(member.0))
+    };
+    let width = members.first().map_or(0, |found| found.superblock.members.len());
+    // Files are created before the first superblock is written.
+    members.len() < width
+        && members.iter().all(is_first)
+        && (0..width).all(|index| place(index).symlink_metadata().is_ok())
+}
+
+/// Whether the array has never been in service.
+fn is_new(superblock: &Superblock) -> bool {
+    (superblock.sequence, superblock.epoch.number) == (FIRST_SEQUENCE, FIRST_EPOCH)
+}
+
+/// Removes these files if none of them holds anything; with an `array`, its superblocks count as
+/// nothing. All of them, or none.
+///
+/// # Errors
+/// The first that is kept, and why.
+pub(crate) fn remove(files: &[PathBuf], array: Option<Uuid>) -> Result<(), Kept> {
+    let mut held = Vec::new();
+    for path in files {
+        let device = Device::open(path, Access::Exclusive)?;
+        let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
+        // Read again under the lock: a daemon may have served it since.
+        let is_left = |array| read_superblock(&device).is_ok_and(|s| s.array == array && is_new(&s));
+        let is_own = array.is_some_and(is_left);
+        if is_link || device.facts().kind != DeviceKind::File || !(is_own || is_blank(&device)?) {
+            return Err(Kept::Used(path.clone()));
+        }
+        held.push(device);
+    }
+    for device in held {
+        device.remove_file().map_err(|error| DeviceError::from_io(device.path(), "remove it", error))?;
+    }
+    Ok(())
+}
+
+/// Whether a file holds nothing but zeroes, as far as that can be found out soon.
+fn is_blank(device: &Device) -> Result<bool, DeviceError> {
+    let facts = device.facts();
+    if facts.bytes != facts.exact_bytes {
+        return Ok(false);
+    }
+    let (mut at, mut looked_at) = (0, 0);
+    for extent in device.extents(0, facts.bytes) {
+        let end = at + extent.len;
+        if !extent.hole {
+            looked_at += extent.len;
+            if looked_at > LOOKED_AT_MAX {
+                return Ok(false);
+            }
+            while at < end {
+                let mut piece = vec![0; PIECE_BYTES.min(end - at) as usize];
+                device.read_at(at, &mut piece)?;
+                if piece.iter().any(|byte| *byte != 0) {
+                    return Ok(false);
+                }
+                at += piece.len() as u64;
+            }
+        }
+        at = end;
+    }
+    Ok(true)
+}
+
+/// The files that are there, of those that `up` could have created.
+pub(crate) fn present(place: impl Fn(usize) -> PathBuf) -> Vec<PathBuf> {
+    let all = (0..=usize::from(u8::MAX)).map(place);
+    all.filter(|path: &PathBuf| Path::symlink_metadata(path).is_ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn files_go_together_or_not_at_all_and_only_if_they_hold_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let files: Vec<PathBuf> = ["a", "b", "c"].map(|name| dir.path().join(name)).into();
+        File::create(&files[0]).unwrap();
+        File::create(&files[1]).unwrap().set_len(1 << 30).unwrap();
+        let written = File::create(&files[2]).unwrap();
+        written.set_len(8 << 20).unwrap();
+        written.write_all_at(&[0; 8192], 4096).unwrap();
+        written.write_all_at(&[1], (8 << 20) - 1).unwrap();
+        assert!(matches!(remove(&files, None), Err(Kept::Used(path)) if path == files[2]));
+        assert!(files.iter().all(|file| file.exists()));
+        written.write_all_at(&[0], (8 << 20) - 1).unwrap();
+        remove(&files, None).unwrap();
+        assert!(files.iter().all(|file| !file.exists()));
+    }
+
+    #[test]
+    fn short_notes_links_and_directories_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("note"), "x").unwrap();
+        fs::write(path("zeroes"), [0; 100]).unwrap();
+        File::create(path("target")).unwrap();
+        std::os::unix::fs::symlink("target", path("link")).unwrap();
+        fs::create_dir(path("dir")).unwrap();
+        for name in ["note", "zeroes", "link", "dir"] {
+            assert!(remove(&[path(name)], None).is_err(), "{name}");
+            assert!(path(name).symlink_metadata().is_ok(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Hands an open device to an array as a member's, and remembers where it is.
+//!
+//! Invariant: a device is handed to an array only large enough and with sectors that fit. Must not
+//! know where the device comes from.
+
+use super::target::Target;
+use crate::control::{ErrorCode, RequestError};
+use crate::daemon::arrays::names::Place;
+use crate::daemon::arrays::outcome::{Done, Outcome, refusal};
+use crate::daemon::arrays::registry::Arrays;
+use crate::daemon::devices::looking::{look_at, patience};
+use crate::daemon::devices::superblocks::witness;
+use crate::member::{self, Device, DeviceError, DeviceKind};
+use calpe_core::block_io::DeviceId;
+use calpe_core::format::Superblock;
+use calpe_core::units::{MemberIndex, ROW_BYTES, shown};
+use calpe_core::volume::{AdminRequest, NewDevice};
+use std::path::Path;
+use uuid::Uuid;
+
+/// What brings a member back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A command of an administrator, which overrules earlier ones.
+    Command,
+    /// The device is there again. Does not bring back a member that an administrator has taken out.
+    Itself,
+}
+
+/// Hands an open device to an array, and remembers where it is.
+pub(crate) fn hand_over(
+    arrays: &Arrays,
+    target: &Target,
+    new: NewDevice,
+    device: Device,
+    by: By,
+    request: impl FnOnce(MemberIndex, NewDevice) -> AdminRequest,
+) -> Outcome {
+    let id = new.device;
+    let path = device.path().to_owned();
+    device.set_limits(target.limits);
+    device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
+    let place = Place::of(new.uuid, &device);
+    let since = device.since();
+    // Before it is in service: a status may come while superblocks are being written.
+    arrays.served.with_names(target.array, |names| names.add_device(id, place.clone()));
+    let outcome = {
+        // A command that takes out a member that is away promises that it stays away.
+        let _alone = (by == By::Itself).then(|| arrays.returns.alone());
+        // A statement of its own, so that the array is not asked under the lock of the records.
+        let stays_out = by == By::Itself && arrays.returns.is_kept_out(target.superblock.array, target.index);
+        match stays_out {
+            true => Err(refusal(ErrorCode::Refused, "an administrator has taken it out")),
+            false => {
+                let request = request(target.index, new);
+                arrays.reactor.admin(target.array, request, vec![(id, device)]).map_err(RequestError::from)
+            }
+        }
+    };
+    let outcome = outcome.inspect_err(|_| {
+        // It may have become the member's and left again: then this is the device that comes back.
+        let at = usize::from(target.index.0);
+        let is_members = arrays.facts(target.array).is_ok_and(|f| f.status.members[at].uuid == place.uuid);
+        arrays.served.with_names(target.array, |names| {
+            names.withdraw_device(id);
+            if is_members {
+                names.seat(at, place);
+            }
+        });
+        arrays.remember_now(target.array);
+    })?;
+    // Only losses before `since` are forgotten: the connection may have been lost again meanwhile.
+    member::forget_lost(&path, since);
+    arrays.remember_now(target.array);
+    let message = format!("array '{}': {} ({})", target.name, outcome.0, shown(&path));
+    let warnings = outside_search(arrays, target, &path);
+    let warnings = warnings.into_iter().collect();
+    Ok(Done { message, warnings, ..Done::default() })
+}
+
+/// The description of a device that an array is given.
+pub(crate) fn new_device(arrays: &Arrays, device: &Device, superblock: Option<Superblock>) -> NewDevice {
+    let uuid = superblock.as_ref().map_or_else(Uuid::new_v4, |superblock| superblock.device);
+    let new = NewDevice::new(arrays.reactor.next_device_id(), uuid, device.facts().bytes);
+    NewDevice { superblock: superblock.map(Box::new), ..new }
+}
+
+/// A warning about a device outside the places where members of its array are looked for.
+pub(crate) fn outside_search(arrays: &Arrays, target: &Target, path: &Path) -> Option<String> {
+    let array = target.superblock.array;
+    let is_configured = arrays.settings.is_configured(array, &target.name);
+    arrays.memory.outside_search(array, path, arrays.settings.search_places(), is_configured)
+}
+
+/// Refuses a device that is in use as a member of an array of this daemon. The error names the
+/// member and gives this advice.
+pub(crate) fn check_unused(
+    arrays: &Arrays,
+    target: &Target,
+    new: &Path,
+    advice: &str,
+) -> Result<(), RequestError> {
+    // With the patience of the opening that follows: a path that hangs now would hang then.
+    let identity = look_at(new, patience(target.limits))?;
+    let ids = arrays.served.ids();
+    for id in ids {
+        let Ok(facts) = arrays.facts(id) else { continue };
+        let user = arrays.served.with_names(id, |names| {
+            let is_it = |device: Option<DeviceId>| {
+                device.and_then(|id| names.place_of(id)).is_some_and(|place| place.is_at(new, identity))
+            };
+            let mut members = facts.status.members.iter();
+            let member = members.find(|member| is_it(member.device) || is_it(member.replacement))?;
+            let role = if is_it(member.device) { "is" } else { "is being built as" };
+            Some(format!("{} {role} member {} of array '{}'", shown(new), member.index, names.name))
+        });
+        if let Some(user) = user.flatten() {
+            return Err(refusal(ErrorCode::Refused, format!("{user}: {advice}")));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a device can hold what a member holds.
+pub(crate) fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
+    let facts = device.facts();
+    let needed = target.needed_bytes();
+    if facts.bytes < needed {
+        return Err(
+            DeviceError::TooShort { path: device.path().into(), bytes: facts.exact_bytes, needed }.into()
+        );
+    }
+    // Members are read and written by whole blocks, whatever sector the array shows to clients.
+    if u64::from(facts.sector) > ROW_BYTES {
+        let what = match facts.kind {
+            DeviceKind::Block => "device",
+            DeviceKind::File => "filesystem",
+            DeviceKind::Remote => "server",
+        };
+        return Err(refusal(
+            ErrorCode::Device,
+            format!(
+                "{}: the {what} has sectors of {} bytes, members are read and written in blocks of {ROW_BYTES}: use another one",
+                shown(device.path()),
+                facts.sector
+            ),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! Finds and opens the own device of a member that is out.
+//!
+//! Invariant: what is opened is locked, and proven to be the member's. Must not know what becomes
+//! of it.
+
+use super::hand_over::{check_fit, check_unused};
+use super::target::Target;
+use crate::control::{ErrorCode, RequestError};
+use crate::daemon::arrays::changes::Change;
+use crate::daemon::arrays::outcome::refusal;
+use crate::daemon::arrays::registry::Arrays;
+use crate::daemon::arrays::returns::{ATTEMPT_WAIT, Own};
+use crate::daemon::devices::looking::{open_member, patience};
+use crate::daemon::devices::search::{Hindrance, overwritten};
+use crate::daemon::devices::superblocks::words_for_damaged;
+use crate::member::{Access, DeviceError, Identity};
+use calpe_core::format::newest_read;
+use calpe_core::units::quoted;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Opens the own device of a member that is out: at this path, or wherever it is.
+pub(crate) fn open_own(
+    arrays: &Arrays,
+    target: &Target,
+    path: Option<&Path>,
+    _change: &Change,
+) -> Result<Own, RequestError> {
+    // A device that is still closing is known as such. Its path may lead to something else by now.
+    let leaving = target.seat.found.and_then(|found| found.identity).is_some_and(Identity::is_leaving);
+    if let (true, None, Some(path)) = (leaving, path, &target.seat.path) {
+        return Err(DeviceError::Unfinished { path: path.clone() }.into());
+    }
+    let path = match path {
+        Some(path) => {
+            check_unused(arrays, target, path, &format!("name the device of member {}", target.index))?;
+            path.to_owned()
+        }
+        None => where_is(arrays, target)?,
+    };
+    // An attempt to bring the member back may have the device locked. No other begins during this
+    // change of the array.
+    let attempt = arrays.returns.interrupt(target.superblock.array, target.index);
+    drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
+    // Locked even in a dry run: whether that works is part of the answer.
+    let (device, copies) = open_member(&path, Access::Exclusive, target.limits)?;
+    let bad_copies = words_for_damaged(&copies);
+    let superblock = target.own(&device, newest_read(copies))?;
+    check_fit(target, &device)?;
+    Ok((device, superblock, bad_copies))
+}
+
+/// Where the own device of a member is: at its last place, beside other members, or in the
+/// configured places.
+fn where_is(arrays: &Arrays, target: &Target) -> Result<PathBuf, RequestError> {
+    let places = arrays.settings.search_places();
+    let wider =
+        arrays.served.with_names(target.array, |names| names.places_around(&places)).unwrap_or_default();
+    let mut own: Vec<PathBuf> = target.seat.path.clone().into_iter().collect();
+    let begun = Instant::now();
+    let there = target.seek(&own);
+    // A device at the place where it was in service since the daemon started is no copy.
+    if target.seat.found.is_some() && !there.copies.is_empty() {
+        return target.current_of(&there.copies);
+    }
+    if there.copies.is_empty() {
+        own.clear();
+        // It gave no answer in time, and would give none in a wider search.
+        if begun.elapsed() >= patience(target.limits) && there.cut_off.is_none() && !there.is_overwritten {
+            return Err(target.not_found(&there));
+        }
+    }
+    let places: Vec<PathBuf> = own.into_iter().chain(wider).collect();
+    let all = target.seek(&places);
+    if !all.copies.is_empty() {
+        return target.current_of(&all.copies);
+    }
+    if let Some(why) = there.cut_off.clone().or(all.cut_off) {
+        arrays.served.with_names(target.array, |names| {
+            names.hinder(target.seat.uuid, Hindrance::CutOff, why.clone());
+        });
+        let (name, index) = (&target.name, target.index);
+        return Err(refusal(
+            ErrorCode::Device,
+            format!(
+                "{why}; {} cannot come back from there. To replace it: 'calpe replace {name} {index} NEW', unless the array has \
+                 FAILED; if its device is at another path now: 'calpe online {name} {index} --path PATH'",
+                target.describe()
+            ),
+        ));
+    }
+    if let (true, Some(path)) = (there.is_overwritten, &target.seat.path) {
+        arrays.served.with_names(target.array, |names| {
+            names.hinder(target.seat.uuid, Hindrance::Overwritten, overwritten(path));
+        });
+        let (name, index) = (&target.name, target.index);
+        return Err(refusal(
+            ErrorCode::Device,
+            format!(
+                "{}; {} cannot come back from there. To build it anew: 'calpe replace {name} {index} {}', unless the array has \
+                 FAILED; if its device is at another path now: 'calpe online {name} {index} --path PATH'",
+                overwritten(path),
+                target.describe(),
+                quoted(path)
+            ),
+        ));
+    }
+    Err(target.not_found(&there))
+}

@@ -1,0 +1,217 @@
+//! A new device in the place of a member.
+//!
+//! Invariants: nothing recognised is overwritten without force; when the array refuses, a file
+//! created for it is removed; what may wait for a device that does not answer is done before others
+//! have to wait for it. Must not know how requests arrive.
+
+use super::hand_over::{By, check_fit, check_unused, hand_over, outside_search};
+use super::target::{self, Target};
+use crate::control::{ErrorCode, MemberRef, RequestError};
+use crate::daemon::arrays::outcome::{Done, Outcome, refusal};
+use crate::daemon::arrays::registry::Arrays;
+use crate::daemon::arrays::returns::ATTEMPT_WAIT;
+use crate::daemon::devices::looking::{open_member, patience};
+use crate::daemon::devices::preparation::{prepare, remove};
+use crate::daemon::devices::room::{Wanted, check_room};
+use crate::daemon::devices::search::{Hindrance, overwritten};
+use crate::daemon::devices::superblocks::{open_and_recognise, reserved_bytes};
+use crate::daemon::peer::Owner;
+use crate::member::patience::within_apart;
+use crate::member::{Access, CreatedFile, Device, DeviceError, DeviceKind};
+use calpe_core::format::{NewestError, Signature, newest_read};
+use calpe_core::units::{HumanSize, Printable, shown};
+use calpe_core::volume::{AdminRequest, NewDevice};
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Has a new device take the place of a member, or only tells.
+pub(crate) fn replace(
+    arrays: &Arrays,
+    array: &str,
+    old: &MemberRef,
+    new: &Path,
+    force: bool,
+    dry_run: bool,
+) -> Outcome {
+    let target = target::find(arrays, array, old)?;
+    check_unused(arrays, &target, new, "name a device that is no member")?;
+    // Asked before anything is opened or created, with a device that would fit.
+    let id = arrays.reactor.next_device_id();
+    let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
+    let request = AdminRequest::Replace { member: target.index, device: fitting };
+    let would = arrays.would(target.array, &target.name, request)?;
+    let mut warnings = Vec::new();
+    // `new` may be the member's own device, which an attempt to bring it back has locked.
+    let attempt = arrays.returns.hold_off(target.superblock.array, target.index);
+    drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
+    // Locked even in a dry run: whether that works is part of the answer.
+    let (device, created) = match open_and_recognise(new, patience(target.limits)) {
+        Ok((device, found)) => {
+            check_fit(&target, &device)?;
+            warnings = check_worthless(&device, found?, force)?;
+            (Some(device), false)
+        }
+        Err(DeviceError::NotFound { .. }) => {
+            check_creatable(arrays, &target, new)?;
+            (None, true)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if dry_run {
+        let allocated = reserved_bytes(&target.superblock);
+        let new_file = created.then(|| file_bytes(arrays, &target));
+        let wanted = [Wanted { path: new.to_owned(), new_file, allocated }];
+        within_apart(new, "see what room there is", patience(target.limits), move || check_room(&wanted))??;
+        let reserved = HumanSize(allocated);
+        let is_file = device.is_none_or(|device| device.facts().kind == DeviceKind::File);
+        let what = match created {
+            true => format!(
+                "a new sparse file of {}, {reserved} of it allocated at once",
+                HumanSize(file_bytes(arrays, &target))
+            ),
+            false if is_file => {
+                format!("what it holds is overwritten, {reserved} of it allocated at once")
+            }
+            false => "what it holds is overwritten".into(),
+        };
+        let message = format!("{} ({}: {what})", would.message, shown(new));
+        warnings.extend(outside_search(arrays, &target, new));
+        return Ok(Done { message, warnings, ..Done::default() });
+    }
+    let limit = patience(target.limits);
+    let file_bytes = file_bytes(arrays, &target);
+    let (device, known_zero) =
+        prepare(new, device, file_bytes, &target.superblock, limit).map_err(|error| match error {
+            DeviceError::Permission { path } if created => uncreatable(&path),
+            error => error.into(),
+        })?;
+    let created = if created { Some(CreatedFile::of(&device)?) } else { None };
+    let uuid = Uuid::new_v4();
+    let outcome = put_in_place(arrays, &target, device, uuid, known_zero);
+    match (outcome, created) {
+        // A file that the member may come back with stays.
+        (Err(mut error), created) if may_be_of(arrays, &target, uuid) => {
+            note_without_superblock(arrays, &target, uuid, new);
+            if created.is_some() {
+                error.message += &format!(" ({} stays)", shown(new));
+            }
+            Err(error)
+        }
+        (Err(error), Some(created)) => {
+            // The error is the answer; a file that cannot be removed is empty.
+            remove(new, created, limit);
+            Err(error)
+        }
+        (Err(error), None) => Err(error),
+        (Ok(mut done), _) => {
+            done.warnings.splice(0..0, warnings);
+            Ok(done)
+        }
+    }
+}
+
+/// Puts a [prepared](prepare) device in the place of a member.
+fn put_in_place(arrays: &Arrays, target: &Target, device: Device, uuid: Uuid, known_zero: bool) -> Outcome {
+    check_fit(target, &device)?;
+    let _change = arrays.begin_change(target.superblock.array)?;
+    let id = arrays.reactor.next_device_id();
+    let bytes = device.facts().bytes;
+    let new = NewDevice { known_zero, ..NewDevice::new(id, uuid, bytes) };
+    let request = |member, device| AdminRequest::Replace { member, device };
+    hand_over(arrays, target, new, device, By::Command, request)
+}
+
+/// Gives up a replacement that is being built.
+pub(crate) fn cancel_replace(arrays: &Arrays, array: &str, member: &MemberRef, dry_run: bool) -> Outcome {
+    let target = target::find(arrays, array, member)?;
+    let request = AdminRequest::CancelReplace { member: target.index };
+    if dry_run {
+        return arrays.would(target.array, &target.name, request);
+    }
+    let outcome = arrays.reactor.admin(target.array, request, Vec::new())?;
+    arrays.remember_now(target.array);
+    Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
+}
+
+/// A device that became a member's has left again. Without a superblock it cannot come back, and a
+/// status says so.
+fn note_without_superblock(arrays: &Arrays, target: &Target, device: Uuid, path: &Path) {
+    let read = open_member(path, Access::ReadOnly, target.limits);
+    if let Ok((_, copies)) = read
+        && matches!(newest_read(copies), Err(NewestError::NotAMember))
+    {
+        arrays.served.with_names(target.array, |names| {
+            names.hinder(device, Hindrance::Overwritten, overwritten(path));
+        });
+    }
+}
+
+/// Whether this device is a member's, in service or not, or may be.
+fn may_be_of(arrays: &Arrays, target: &Target, device: Uuid) -> bool {
+    let facts = arrays.facts(target.array);
+    facts.map_or(true, |facts| facts.status.members.iter().any(|member| member.uuid == device))
+}
+
+/// Checks that a file may be created as a replacement: not under /dev, and not where all members on
+/// this host are block devices.
+fn check_creatable(arrays: &Arrays, target: &Target, new: &Path) -> Result<(), RequestError> {
+    let facts = arrays.facts(target.array)?;
+    let kinds = arrays.served.with_names(target.array, |names| {
+        let devices = facts.status.members.iter().filter_map(|member| member.device);
+        let places = devices.filter_map(|device| names.place_of(device));
+        places.filter_map(|place| place.found).map(|found| found.facts.kind).collect::<Vec<_>>()
+    });
+    let kinds = kinds.unwrap_or_default();
+    let may_be_file = kinds.contains(&DeviceKind::File) || !kinds.contains(&DeviceKind::Block);
+    let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (own, path) = (parent.to_path_buf(), new.to_owned());
+    let look = move || -> Result<_, DeviceError> {
+        Device::check_new_name(&path)?;
+        let in_dev = |real: PathBuf| real.starts_with("/dev") && !real.starts_with("/dev/shm");
+        let may_write = access(&own, AccessFlags::W_OK | AccessFlags::X_OK) != Err(Errno::EACCES);
+        Ok((own.is_dir() && !own.canonicalize().is_ok_and(in_dev), may_write))
+    };
+    let (may_hold_files, may_write) = within_apart(parent, "look at it", patience(target.limits), look)??;
+    if !may_be_file || !may_hold_files {
+        return Err(DeviceError::NotFound { path: new.to_owned() }.into());
+    }
+    if !may_write {
+        return Err(uncreatable(new));
+    }
+    Ok(())
+}
+
+/// Size of a file that takes the place of a member: that of the smallest other file.
+fn file_bytes(arrays: &Arrays, target: &Target) -> u64 {
+    let smallest = arrays.served.with_names(target.array, |names| {
+        let found = names.all_places().filter_map(|place| place.found);
+        found.filter(|found| found.facts.kind == DeviceKind::File).map(|found| found.facts.bytes).min()
+    });
+    smallest.flatten().unwrap_or(0).max(target.needed_bytes())
+}
+
+/// The refusal for a file that the daemon may not create.
+pub(crate) fn uncreatable(path: &Path) -> RequestError {
+    let what = format!(
+        "{}: the daemon, which runs as {}, may not create a file there: let that user write to the directory, or create the file and \
+         give it to that user",
+        shown(path),
+        Owner::own()
+    );
+    refusal(ErrorCode::Device, what)
+}
+
+/// Refuses to overwrite recognised data, or lists it when forced.
+fn check_worthless(device: &Device, found: Vec<Signature>, force: bool) -> Result<Vec<String>, RequestError> {
+    let path = shown(device.path());
+    if found.is_empty() || force {
+        return Ok(found.iter().map(|signature| format!("{path}: {signature} is destroyed")).collect());
+    }
+    let lines: Vec<_> = found.iter().map(|signature| format!("{path}: holds {signature}")).collect();
+    Err(refusal(
+        ErrorCode::NeedsForce,
+        format!("{}\nnothing was changed; use --force to overwrite it, which destroys it", lines.join("\n")),
+    ))
+}

@@ -1,0 +1,108 @@
+//! Members that are taken out of service, or kept out, and their counts of errors. A member is
+//! failed or taken offline at once, whatever else goes on. Must not know how requests arrive.
+
+use super::target::{self, Target, state_of};
+use crate::control::{MemberRef, RequestError};
+use crate::daemon::arrays::outcome::{Done, Outcome};
+use crate::daemon::arrays::registry::Arrays;
+use crate::member;
+use calpe_core::format::MemberState;
+use calpe_core::units::Printable;
+use calpe_core::volume::{AdminRequest, ArrayState};
+
+/// Sets error counts back to zero.
+pub(crate) fn clear(arrays: &Arrays, array: &str, member: Option<&MemberRef>, dry_run: bool) -> Outcome {
+    let (id, name) = arrays.find(array, |served| (served.id, served.names.name.clone()))?;
+    let target = member.map(|member| target::find(arrays, array, member)).transpose()?;
+    let member = target.map(|target| target.index);
+    if dry_run {
+        return arrays.would(id, &name, AdminRequest::Clear { member });
+    }
+    let outcome = arrays.reactor.admin(id, AdminRequest::Clear { member }, Vec::new())?;
+    arrays.served.with_names(id, |names| names.clear(member));
+    arrays.remember_now(id);
+    let unkept = arrays.memory.await_kept().map(|why| format!("a restart may bring the counts back: {why}"));
+    let message = format!("array '{name}': {}", outcome.0);
+    Ok(Done { message, warnings: unkept.into_iter().collect(), ..Done::default() })
+}
+
+/// Takes a member out of service as failed, or offline, or only tells.
+pub(crate) fn take_out(
+    arrays: &Arrays,
+    array: &str,
+    member: &MemberRef,
+    failed: bool,
+    dry_run: bool,
+) -> Outcome {
+    let target = target::find(arrays, array, member)?;
+    let member = target.index;
+    let returns = returns_by_itself(arrays, &target)?;
+    let (state, is_away) = {
+        // While the guard lives, a member that is away does not come back by itself.
+        let _alone = arrays.returns.alone();
+        let state = state_of(arrays, &target)?;
+        let is_away = matches!(state, MemberState::Missing | MemberState::Faulted);
+        if returns && is_away && !dry_run {
+            arrays.returns.keep_out(target.superblock.array, member);
+        }
+        (state, is_away)
+    };
+    let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
+    if dry_run {
+        let would = arrays.would(target.array, &target.name, request);
+        return match would {
+            // The array refuses, but the member is kept away, as below.
+            Err(_) if returns && is_away => Ok(Done::line(format!(
+                "would be done on array '{}': member {member} is {}{}",
+                target.name,
+                state.as_str(),
+                stays_away(arrays, &target)?
+            ))),
+            would => would,
+        };
+    }
+    let outcome = match arrays.reactor.admin(target.array, request, Vec::new()) {
+        Ok(outcome) => outcome.0,
+        // The array refuses, but the member is kept away.
+        Err(_) if returns && is_away => {
+            note_kept_away(arrays, &target)?;
+            format!("member {member} is {}", state.as_str())
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let stays = if is_away { stays_away(arrays, &target)? } else { "" };
+    Ok(Done::line(format!("array '{}': {outcome}{stays} ({})", target.name, Printable(&target.seat.name()))))
+}
+
+/// The array does not record it, so the status says that the member is kept away.
+fn note_kept_away(arrays: &Arrays, target: &Target) -> Result<(), RequestError> {
+    let facts = arrays.facts(target.array)?;
+    let reason = facts.status.members[usize::from(target.index.0)].reason.as_deref().unwrap_or("");
+    let kept = "kept away by an administrator until 'calpe online' brings it back";
+    let text = if reason.is_empty() { kept.to_owned() } else { format!("{kept}; {reason}") };
+    arrays.served.with_names(target.array, |names| names.note_finding(target.seat.uuid, text));
+    Ok(())
+}
+
+/// What the answer says of a member that is kept away. A FAILED array records nothing of it.
+fn stays_away(arrays: &Arrays, target: &Target) -> Result<&'static str, RequestError> {
+    let has_failed = arrays.facts(target.array)?.status.state == ArrayState::Failed;
+    Ok(match has_failed {
+        true => {
+            ", and stays away until 'calpe online' brings it back; a start of the array forgets that, as nothing can be \
+                 recorded while it has FAILED"
+        }
+        false => ", and stays away until 'calpe online' brings it back",
+    })
+}
+
+/// Whether the member comes back by itself unless it is kept away.
+fn returns_by_itself(arrays: &Arrays, target: &Target) -> Result<bool, RequestError> {
+    let is_remote = target.seat.path.as_deref().is_some_and(member::is_remote);
+    let was_missing = arrays.returns.was_missing(target.superblock.array, target.index);
+    let status = arrays.facts(target.array)?.status;
+    let member = &status.members[usize::from(target.index.0)];
+    // As `Returns::note` will record it at the next look.
+    let is_missing = status.state == ArrayState::Failed && member.state == MemberState::Missing;
+    Ok(is_remote || was_missing || is_missing || member.returns)
+}
