@@ -281,13 +281,26 @@ impl Clients {
 /// Outcomes of orders.
 impl Clients {
     /// Answers an order for which no volume is asked. Returns whether it is one.
-    pub(super) fn answers_itself(&mut self, order: &Order) -> bool {
+    pub(super) fn answers_itself(&mut self, now: Timestamp, order: &Order) -> bool {
         let Requester::Client(key) = order.requester;
         let connection = &mut self.connections[key];
         match order.request.command {
             Command::Flush if connection.take_lost_writes() => {
                 self.connections.turn().spend(key, &order.request);
-                self.reply(key, &order.request, order.charge, &[], Err(ClientError::Io));
+                match order.long {
+                    None => self.reply(key, &order.request, order.charge, &[], Err(ClientError::Io)),
+                    Some(at) => {
+                        let answer = Answer {
+                            requester: order.requester,
+                            request: order.request,
+                            charge: order.charge,
+                            long: order.long,
+                            allocation: Vec::new(),
+                            result: Err(ClientError::Io),
+                        };
+                        self.longs.part_done(&mut self.connections, now, at, answer);
+                    }
+                }
             }
             Command::Cache => {
                 // Advisory, and there is no cache to fill.

@@ -300,7 +300,7 @@ impl Reactor {
         };
         if self.is_left_behind(key, array, &order.request, looked) {
             self.clients.drop_order(self.now, order);
-        } else if !self.clients.answers_itself(&order) {
+        } else if !self.clients.answers_itself(self.now, &order) {
             let request = order.request;
             let began = self.arrays.submit(self.sockets.ring(), self.now, array, order);
             self.clients.submitted(key, &request, began);
@@ -335,6 +335,8 @@ impl Reactor {
                 self.arrays.give_up(array, &order.request, ticket);
                 self.clients.drop_order(self.now, order);
             }
+            // What waits for that one is given up in the same turn.
+            self.pass_on();
         }
         self.pass_on();
     }
@@ -381,7 +383,9 @@ impl Reactor {
     fn command(&mut self, command: Command) {
         // A reply nobody waits for any more is no loss.
         match command {
-            Command::AddArray { reply, .. } if self.stopping.is_some() => {
+            Command::AddArray { array, reply, .. } if self.stopping.is_some() => {
+                // Its devices are closed before whoever asked can open them again.
+                drop(array);
                 let _ = reply.send(Err(ReactorError::Gone));
             }
             Command::AddArray { id, array, reply } => {

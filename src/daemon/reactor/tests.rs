@@ -107,6 +107,9 @@ impl Volume for PassThrough {
                     }
                     ClientRequest::Flush => IoOp::Flush,
                     ClientRequest::Trim { offset, len, .. } => {
+                        if offset.0 == LOSES_WRITES {
+                            out.actions.push(ArrayAction::WritesLost);
+                        }
                         IoOp::Zero { offset: at(offset), len, may_unmap: true }
                     }
                     ClientRequest::WriteZeroes { offset, len, may_unmap, .. } => {
@@ -306,6 +309,9 @@ fn add_volume(
         rules: None,
     })
 }
+
+/// A TRIM of this offset lets the volume say that writes are lost.
+const LOSES_WRITES: u64 = BYTES - 4096;
 
 /// A minimal NBD client: EXPORT_NAME, simple replies, so that what it sends is plain to see.
 struct Client<S>(S);

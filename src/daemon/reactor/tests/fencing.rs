@@ -467,3 +467,26 @@ fn a_client_that_leaves_while_it_waits_is_gone_at_once() {
     holder.0.write_all(&vec![1; 4 << 20]).unwrap();
     assert_eq!(holder.reply(), (1, 0));
 }
+
+/// The flush that ends a long FUA request is the next flush after writes were lost: the request ends, with an error.
+#[test]
+fn a_long_request_whose_flush_tells_of_lost_writes_ends_and_its_connection_too() {
+    let served = Served::new(true);
+    let mut client = served.client();
+    assert_eq!(client.write(0, &[1; 4096]), 0);
+    client.send(TRIM, 1, LOSES_WRITES, 4096);
+    assert_eq!(client.reply(), (1, 0));
+    let mut long = Client::<UnixStream>::header(TRIM, 2, 0, 2 << 20);
+    // FUA.
+    long[5] = 1;
+    client.0.write_all(&long).expect("sent");
+    assert_eq!(client.reply(), (2, 5), "lost writes are told once");
+    client.send(FLUSH, 3, 0, 0);
+    assert_eq!(client.reply(), (3, 0));
+    drop(client);
+    let started = Instant::now();
+    while served.clients() > 0 {
+        assert!(started.elapsed() < Duration::from_secs(10), "its connection stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
