@@ -37,13 +37,14 @@ use crate::array::base::lock::LockTable;
 use crate::array::base::members::{Census, Device, Member, Progress, Replaced, Replacement};
 use crate::array::base::shortage::Shortages;
 use crate::array::client::fetch::Why;
-use crate::array::client::notices::UnreadableNotices;
+use crate::array::client::notices::ClientNotices;
 use crate::array::client::read::LoggedRead;
 use crate::array::client::write::LoggedWrite;
-use crate::array::damage::{BlockName, Damage};
+use crate::array::damage::Damage;
+use crate::array::damage::looks::Looks;
 use crate::array::log::journal::Journal;
 use crate::array::log::redo::Redo;
-use crate::array::members::admin::Departure;
+use crate::array::members::admin::WaitingRequests;
 pub use crate::array::members::assembly;
 use crate::array::members::assembly::Assembled;
 use crate::array::members::bad_blocks::BadBlocks;
@@ -61,7 +62,7 @@ use crate::array::recovery::startup::{Life, LogFacts};
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
+use crate::units::{SlotIndex, StripeIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedPiece, Health,
     NewDevice, NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest,
@@ -76,7 +77,7 @@ pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
     ScrubResult, VolumeStatus,
 };
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,31 +146,16 @@ pub struct Array {
     passes: Passes,
     /// It had failed, enough members are back, and that it serves again was not told.
     was_failed: bool,
-    client_errors: u64,
-    /// When a failed request of a client was told last, and how many have failed since.
-    last_client_notice: Option<Timestamp>,
-    untold_client_errors: u64,
-    unreadable_notices: UnreadableNotices,
     /// Blocks that could not be had.
     damage: Damage,
-    /// Damaged blocks that are being looked at again, with the operations that wait for the outcome.
-    repaying: HashMap<BlockName, Vec<usize>>,
-    /// Where the last look at damaged blocks ended, and when it was.
-    looked_at: Option<BlockName>,
-    last_look: Timestamp,
-    /// Requests to pause the scrub whose position is not recorded yet, and since when.
-    pauses: Vec<(RequestId, Timestamp)>,
-    /// Members that go offline when the log is in its place.
-    departures: Vec<Departure>,
-    /// The last round of looks found a block readable.
-    look_found: bool,
-    /// Looks at damaged blocks under way.
-    looks: usize,
-    /// Since when members that are built wait until what is listed was looked at with them; none
-    /// where that is over.
-    looks_with: BTreeMap<MemberIndex, Option<Timestamp>>,
     /// While an administrator's repair runs.
     repair: Option<RepairProgress>,
+    /// Looks at blocks that could not be had.
+    looks: Looks,
+    /// What is told of failed requests.
+    client_notices: ClientNotices,
+    /// Requests of administrators that are answered later.
+    waiting: WaitingRequests,
     redo: Box<Redo>,
 }
 
@@ -347,20 +333,11 @@ impl Array {
             supers,
             passes,
             was_failed: false,
-            client_errors: 0,
-            last_client_notice: None,
-            untold_client_errors: 0,
-            unreadable_notices: UnreadableNotices::default(),
             damage: Damage::default(),
-            repaying: HashMap::new(),
-            looked_at: None,
-            last_look: Timestamp(0),
-            pauses: Vec::new(),
-            departures: Vec::new(),
-            look_found: false,
-            looks: 0,
-            looks_with: BTreeMap::new(),
             repair: None,
+            looks: Looks::default(),
+            client_notices: ClientNotices::default(),
+            waiting: WaitingRequests::default(),
             redo,
         };
         array.run();
@@ -554,7 +531,7 @@ impl Array {
             activities: self.activities(),
             last_scrub: self.last_scrub(),
             engine: self.core.codec.engine().name(),
-            client_errors: self.client_errors,
+            client_errors: self.client_notices.errors(),
             checksum: self.supers.template().checksum,
             log: self.log_state(),
             yields_to_force: self.redo.yields_to_force,

@@ -1,8 +1,8 @@
-//! Notices of slots that cannot be read: one at a time is told at once, others that follow within moments together, so that a
+//! Notices of failed requests, and of slots that cannot be read: one at a time is told at once, others that follow within moments together, so that a
 //! client that reads on in spite of errors does not flood the log. Must not know why a slot cannot be read, nor what is listed
 //! in the status.
 
-use crate::array::{Array, ArrayAction, ArrayNotice, ClientError, NoticeKind, NoticeLevel};
+use crate::array::{Array, ArrayAction, ArrayNotice, ClientError, Core, NoticeKind, NoticeLevel};
 use crate::units::{Count, SlotIndex, Timestamp, VolumeOffset};
 use std::collections::BTreeMap;
 
@@ -15,18 +15,91 @@ const SLOTS_MAX: usize = 4096;
 /// How many of them are named.
 const SLOTS_NAMED: usize = 8;
 
-/// What was told of slots that cannot be read, and what is to be told next.
+/// What was told of clients' failed requests and of slots that cannot be read, and what is to be told next.
 #[derive(Default)]
-pub(in crate::array) struct UnreadableNotices {
-    /// When it was told last, and the slot that was named if it was one.
-    last: Option<(Timestamp, Option<SlotIndex>)>,
+pub(in crate::array) struct ClientNotices {
+    /// Failed requests.
+    errors: u64,
+    /// When one was told last, and how many have failed since.
+    last_error: Option<Timestamp>,
+    untold_errors: u64,
+    /// When a slot was told last, and which, if it was one.
+    last_slot: Option<(Timestamp, Option<SlotIndex>)>,
     /// Slots that were met since, each with a place that it lacks.
-    untold: BTreeMap<SlotIndex, VolumeOffset>,
+    untold_slots: BTreeMap<SlotIndex, VolumeOffset>,
 }
 
-impl UnreadableNotices {
+impl ClientNotices {
+    /// Failed requests so far.
+    pub(in crate::array) fn errors(&self) -> u64 {
+        self.errors
+    }
+
+    /// Counts an error that clients will get.
+    pub(in crate::array) fn count_error(&mut self) {
+        self.errors += 1;
+    }
+
+    /// Counts them from zero again.
+    pub(in crate::array) fn forget_errors(&mut self) {
+        self.errors = 0;
+    }
+
     fn is_due(&self, now: Timestamp) -> bool {
-        self.last.is_none_or(|(last, _)| now.nanos_since(last) >= INTERVAL_NS)
+        self.last_slot.is_none_or(|(last, _)| now.nanos_since(last) >= INTERVAL_NS)
+    }
+
+    /// A request of a client ends in an error. Told now and then: one client that tries again and again is one event a while.
+    fn note_error(
+        &mut self,
+        core: &mut Core,
+        what: &'static str,
+        place: Option<(VolumeOffset, u64)>,
+        error: ClientError,
+    ) {
+        self.errors += 1;
+        let due = self.last_error.is_none_or(|last| core.now.nanos_since(last) >= CLIENT_NOTICE_INTERVAL_NS);
+        if !due {
+            self.untold_errors += 1;
+            return;
+        }
+        self.last_error = Some(core.now);
+        let before = match std::mem::take(&mut self.untold_errors) {
+            0 => String::new(),
+            1 => ", as did 1 request since the last such event".to_owned(),
+            more => format!(", as did {more} requests since the last such event"),
+        };
+        let of = place.map_or(String::new(), |(offset, len)| format!(" of {len} bytes at {}", offset.0));
+        let why = match error {
+            ClientError::NoSpace => format!("for lack of space{}", core.words_for_full()),
+            _ => "in an I/O error".into(),
+        };
+        let text = format!("a client's {what}{of} ended {why}{before}");
+        let offset = place.map(|(offset, _)| offset);
+        let (kind, level) = (NoticeKind::ClientFailed, NoticeLevel::Error);
+        core.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
+    }
+
+    /// A slot was met that cannot be read.
+    pub(in crate::array) fn note_unreadable(
+        &mut self,
+        core: &mut Core,
+        slot: SlotIndex,
+        offset: VolumeOffset,
+    ) {
+        if self.is_due(core.now) && self.untold_slots.is_empty() {
+            self.last_slot = Some((core.now, Some(slot)));
+            let text = format!(
+                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
+                core.map.m
+            );
+            core.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+            return;
+        }
+        let is_told = self.last_slot.is_some_and(|(_, told)| told == Some(slot));
+        if !is_told && self.untold_slots.len() < SLOTS_MAX {
+            self.untold_slots.entry(slot).or_insert(offset);
+        }
     }
 }
 
@@ -34,58 +107,23 @@ impl UnreadableNotices {
 const CLIENT_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
 
 impl Array {
-    /// A client's request ends in an error. Told now and then: one client that tries again and again is one event a while.
+    /// A client's request ends in an error: counted, and told now and then.
     pub fn note_client_error(
         &mut self,
         what: &'static str,
         place: Option<(VolumeOffset, u64)>,
         error: ClientError,
     ) {
-        self.client_errors += 1;
-        let due = self
-            .last_client_notice
-            .is_none_or(|last| self.core.now.nanos_since(last) >= CLIENT_NOTICE_INTERVAL_NS);
-        if !due {
-            self.untold_client_errors += 1;
-            return;
-        }
-        self.last_client_notice = Some(self.core.now);
-        let before = match std::mem::take(&mut self.untold_client_errors) {
-            0 => String::new(),
-            1 => ", as did 1 request since the last such event".to_owned(),
-            more => format!(", as did {more} requests since the last such event"),
-        };
-        let of = place.map_or(String::new(), |(offset, len)| format!(" of {len} bytes at {}", offset.0));
-        let why = match error {
-            ClientError::NoSpace => format!("for lack of space{}", self.core.words_for_full()),
-            _ => "in an I/O error".into(),
-        };
-        let text = format!("a client's {what}{of} ended {why}{before}");
-        let offset = place.map(|(offset, _)| offset);
-        let (kind, level) = (NoticeKind::ClientFailed, NoticeLevel::Error);
-        self.core.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
+        self.client_notices.note_error(&mut self.core, what, place, error);
     }
 
     pub(in crate::array) fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
-        let notices = &mut self.unreadable_notices;
-        if notices.is_due(self.core.now) && notices.untold.is_empty() {
-            notices.last = Some((self.core.now, Some(slot)));
-            let text = format!(
-                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
-                self.core.map.m
-            );
-            self.core.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
-            return;
-        }
-        let is_told = notices.last.is_some_and(|(_, told)| told == Some(slot));
-        if !is_told && notices.untold.len() < SLOTS_MAX {
-            notices.untold.entry(slot).or_insert(offset);
-        }
+        self.client_notices.note_unreadable(&mut self.core, slot, offset);
     }
 
     /// Tick: tells of the slots that were met since the last notice.
     pub(in crate::array) fn judge_unreadable_notices(&mut self) {
-        if self.unreadable_notices.is_due(self.core.now) {
+        if self.client_notices.is_due(self.core.now) {
             self.tell_unreadable();
         }
     }
@@ -103,10 +141,10 @@ impl Array {
 
     /// Tells of the slots that were met since the last notice and cannot be read still, now.
     pub(in crate::array) fn tell_unreadable(&mut self) {
-        let mut slots = std::mem::take(&mut self.unreadable_notices.untold);
+        let mut slots = std::mem::take(&mut self.client_notices.untold_slots);
         slots.retain(|slot, _| self.is_unreadable(*slot));
         let Some((_, &offset)) = slots.first_key_value() else { return };
-        self.unreadable_notices.last = Some((self.core.now, None));
+        self.client_notices.last_slot = Some((self.core.now, None));
         let named: Vec<String> = slots.keys().take(SLOTS_NAMED).map(SlotIndex::to_string).collect();
         let text = format!(
             "{}{} cannot be read: {}{}; 'calpe status -v {}' lists which parts of the volume",

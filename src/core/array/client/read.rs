@@ -69,13 +69,11 @@ impl Array {
     /// Reads a block that could not be had again. What comes of it shows in the list of damage.
     /// `waiter` is advanced when that is over.
     pub(in crate::array) fn look_again(&mut self, block: BlockName, waiter: Option<usize>) {
-        let is_running = self.repaying.contains_key(&block);
-        self.repaying.entry(block).or_default().extend(waiter);
-        if is_running {
+        if !self.looks.begin(block, waiter) {
             return;
         }
         let (stripe, column, row) = block;
-        self.looks += 1;
+        self.looks.read_began();
         let buf = self.core.pool.alloc(BLOCK);
         let (column, row) = (usize::from(column), row as usize);
         self.begin_logged_read(
@@ -242,7 +240,7 @@ impl Array {
         }
         if let Some((column, row)) = read.looks_at {
             self.damage.forget((read.stripe, column as u16, row as u32));
-            self.look_found = true;
+            self.looks.found();
             read.stage = Stage::Repair;
             read.repairing = self.send_repairs(key, &mut read.fetch);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
@@ -360,10 +358,10 @@ impl Array {
 
     fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         if let Some((column, row)) = read.looks_at.take() {
-            self.looks -= 1;
+            self.looks.read_ended();
             let block = (read.stripe, column as u16, row as u32);
             self.damage.looked_at(block);
-            let waiters = self.repaying.remove(&block).unwrap_or_default();
+            let waiters = self.looks.end(block);
             if read.is_aside && self.core.stopping.is_none() {
                 self.start_repay(block, waiters);
             } else {

@@ -7,7 +7,9 @@
 
 use crate::array::Array;
 use crate::array::client::fetch::Why;
+use crate::array::damage::BlockName;
 use crate::units::{MemberIndex, Timestamp};
+use std::collections::{BTreeMap, HashMap};
 
 /// Damaged blocks that are looked at again together by themselves, and the time between such
 /// rounds.
@@ -23,6 +25,76 @@ const FOUND_INTERVAL_NS: u64 = 20_000_000;
 /// time that is 64 MiB. With more damage than that what is listed is true a little later.
 const JOIN_LOOKS_NS: u64 = 5_000_000_000;
 
+/// Looks at damaged blocks: those under way, and when the next are due.
+#[derive(Default)]
+pub(in crate::array) struct Looks {
+    /// Blocks that are being looked at, with the operations that wait for the outcome.
+    blocks: HashMap<BlockName, Vec<usize>>,
+    /// Reads of blocks under way.
+    reads: usize,
+    /// Where the last round ended, and when it began.
+    after: Option<BlockName>,
+    last_round: Timestamp,
+    /// The last round found a block readable.
+    has_found: bool,
+    /// Since when members that are built wait until what is listed was looked at with them; none
+    /// where that is over.
+    with: BTreeMap<MemberIndex, Option<Timestamp>>,
+}
+
+impl Looks {
+    /// An operation, if any, waits for the look at a block. Whether that look has to begin.
+    pub(in crate::array) fn begin(
+        &mut self,
+        block: BlockName,
+        waiters: impl IntoIterator<Item = usize>,
+    ) -> bool {
+        let is_new = !self.blocks.contains_key(&block);
+        self.blocks.entry(block).or_default().extend(waiters);
+        is_new
+    }
+
+    /// The look at a block has ended: the operations that wait for that.
+    pub(in crate::array) fn end(&mut self, block: BlockName) -> Vec<usize> {
+        self.blocks.remove(&block).unwrap_or_default()
+    }
+
+    /// Whether a block is being looked at.
+    pub(in crate::array) fn is_under_way(&self, block: BlockName) -> bool {
+        self.blocks.contains_key(&block)
+    }
+
+    /// Whether any block is being looked at.
+    pub(in crate::array) fn is_idle(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Whether an operation waits for some block.
+    pub(in crate::array) fn is_waiting(&self, key: usize) -> bool {
+        self.blocks.values().any(|waiters| waiters.contains(&key))
+    }
+
+    /// A read of a block begins.
+    pub(in crate::array) fn read_began(&mut self) {
+        self.reads += 1;
+    }
+
+    /// A read of a block has ended.
+    pub(in crate::array) fn read_ended(&mut self) {
+        self.reads -= 1;
+    }
+
+    /// Whether blocks are being read.
+    pub(in crate::array) fn reads(&self) -> bool {
+        self.reads > 0
+    }
+
+    /// A block was found readable: what kept it from being read may be over for others, too.
+    pub(in crate::array) fn found(&mut self) {
+        self.has_found = true;
+    }
+}
+
 impl Array {
     /// Tick: blocks that could not be had are looked at again, a few at a time.
     pub(in crate::array) fn look_at_damage(&mut self) {
@@ -30,15 +102,15 @@ impl Array {
         if !self.may_look() || self.look_due() > self.core.now {
             return;
         }
-        self.last_look = self.core.now;
-        self.look_found = false;
-        if !self.damage.has_due() && self.repaying.is_empty() {
+        self.looks.last_round = self.core.now;
+        self.looks.has_found = false;
+        if !self.damage.has_due() && self.looks.is_idle() {
             self.damage.forget_exchanges();
         }
         let mut blocks = self.damage.some_due(LOOK_ROUND);
         if blocks.is_empty() {
-            blocks = self.damage.next(self.looked_at, LOOK_ROUND);
-            self.looked_at = blocks.last().map(|(block, _)| *block);
+            blocks = self.damage.next(self.looks.after, LOOK_ROUND);
+            self.looks.after = blocks.last().map(|(block, _)| *block);
         }
         for (block, why) in blocks {
             match why {
@@ -53,7 +125,7 @@ impl Array {
     }
 
     fn may_look(&self) -> bool {
-        self.looks == 0
+        !self.looks.reads()
             && !self.damage.is_empty()
             && !self.core.hurried
             && !self.core.is_failed()
@@ -61,18 +133,18 @@ impl Array {
     }
 
     fn look_due(&self) -> Timestamp {
-        let interval = match (self.damage.has_due(), self.look_found) {
+        let interval = match (self.damage.has_due(), self.looks.has_found) {
             (true, _) => DUE_INTERVAL_NS,
             (false, true) => FOUND_INTERVAL_NS,
             (false, false) => LOOK_INTERVAL_NS,
         };
-        Timestamp(self.last_look.0 + interval)
+        Timestamp(self.looks.last_round.0 + interval)
     }
 
     /// When a tick is due for blocks that are to be looked at soon, or that are likely to be
     /// readable again.
     pub(in crate::array) fn looks_due(&self) -> Option<Timestamp> {
-        let is_soon = self.damage.has_due() || self.look_found;
+        let is_soon = self.damage.has_due() || self.looks.has_found;
         let soon = (is_soon && self.may_look()).then(|| self.look_due());
         [soon, self.lacking_soon()].into_iter().flatten().min()
     }
@@ -80,26 +152,26 @@ impl Array {
     /// Whether everything that is listed was looked at since the member was built: then the list
     /// says what cannot be read with it. It stays so until the member has joined, or is built anew.
     pub(in crate::array) fn has_looked_with(&mut self, member: MemberIndex) -> bool {
-        let since = match self.looks_with.get(&member) {
+        let since = match self.looks.with.get(&member) {
             Some(None) => return true,
             Some(Some(since)) => *since,
             None => {
                 self.damage.look_at_all();
-                self.looks_with.insert(member, Some(self.core.now));
+                self.looks.with.insert(member, Some(self.core.now));
                 self.core.now
             }
         };
-        let is_over = !self.damage.has_due() && self.repaying.is_empty();
+        let is_over = !self.damage.has_due() && self.looks.is_idle();
         let is_over = is_over || self.core.hurried || self.core.now.nanos_since(since) >= JOIN_LOOKS_NS;
         if is_over {
-            self.looks_with.insert(member, None);
+            self.looks.with.insert(member, None);
         }
         is_over
     }
 
     /// A member has joined, or is not built so far.
     pub(in crate::array) fn forget_looks_with(&mut self, member: MemberIndex) {
-        let was_looked_with = self.looks_with.remove(&member).is_some();
+        let was_looked_with = self.looks.with.remove(&member).is_some();
         let at = self.core.member(member);
         // Its new device has taken the place of the one that may have what is set aside.
         if was_looked_with && at.progress.is_none() && at.replacement.is_none() {

@@ -7,7 +7,7 @@
 //! the entry's and the content's to say (rule T1 of the crash-safety design). Must not know of I/O.
 
 mod lacking;
-mod looks;
+pub(in crate::array) mod looks;
 
 use crate::array::Array;
 use crate::array::client::fetch::{Missing, Why};
@@ -282,7 +282,7 @@ impl Array {
     /// The members that have blocks of the volume which are set aside. One whose device came after that, and was not looked at so
     /// far, is not known to have any.
     pub(super) fn set_aside_on(&self) -> MemberSet {
-        let is_looked_at = self.damage.has_due() || !self.repaying.is_empty();
+        let is_looked_at = self.damage.has_due() || !self.looks.is_idle();
         let is_new = |member: &MemberIndex| is_looked_at && self.damage.exchanged.contains(*member);
         let of_data = self.set_aside_places().filter(|(column, _)| *column < self.core.map.k);
         of_data.map(|(_, member)| member).filter(|member| !is_new(member)).collect()

@@ -22,7 +22,7 @@ pub(super) enum Entry {
 }
 
 /// A member that is to go offline.
-pub(in crate::array) struct Departure {
+struct Departure {
     id: RequestId,
     member: MemberIndex,
     /// The one that it has.
@@ -69,6 +69,15 @@ const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 pub(super) const PAUSED_UNRECORDED: &str =
     "the scrub is paused; its position could not be recorded yet, and is lost if the daemon is killed";
 
+/// Requests of administrators that are answered later.
+#[derive(Default)]
+pub(in crate::array) struct WaitingRequests {
+    /// To pause the scrub, whose position is not recorded yet, and since when.
+    pauses: Vec<(RequestId, Timestamp)>,
+    /// To take members offline, which go when the log is in its place.
+    departures: Vec<Departure>,
+}
+
 impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
     pub fn admin(&mut self, now: Timestamp, id: RequestId, request: AdminRequest) {
@@ -97,7 +106,7 @@ impl Array {
                     let checkpoint = self.checkpoint_to_depart();
                     let (device, since) =
                         (self.core.member(member).device.map(|device| device.id), self.core.now);
-                    self.departures.push(Departure { id, member, device, checkpoint, since });
+                    self.waiting.departures.push(Departure { id, member, device, checkpoint, since });
                     self.run();
                     return;
                 }
@@ -116,7 +125,7 @@ impl Array {
                 Ok(()) => {
                     self.passes.pause_scrub();
                     // The answer waits until the position is recorded: it then survives a kill.
-                    self.pauses.push((id, self.core.now));
+                    self.waiting.pauses.push((id, self.core.now));
                     self.supers.want();
                     self.run();
                     return;
@@ -131,7 +140,7 @@ impl Array {
             AdminRequest::Repair => self.start_repair(),
             AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
-                for departure in std::mem::take(&mut self.departures) {
+                for departure in std::mem::take(&mut self.waiting.departures) {
                     self.core.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
                 }
                 self.end_recordings(true);
@@ -224,10 +233,11 @@ impl Array {
 
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
     fn judge_departures(&mut self) {
-        if self.departures.iter().any(|departure| departure.checkpoint.is_none())
+        if self.waiting.departures.iter().any(|departure| departure.checkpoint.is_none())
             && let Some(checkpoint) = self.checkpoint_to_depart()
         {
-            self.departures
+            self.waiting
+                .departures
                 .iter_mut()
                 .for_each(|departure| _ = departure.checkpoint.get_or_insert(checkpoint));
         }
@@ -239,7 +249,7 @@ impl Array {
             let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
             is_failed || is_late || (is_in_place(departure) && is_told)
         };
-        let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
+        let due: Vec<Departure> = self.waiting.departures.extract_if(.., is_due).collect();
         for departure in due {
             let in_place = is_in_place(&departure);
             let Departure { id, member, device, .. } = departure;
@@ -258,7 +268,7 @@ impl Array {
 
     /// A superblock update that holds this position of the scrub is complete.
     pub(super) fn scrub_recorded(&mut self, position: Option<SlotIndex>) {
-        if self.pauses.is_empty() {
+        if self.waiting.pauses.is_empty() {
             return;
         }
         if position == self.passes.scrub_record().position {
@@ -283,13 +293,13 @@ impl Array {
     fn judge_pauses(&mut self) {
         let now = self.core.now;
         let is_late = |(_, since): &(RequestId, Timestamp)| now.nanos_since(*since) >= PAUSE_PATIENCE_NS;
-        if self.core.is_failed() || self.pauses.iter().any(is_late) {
+        if self.core.is_failed() || self.waiting.pauses.iter().any(is_late) {
             self.end_pauses(PAUSED_UNRECORDED);
         }
     }
 
     pub(super) fn end_pauses(&mut self, text: &str) {
-        for (id, _) in std::mem::take(&mut self.pauses) {
+        for (id, _) in std::mem::take(&mut self.waiting.pauses) {
             self.core.admin_done(id, Ok(AdminOutcome(text.into())));
         }
     }

@@ -18,7 +18,7 @@ impl Array {
         if self.core.is_failed() || self.core.stopping.is_some() || !self.redo.is_serving() {
             return;
         }
-        for (index, excess) in self.bad.excessive(self.core.now, self.looks > 0) {
+        for (index, excess) in self.bad.excessive(self.core.now, self.looks.reads()) {
             let Some(device) = self.core.member(index).device else { continue };
             let errors = match excess {
                 Excess::Certain(errors) => errors,

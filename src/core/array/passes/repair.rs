@@ -91,7 +91,7 @@ impl Array {
             return self.end_repair_walk(op, false);
         }
         loop {
-            if op.waiting.iter().any(|block| self.repaying.contains_key(block)) {
+            if op.waiting.iter().any(|block| self.looks.is_under_way(*block)) {
                 return Flow::Wait;
             }
             self.tally_looks(op);
@@ -276,7 +276,7 @@ impl Array {
             self.core.member_mut(index).clear();
             self.bad.clear(index);
         }
-        self.client_errors = 0;
+        self.client_notices.forget_errors();
         Ok("the counts of the array and of its members are cleared".into())
     }
 }

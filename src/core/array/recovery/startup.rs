@@ -527,7 +527,7 @@ impl Array {
         if end >= acknowledged || is_off(Mutation::LostWritesUntold) {
             return;
         }
-        self.client_errors += 1;
+        self.client_notices.count_error();
         let text = "writes that were acknowledged and not flushed before the array failed are lost: too many members came back \
                     without them. The next flush of each client that was connected meanwhile ends in an I/O error";
         self.core.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());

@@ -138,7 +138,7 @@ impl Array {
 
     /// Devices that are being built may have what members in service do not: reads that mend these get it from there.
     fn mend_from_unbuilt(&mut self, stripe: StripeIndex, missing: &[Missing]) {
-        if !self.core.any_building() || self.core.stopping.is_some() || self.looks > 0 {
+        if !self.core.any_building() || self.core.stopping.is_some() || self.looks.reads() {
             return;
         }
         for block in missing.iter().filter(|block| !block.why.counts_as_zeroes()).take(MENDED_AT_ONCE) {
@@ -188,9 +188,7 @@ impl Array {
         block: BlockName,
         waiters: impl IntoIterator<Item = usize>,
     ) {
-        let is_running = self.repaying.contains_key(&block);
-        self.repaying.entry(block).or_default().extend(waiters);
-        if !is_running {
+        if self.looks.begin(block, waiters) {
             let (stripe, column, row) = block;
             let work = Work::Repay { column: usize::from(column), row: row as usize };
             self.start_logged(None, stripe, work, false);
@@ -199,7 +197,7 @@ impl Array {
 
     /// Whether an operation waits for blocks to be read again.
     pub(in crate::array) fn is_repaying(&self, key: usize) -> bool {
-        self.repaying.values().any(|waiters| waiters.contains(&key))
+        self.looks.is_waiting(key)
     }
 
     /// The rows are locked and their pages are here.
@@ -263,7 +261,7 @@ impl Array {
     /// A write ends: those that wait for the block it repaid look again.
     pub(super) fn end_repay(&mut self, write: &mut LoggedWrite) {
         let Some(block) = write.repays.take() else { return };
-        self.core.ready.extend(self.repaying.remove(&block).into_iter().flatten());
+        self.core.ready.extend(self.looks.end(block));
     }
 }
 
