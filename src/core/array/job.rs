@@ -106,12 +106,12 @@ impl WorkDone {
 impl Core {
     /// Of a job that a client waits for.
     pub(in crate::array) fn client_urgency(&self) -> Urgency {
-        if self.client_ops == 1 { Urgency::Alone } else { Urgency::Client }
+        if self.load.client_ops == 1 { Urgency::Alone } else { Urgency::Client }
     }
 
     /// Gives columns away to be coded, for an operation, which waits for its end.
     pub(in crate::array) fn give_away(&mut self, key: usize, job: CodecJob, urgency: Urgency) {
-        self.jobs_out += 1;
+        self.load.jobs_out += 1;
         let job = Job { owner: OpKey(key), work: Work::Code(job), urgency };
         self.actions.push(ArrayAction::Work(job));
     }
@@ -125,7 +125,7 @@ impl Array {
     pub fn worked(&mut self, now: Timestamp, done: JobDone) {
         self.core.now = now;
         let JobDone { owner: OpKey(key), done: WorkDone::Code(columns) } = done;
-        self.core.jobs_out -= 1;
+        self.core.load.jobs_out -= 1;
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
         let flow = match &mut op {
             Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),

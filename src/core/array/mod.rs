@@ -31,11 +31,11 @@ mod passes;
 mod recovery;
 mod status;
 
-use crate::array::base::Core;
 use crate::array::base::inflight::{Ended, Flight, Inflight, InflightTable};
 use crate::array::base::lock::LockTable;
 use crate::array::base::members::{Census, Device, Member, Progress, Replaced, Replacement};
 use crate::array::base::shortage::Shortages;
+use crate::array::base::{Core, Load, Roster, Shape, StopState, WorkQueues};
 use crate::array::client::fetch::Why;
 use crate::array::client::notices::ClientNotices;
 use crate::array::client::read::LoggedRead;
@@ -43,7 +43,7 @@ use crate::array::client::write::LoggedWrite;
 use crate::array::damage::Damage;
 use crate::array::damage::looks::Looks;
 use crate::array::log::journal::Journal;
-use crate::array::log::redo::Redo;
+use crate::array::log::state::Redo;
 use crate::array::members::admin::WaitingRequests;
 pub use crate::array::members::assembly;
 use crate::array::members::assembly::Assembled;
@@ -289,40 +289,41 @@ impl Array {
             BatchHash::default(),
         );
         let mut redo = Box::new(Redo::new(facts, pages, journal));
-        redo.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
-        redo.behind = assembled.behind;
+        redo.start.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
+        redo.start.behind = assembled.behind;
         let passes = Passes::new(geometry.slots, &scrub);
         let core = Core {
             map,
-            geometry,
-            data_offset,
-            encoding: codec.encoding(),
-            codec,
+            shape: Shape { geometry, data_offset, encoding: codec.encoding(), codec },
             pool,
             config,
             now: Timestamp(0),
-            census: Census::of(&members),
-            members,
+            roster: Roster {
+                census: Census::of(&members),
+                members,
+                returnable: MemberSet::default(),
+                releasing: Vec::new(),
+                exchanged,
+            },
             inflight: InflightTable::default(),
             shortages: Shortages::default(),
             paces: base::pace::Paces::default(),
-            ready: VecDeque::new(),
-            granted: Vec::new(),
-            ended: Vec::new(),
+            work: WorkQueues {
+                ready: VecDeque::new(),
+                granted: Vec::new(),
+                ended: Vec::new(),
+                gated: Vec::new(),
+                patient: Vec::new(),
+            },
             locks: LockTable::default(),
-            gated: Vec::new(),
-            returnable: MemberSet::default(),
-            releasing: Vec::new(),
-            exchanged,
-            jobs_out: 0,
-            client_ops: 0,
-            last_client: Timestamp(0),
-            write_ops: 0,
-            last_write: Timestamp(0),
-            stopping: None,
-            hurried: false,
-            stop_begun: None,
-            patient: Vec::new(),
+            load: Load {
+                jobs_out: 0,
+                client_ops: 0,
+                last_client: Timestamp(0),
+                write_ops: 0,
+                last_write: Timestamp(0),
+            },
+            stop: StopState { stopping: None, hurried: false, stop_begun: None },
             actions: Vec::new(),
             ended_pieces: VecDeque::new(),
         };
@@ -347,7 +348,7 @@ impl Array {
     /// Shape of the array.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
-        &self.core.geometry
+        &self.core.shape.geometry
     }
 
     /// The address arithmetic of this array.
@@ -369,8 +370,8 @@ impl Array {
     /// Starts a request; its end comes from [`Array::next_ended`].
     pub fn submit(&mut self, now: Timestamp, piece: PieceId, request: SlotRequest) {
         self.core.now = now;
-        self.core.last_client = now;
-        if self.core.stopping.is_some() {
+        self.core.load.last_client = now;
+        if self.core.stop.stopping.is_some() {
             self.core.done(piece, Err(ClientError::Stopping));
         } else if let (SlotRequest::Health { first, count }, true) = (&request, self.core.is_failed()) {
             self.start_health(piece, *first, *count);
@@ -419,7 +420,7 @@ impl Array {
             Err(fault) if self.tries_again(token, fault) => {}
             result => self.end_flight(token, result),
         }
-        if !self.core.releasing.is_empty() {
+        if !self.core.roster.releasing.is_empty() {
             self.core.release_idle_devices();
         }
         self.run();
@@ -488,7 +489,7 @@ impl Array {
     /// Tells that a stop will follow when the requests under way have ended: those that wait for a fault to pass try once more,
     /// and then end with an error.
     pub fn hurry(&mut self) {
-        self.core.hurried = true;
+        self.core.stop.hurried = true;
     }
 
     /// Lets time pass: paces the passes, retries what waits, records progress.
@@ -524,17 +525,17 @@ impl Array {
     pub fn status(&self) -> VolumeStatus {
         VolumeStatus {
             state: self.state(),
-            geometry: self.core.geometry,
+            geometry: self.core.shape.geometry,
             epoch: self.supers.epoch_number(),
             dirty: self.supers.is_dirty(),
             members: self.member_status(),
             activities: self.activities(),
             last_scrub: self.last_scrub(),
-            engine: self.core.codec.engine().name(),
+            engine: self.core.shape.codec.engine().name(),
             client_errors: self.client_notices.errors(),
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            yields_to_force: self.redo.yields_to_force,
+            yields_to_force: self.redo.start.yields_to_force,
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
@@ -563,7 +564,7 @@ impl Array {
             while let Some((entry, fault)) = self.core.inflight.next_orphan() {
                 self.io_ended(entry, Err(fault));
             }
-            while let Some(key) = self.core.ready.pop_front() {
+            while let Some(key) = self.core.work.ready.pop_front() {
                 self.advance(key);
             }
             self.pump_supers();
@@ -571,8 +572,8 @@ impl Array {
             self.pump_passes();
             self.pump_stop();
             let has_ended = self.pump_shortages();
-            if self.core.ready.is_empty() && !has_ended && !self.core.inflight.has_orphans() {
-                for key in self.core.ended.drain(..) {
+            if self.core.work.ready.is_empty() && !has_ended && !self.core.inflight.has_orphans() {
+                for key in self.core.work.ended.drain(..) {
                     self.ops.remove(key);
                 }
                 return;
@@ -620,7 +621,7 @@ impl Array {
             Flow::Wait => self.ops[key] = op,
             Flow::Finished => {
                 self.ops[key] = Op::Ended;
-                self.core.ended.push(key);
+                self.core.work.ended.push(key);
             }
         }
     }

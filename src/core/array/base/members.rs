@@ -323,8 +323,8 @@ impl Member {
 impl Core {
     /// The members in service.
     pub(in crate::array) fn online(&self) -> MemberSet {
-        (0..self.members.len())
-            .filter(|&at| self.members[at].state == MemberState::Online)
+        (0..self.roster.members.len())
+            .filter(|&at| self.roster.members[at].state == MemberState::Online)
             .map(|at| MemberIndex(at as u16))
             .collect()
     }
@@ -340,21 +340,25 @@ impl Core {
     }
 
     fn census(&self) -> Census {
-        debug_assert_eq!(self.census, Census::of(&self.members), "members changed and were not counted");
-        self.census
+        debug_assert_eq!(
+            self.roster.census,
+            Census::of(&self.roster.members),
+            "members changed and were not counted"
+        );
+        self.roster.census
     }
 
     /// Counts the members again: to be called whenever the state of one changes, or the construction of one begins or ends.
     pub(in crate::array) fn count_members(&mut self) {
-        self.census = Census::of(&self.members);
+        self.roster.census = Census::of(&self.roster.members);
     }
 
     pub(in crate::array) fn member(&self, index: MemberIndex) -> &Member {
-        &self.members[usize::from(index.0)]
+        &self.roster.members[usize::from(index.0)]
     }
 
     pub(in crate::array) fn member_mut(&mut self, index: MemberIndex) -> &mut Member {
-        &mut self.members[usize::from(index.0)]
+        &mut self.roster.members[usize::from(index.0)]
     }
 
     /// The device to read `member`'s chunk of `slot` from.
@@ -383,8 +387,8 @@ impl Core {
 
     /// Every device in use, with its member.
     pub(in crate::array) fn devices(&self) -> Vec<(MemberIndex, Which, Device)> {
-        let mut all = Vec::with_capacity(self.members.len() + 1);
-        for (at, member) in self.members.iter().enumerate() {
+        let mut all = Vec::with_capacity(self.roster.members.len() + 1);
+        for (at, member) in self.roster.members.iter().enumerate() {
             let index = MemberIndex(at as u16);
             if let Some(device) = member.device
                 && matches!(member.state, MemberState::Online | MemberState::Rebuilding)
@@ -421,13 +425,13 @@ impl Core {
 
     pub(in crate::array) fn is_data(&self, offset: ByteOffset) -> bool {
         let bytes = self.map.slots * self.map.chunk as u64;
-        (self.data_offset.0..self.data_offset.0 + bytes).contains(&offset.0)
+        (self.shape.data_offset.0..self.shape.data_offset.0 + bytes).contains(&offset.0)
     }
 
     /// What a member of a failed array acknowledged and did not flush may be gone. Clients would not notice if it came back
     /// under them, so it does not.
     pub(in crate::array) fn needs_restart(&mut self, index: MemberIndex) {
-        if self.returnable.remove(index) {
+        if self.roster.returnable.remove(index) {
             let text = format!(
                 "a flush of member {index} failed: writes that were acknowledged and not flushed may be lost. It cannot come \
                  back while the array is FAILED: restart the array when the cause is mended, without --force; nothing that \
@@ -471,7 +475,7 @@ impl Core {
     pub(in crate::array) fn release_idle_devices(&mut self) {
         let inflight = &self.inflight;
         let actions = &mut self.actions;
-        self.releasing.retain(|&id| {
+        self.roster.releasing.retain(|&id| {
             let awaited = inflight.is_awaited(id);
             if !awaited {
                 actions.push(ArrayAction::Release(id));
@@ -482,6 +486,6 @@ impl Core {
 
     /// Whether the array has ended.
     pub(in crate::array) fn is_stopped(&self) -> bool {
-        self.stopping == Some(Stopping::Stopped)
+        self.stop.stopping == Some(Stopping::Stopped)
     }
 }

@@ -28,49 +28,79 @@ use std::collections::VecDeque;
 /// See the head of this file.
 pub(super) struct Core {
     pub(super) map: Map,
-    pub(super) geometry: Geometry,
-    pub(super) data_offset: ByteOffset,
-    pub(super) codec: Codec,
-    /// All parities from all data columns.
-    pub(super) encoding: Transform,
+    /// What never changes of an array but its map.
+    pub(in crate::array) shape: Shape,
     pub(super) pool: Pool,
     pub(super) config: ArrayConfig,
     pub(super) now: Timestamp,
-    pub(super) members: Vec<Member>,
-    /// Counts of them, see [`Core::count_members`].
-    pub(super) census: Census,
+    /// The members, and devices that leave.
+    pub(in crate::array) roster: Roster,
     pub(super) inflight: InflightTable,
     /// Operations in flight that are tried again.
     pub(super) shortages: Shortages,
     /// What operations on the members take.
     pub(super) paces: pace::Paces,
-    pub(super) ready: VecDeque<usize>,
-    pub(super) granted: Vec<usize>,
-    pub(super) ended: Vec<usize>,
+    /// Operations that are ready, and those that wait for something other than I/O.
+    pub(in crate::array) work: WorkQueues,
     pub(super) locks: LockTable,
-    /// Operations that wait for the gate to open before they touch a member.
-    pub(super) gated: Vec<usize>,
-    /// Members that were in service when the array failed: nothing was written without them.
-    pub(super) returnable: MemberSet,
-    pub(super) releasing: Vec<DeviceId>,
-    /// Devices that were replaced, until that is on disk.
-    pub(super) exchanged: Vec<Replaced>,
-    /// Jobs given away and not answered.
-    pub(super) jobs_out: usize,
-    pub(super) client_ops: usize,
-    pub(super) last_client: Timestamp,
-    pub(super) write_ops: usize,
-    pub(super) last_write: Timestamp,
-    pub(super) stopping: Option<Stopping>,
-    /// A stop is near: nothing waits for a fault to pass any more.
-    pub(super) hurried: bool,
-    /// When the stop was asked for.
-    pub(super) stop_begun: Option<Timestamp>,
-    /// Operations that wait until a time before they read again what could not be read.
-    pub(super) patient: Vec<(Timestamp, usize)>,
+    /// What clients and jobs have under way, and when they last had.
+    pub(in crate::array) load: Load,
+    /// How far a stop has come.
+    pub(in crate::array) stop: StopState,
     pub(super) actions: Vec<ArrayAction>,
     /// Ends of slot requests that the volume has not taken yet.
     pub(in crate::array) ended_pieces: VecDeque<EndedPiece>,
+}
+
+/// What never changes of an array but its map.
+pub(in crate::array) struct Shape {
+    pub(in crate::array) geometry: Geometry,
+    pub(in crate::array) data_offset: ByteOffset,
+    pub(in crate::array) codec: Codec,
+    /// All parities from all data columns.
+    pub(in crate::array) encoding: Transform,
+}
+
+/// The members, and devices that leave.
+pub(in crate::array) struct Roster {
+    pub(in crate::array) members: Vec<Member>,
+    /// Counts of them, see [`Core::count_members`].
+    pub(in crate::array) census: Census,
+    /// Members that were in service when the array failed: nothing was written without them.
+    pub(in crate::array) returnable: MemberSet,
+    pub(in crate::array) releasing: Vec<DeviceId>,
+    /// Devices that were replaced, until that is on disk.
+    pub(in crate::array) exchanged: Vec<Replaced>,
+}
+
+/// Operations that are ready, and those that wait for something other than I/O.
+pub(in crate::array) struct WorkQueues {
+    pub(in crate::array) ready: VecDeque<usize>,
+    pub(in crate::array) granted: Vec<usize>,
+    pub(in crate::array) ended: Vec<usize>,
+    /// Operations that wait for the gate to open before they touch a member.
+    pub(in crate::array) gated: Vec<usize>,
+    /// Operations that wait until a time before they read again what could not be read.
+    pub(in crate::array) patient: Vec<(Timestamp, usize)>,
+}
+
+/// What clients and jobs have under way, and when they last had.
+pub(in crate::array) struct Load {
+    /// Jobs given away and not answered.
+    pub(in crate::array) jobs_out: usize,
+    pub(in crate::array) client_ops: usize,
+    pub(in crate::array) last_client: Timestamp,
+    pub(in crate::array) write_ops: usize,
+    pub(in crate::array) last_write: Timestamp,
+}
+
+/// How far a stop has come.
+pub(in crate::array) struct StopState {
+    pub(in crate::array) stopping: Option<Stopping>,
+    /// A stop is near: nothing waits for a fault to pass any more.
+    pub(in crate::array) hurried: bool,
+    /// When the stop was asked for.
+    pub(in crate::array) stop_begun: Option<Timestamp>,
 }
 
 impl Core {
@@ -90,8 +120,8 @@ impl Core {
     }
 
     pub(super) fn unlock(&mut self, slot: SlotIndex, key: usize) {
-        self.locks.release(slot, key, &mut self.granted);
-        self.ready.extend(self.granted.drain(..));
+        self.locks.release(slot, key, &mut self.work.granted);
+        self.work.ready.extend(self.work.granted.drain(..));
     }
 
     pub(super) fn notice(

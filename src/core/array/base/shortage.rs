@@ -171,7 +171,7 @@ impl Array {
             Owner::Super if self.core.find_device(entry.device).is_none() => PATIENCE_NS,
             _ => return None,
         };
-        Some(if self.core.hurried || self.core.stopping.is_some() {
+        Some(if self.core.stop.hurried || self.core.stop.stopping.is_some() {
             patience.min(STOP_PATIENCE_NS / 2)
         } else {
             patience
@@ -180,7 +180,8 @@ impl Array {
 
     /// Whether nobody relies on an operation any more.
     fn is_void(&self, entry: &Inflight) -> bool {
-        let is_replaced = self.core.exchanged.iter().any(|replaced| replaced.device.id == entry.device);
+        let is_replaced =
+            self.core.roster.exchanged.iter().any(|replaced| replaced.device.id == entry.device);
         if self.core.is_failed() || (!is_replaced && self.core.find_device(entry.device).is_none()) {
             return true;
         }
@@ -259,7 +260,7 @@ impl Array {
             }
         }
         self.lift_replay();
-        let patience = if self.core.hurried { STOP_PATIENCE_NS } else { PATIENCE_NS };
+        let patience = if self.core.stop.hurried { STOP_PATIENCE_NS } else { PATIENCE_NS };
         if self.core.oldest_shortage().is_some_and(|since| now.nanos_since(since) >= patience) {
             self.end_patience_of_clients(patience);
         }
@@ -276,7 +277,7 @@ impl Array {
     /// Requests that have waited this long end with an error. What has joined a batch stays there, and happens later. Before a
     /// stop they have not waited for as long as clients are kept waiting: that they were not done is not for lack of space.
     fn end_patience_of_clients(&mut self, patience: u64) {
-        let error = if self.core.hurried { ClientError::Stopping } else { self.core.shortage_error() };
+        let error = if self.core.stop.hurried { ClientError::Stopping } else { self.core.shortage_error() };
         let now = self.core.now;
         let mut late = Vec::new();
         for (key, op) in &mut self.ops {
@@ -288,17 +289,17 @@ impl Array {
         }
         for key in late {
             self.redo_mut().forget_waiting(key);
-            self.core.gated.retain(|other| *other != key);
-            self.core.ready.push_back(key);
+            self.core.work.gated.retain(|other| *other != key);
+            self.core.work.ready.push_back(key);
         }
         for piece in self.redo.take_late_flushes(now, patience) {
-            self.core.client_ops -= 1;
+            self.core.load.client_ops -= 1;
             self.core.done(piece, Err(error));
         }
-        let queued = std::mem::take(&mut self.redo.queued).into_iter();
+        let queued = std::mem::take(&mut self.redo.start.queued).into_iter();
         let is_late = |(_, _, since): &(PieceId, SlotRequest, Timestamp)| now.nanos_since(*since) >= patience;
         let (late, others): (VecDeque<_>, VecDeque<_>) = queued.partition(is_late);
-        self.redo.queued = others;
+        self.redo.start.queued = others;
         for (piece, request, _) in late {
             let is_full = changes_nothing(&request) && error == ClientError::NoSpace;
             self.core.done(piece, Err(if is_full { ClientError::Io } else { error }));
@@ -309,7 +310,7 @@ impl Array {
     pub(in crate::array) fn queue(&mut self, piece: PieceId, request: SlotRequest) {
         match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
             Some(error) => self.core.done(piece, Err(error)),
-            None => self.redo.queued.push_back((piece, request, self.core.now)),
+            None => self.redo.start.queued.push_back((piece, request, self.core.now)),
         }
     }
 
@@ -323,24 +324,31 @@ impl Array {
             })
         };
         let mut tokens = self.core.shortages.episodes.values().flat_map(|episode| &episode.tokens);
-        if recovery.may_lift() && self.core.stopping.is_none() && tokens.any(is_long) {
+        if recovery.may_lift() && self.core.stop.stopping.is_none() && tokens.any(is_long) {
             // Its writes are void from here on.
             let redo = self.redo_mut();
             redo.life = Life::Starting;
-            redo.lifts = true;
+            redo.start.lifts = true;
         }
     }
 
     /// A stop that waits for members that are short: after a while they are left as they are. True: the array has stopped.
     pub(in crate::array) fn stop_without_short(&mut self, id: RequestId) -> bool {
-        let due =
-            self.core.stop_begun.is_some_and(|begun| self.core.now.nanos_since(begun) >= STOP_PATIENCE_NS);
+        let due = self
+            .core
+            .stop
+            .stop_begun
+            .is_some_and(|begun| self.core.now.nanos_since(begun) >= STOP_PATIENCE_NS);
         if !due || !self.core.is_short_of_host() {
             return false;
         }
         self.end_patience_of_clients(0);
         let only_short = self.core.inflight.awaited() == self.core.shortages.waiting.len();
-        if !only_short || self.core.jobs_out > 0 || self.core.client_ops > 0 || !self.core.ready.is_empty() {
+        if !only_short
+            || self.core.load.jobs_out > 0
+            || self.core.load.client_ops > 0
+            || !self.core.work.ready.is_empty()
+        {
             return false;
         }
         let text =
@@ -349,11 +357,11 @@ impl Array {
         for (_, token) in std::mem::take(&mut self.core.shortages).waiting {
             self.core.inflight.forget(token);
         }
-        let queued = std::mem::take(&mut self.redo.queued);
+        let queued = std::mem::take(&mut self.redo.start.queued);
         for (piece, ..) in queued {
             self.core.done(piece, Err(ClientError::Stopping));
         }
-        self.core.stopping = Some(Stopping::Marking(id));
+        self.core.stop.stopping = Some(Stopping::Marking(id));
         self.stop_now(id, false);
         true
     }

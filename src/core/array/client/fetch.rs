@@ -368,7 +368,7 @@ impl Array {
         not_needed.into_iter().for_each(|row| self.note_not_needed(slot, column, row));
         if !known {
             let Some(buf) = part.buf.take() else { return };
-            let offset = self.core.map.device_offset(self.core.data_offset, slot, rows.start * BLOCK);
+            let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, rows.start * BLOCK);
             let item = at << ITEM_ROW_BITS;
             self.core.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
             fetch.pending += 1;
@@ -599,6 +599,7 @@ impl Array {
                     continue;
                 }
                 self.core
+                    .shape
                     .codec
                     .recover(&present, &mut [(column, &mut decoded[..])])
                     .expect("k distinct present columns decode any other");
@@ -631,7 +632,8 @@ impl Core {
             part.blocks[block] = State::Absent;
             return;
         };
-        let offset = self.map.device_offset(self.data_offset, fetch.slot, (part.rows.start + block) * BLOCK);
+        let offset =
+            self.map.device_offset(self.shape.data_offset, fetch.slot, (part.rows.start + block) * BLOCK);
         let buf = self.pool.alloc(BLOCK);
         let item = at << ITEM_ROW_BITS | (block + 1);
         self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });

@@ -62,7 +62,7 @@ impl Array {
         offset: usize,
         buf: BufMut,
     ) {
-        self.core.client_ops += 1;
+        self.core.load.client_ops += 1;
         self.begin_logged_read(Some(piece), None, stripe, offset, buf);
     }
 
@@ -278,7 +278,7 @@ impl Array {
         }
         let reply = reply.expect("a read has at least one byte");
         read.answered = true;
-        self.core.client_ops -= 1;
+        self.core.load.client_ops -= 1;
         let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
         if let Some(piece) = read.piece {
             self.core.done(piece, Ok(reply));
@@ -307,14 +307,15 @@ impl Array {
             && missing.iter().all(|block| may_change(block.why))
             && read.looked_again < LOOKS_AGAIN
             && !read.fetch.host_is_short
-            && !self.core.hurried
+            && !self.core.stop.hurried
         {
             read.looked_again += 1;
             self.core.take_buffer_back(read);
             return self.fetch_for_read(key, read);
         }
         self.note_missing(read.stripe, read.slot, &all);
-        let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.core.stopping.is_none();
+        let can_repay =
+            missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.core.stop.stopping.is_none();
         if !can_repay || missing.iter().any(|block| block.why != Why::SetAside) {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
@@ -349,7 +350,7 @@ impl Array {
         if !read.answered {
             read.answered = true;
             if let Some(piece) = read.piece {
-                self.core.client_ops -= 1;
+                self.core.load.client_ops -= 1;
                 self.core.done(piece, result);
             }
         }
@@ -362,10 +363,10 @@ impl Array {
             let block = (read.stripe, column as u16, row as u32);
             self.damage.looked_at(block);
             let waiters = self.looks.end(block);
-            if read.is_aside && self.core.stopping.is_none() {
+            if read.is_aside && self.core.stop.stopping.is_none() {
                 self.start_repay(block, waiters);
             } else {
-                self.core.ready.extend(waiters);
+                self.core.work.ready.extend(waiters);
             }
         }
         self.release_pages(&mut read.pages);

@@ -10,7 +10,7 @@ use crate::array::base::lock::LockMode;
 use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
 use crate::array::damage::BlockName;
-use crate::array::log::redo::Share;
+use crate::array::log::state::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
@@ -135,14 +135,17 @@ impl Array {
     }
 
     pub(in crate::array) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
-        assert!(count > 0 && first.0 + count <= self.core.geometry.stripes(), "a discard out of bounds");
+        assert!(
+            count > 0 && first.0 + count <= self.core.shape.geometry.stripes(),
+            "a discard out of bounds"
+        );
         self.start_logged(Some(piece), first, Work::Discard { left: count }, false);
     }
 
     /// Without a piece no client waits for it.
     fn start_logged(&mut self, piece: Option<PieceId>, stripe: StripeIndex, work: Work, fua: bool) {
-        self.core.client_ops += usize::from(piece.is_some());
-        self.core.write_ops += 1;
+        self.core.load.client_ops += usize::from(piece.is_some());
+        self.core.load.write_ops += 1;
         let slot = SlotIndex(stripe.0);
         let repays = match work {
             Work::Repay { column, row } => Some((stripe, column as u16, row as u32)),
@@ -224,19 +227,19 @@ impl Array {
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        self.core.last_write = self.core.now;
+        self.core.load.last_write = self.core.now;
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks();
-        if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
+        if !self.redo().waits.waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
             if let Some(error) = self.core.lasting_shortage() {
                 return self.end_logged_write(key, write, Err(error));
             }
             let redo = self.redo_mut();
             redo.checkpoint.want();
-            redo.waiting_for_room.push_back(key);
+            redo.waits.waiting_for_room.push_back(key);
             return Flow::Wait;
         }
-        self.redo_mut().promised += share;
+        self.redo_mut().waits.promised += share;
         write.promised = share;
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
@@ -402,12 +405,14 @@ impl Array {
             return;
         };
         let first = !self.holds_data(write.stripe);
-        let Some(columns) = parity::blended_columns(&self.core.codec, band, path, first) else { return };
+        let Some(columns) = parity::blended_columns(&self.core.shape.codec, band, path, first) else {
+            return;
+        };
         let is_much =
             columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_company();
         if self.redo().checksums.is_some() && is_much {
             let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
-            let blend = parity::blend_of_band(&self.core.codec, band, path, new_bytes);
+            let blend = parity::blend_of_band(&self.core.shape.codec, band, path, new_bytes);
             write.fetch.blend(blend);
         }
     }
@@ -506,7 +511,7 @@ impl Array {
         }
         let promised = std::mem::take(&mut write.promised);
         if write.life == self.redo().lives {
-            self.redo_mut().promised -= promised;
+            self.redo_mut().waits.promised -= promised;
         }
     }
 
@@ -524,12 +529,12 @@ impl Array {
         }
         self.let_go(key, write);
         if let Some(piece) = write.piece.take() {
-            self.core.client_ops -= 1;
+            self.core.load.client_ops -= 1;
             self.core.done(piece, result);
         }
         self.end_repay(write);
-        self.core.write_ops -= 1;
-        self.core.last_write = self.core.now;
+        self.core.load.write_ops -= 1;
+        self.core.load.last_write = self.core.now;
         self.wake_waiting_for_room();
         Flow::Finished
     }

@@ -238,7 +238,7 @@ impl Array {
         if self.damage.lacking.of.is_empty() {
             return Vec::new();
         }
-        let members = (0..self.core.members.len()).map(|at| MemberIndex(at as u16));
+        let members = (0..self.core.roster.members.len()).map(|at| MemberIndex(at as u16));
         members.filter(|&member| Some(member) != without && self.slots_lacking(member) > 0).collect()
     }
 
@@ -284,8 +284,8 @@ impl Array {
         (lacking.last_look, lacking.has_built) = (self.core.now, false);
         let uuids: Vec<Uuid> = lacking.of.keys().copied().collect();
         for uuid in uuids {
-            let of_uuid = |at: &usize| self.core.members[*at].uuid == uuid;
-            let Some(at) = (0..self.core.members.len()).find(of_uuid) else {
+            let of_uuid = |at: &usize| self.core.roster.members[*at].uuid == uuid;
+            let Some(at) = (0..self.core.roster.members.len()).find(of_uuid) else {
                 if !self.core.knows(uuid) {
                     // It was replaced, or given up.
                     self.damage.lacking.of.remove(&uuid);
@@ -294,7 +294,7 @@ impl Array {
                 }
                 continue;
             };
-            let member = &self.core.members[at];
+            let member = &self.core.roster.members[at];
             let Some(device) = member.device.filter(|_| member.state == MemberState::Online) else {
                 continue;
             };
@@ -329,7 +329,8 @@ impl Array {
 
     fn may_look_at_lacking(&self) -> bool {
         let lacking = &self.damage.lacking;
-        let may_begin = !self.core.hurried && self.core.stopping.is_none() && !self.core.is_failed();
+        let may_begin =
+            !self.core.stop.hurried && self.core.stop.stopping.is_none() && !self.core.is_failed();
         lacking.looks == 0 && !lacking.of.is_empty() && may_begin && self.redo.is_serving()
     }
 
@@ -383,7 +384,7 @@ impl Core {
 
     /// Whether the device is that of a member, in service or not, or one that is being built.
     pub(in crate::array) fn knows(&self, device: Uuid) -> bool {
-        self.members.iter().any(|member| {
+        self.roster.members.iter().any(|member| {
             member.uuid == device || member.replacement.as_ref().is_some_and(|new| new.uuid == device)
         })
     }

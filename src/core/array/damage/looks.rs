@@ -127,7 +127,7 @@ impl Array {
     fn may_look(&self) -> bool {
         !self.looks.reads()
             && !self.damage.is_empty()
-            && !self.core.hurried
+            && !self.core.stop.hurried
             && !self.core.is_failed()
             && self.redo().is_serving()
     }
@@ -162,7 +162,7 @@ impl Array {
             }
         };
         let is_over = !self.damage.has_due() && self.looks.is_idle();
-        let is_over = is_over || self.core.hurried || self.core.now.nanos_since(since) >= JOIN_LOOKS_NS;
+        let is_over = is_over || self.core.stop.hurried || self.core.now.nanos_since(since) >= JOIN_LOOKS_NS;
         if is_over {
             self.looks.with.insert(member, None);
         }

@@ -319,7 +319,7 @@ impl Array {
     /// array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         let (chunk, stripe_bytes) = (self.core.map.chunk as u64, self.core.map.stripe_bytes() as u64);
-        let volume_bytes = self.core.geometry.volume_bytes;
+        let volume_bytes = self.core.shape.geometry.volume_bytes;
         let parts = ranges.iter().flat_map(|&(start, len)| {
             let first = start.0 / ROW_BYTES * ROW_BYTES;
             let end = start.0.saturating_add(len).min(volume_bytes);
@@ -337,7 +337,7 @@ impl Array {
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
         let listed = self.damage.revision().wrapping_add(self.damage.lacking.revision());
-        listed.wrapping_add(self.redo().unreadable.revision())
+        listed.wrapping_add(self.redo().page_waits.unreadable.revision())
     }
 }
 

@@ -115,9 +115,9 @@ impl Array {
     /// Whether the log should be put in place soon.
     fn checkpoint_due(&self) -> bool {
         let redo = self.redo();
-        redo.overlay.active_bytes() >= redo.overlay_max / 2
+        redo.overlay.active_bytes() >= redo.place.overlay_max / 2
             || redo.journal.fullness() >= 128
-            || redo.fresh_bytes >= FRESH_BYTES_MAX
+            || redo.slots.fresh_bytes >= FRESH_BYTES_MAX
             || redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 2
     }
 
@@ -161,7 +161,7 @@ impl Array {
             }
         }
         redo.overlay.freeze();
-        for stripe in std::mem::take(&mut redo.discarded).into_iter().map(StripeIndex) {
+        for stripe in std::mem::take(&mut redo.slots.discarded).into_iter().map(StripeIndex) {
             let entry = redo.pages.map_entry(stripe);
             if !entry.holds_data && !redo.overlay.is_frozen(entry.slot) {
                 redo.checkpoint.punches.push_back(entry.slot);
@@ -169,7 +169,7 @@ impl Array {
             }
         }
         redo.pages.freeze(epoch);
-        redo.fresh_bytes = 0;
+        redo.slots.fresh_bytes = 0;
         redo.checkpoint.upto = redo.journal.next();
         redo.checkpoint.losses = losses;
         redo.checkpoint.stage = Stage::Note;
@@ -217,7 +217,7 @@ impl Array {
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
-            checkpoint.round = redo.rounds_begun + 1;
+            checkpoint.round = redo.rounds.rounds_begun + 1;
         }
     }
 
@@ -258,7 +258,7 @@ impl Array {
         }
         let bytes = self.core.join_blocks(&run.blocks);
         let offset = self.core.map.device_offset(
-            self.core.data_offset,
+            self.core.shape.data_offset,
             run.slot,
             run.row as usize * ROW_BYTES as usize,
         );
@@ -278,7 +278,7 @@ impl Array {
                 if self.core.device_mut(member, id).is_none_or(|device| device.cannot_zero) {
                     continue;
                 }
-                let offset = self.core.map.device_offset(self.core.data_offset, slot, 0);
+                let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, 0);
                 let op = IoOp::Zero { offset, len: self.core.map.chunk as u64, may_unmap: true };
                 self.redo_mut().checkpoint.in_flight += 1;
                 self.core.submit_io(Owner::Punch, member, id, op);
@@ -323,7 +323,7 @@ impl Array {
         }
         let losses = self.supers.losses();
         let redo = self.redo_mut();
-        if redo.rounds_ended < redo.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
+        if redo.rounds.rounds_ended < redo.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
             return;
         }
         redo.checkpoint.stage = Stage::Idle;
@@ -348,15 +348,15 @@ impl Array {
 
     /// Whoever waits for a checkpoint looks again.
     pub(in crate::array) fn wake_waiting_for_drain(&mut self) {
-        let waiting = std::mem::take(&mut self.redo_mut().waiting_for_drain);
-        self.core.ready.extend(waiting);
+        let waiting = std::mem::take(&mut self.redo_mut().waits.waiting_for_drain);
+        self.core.work.ready.extend(waiting);
     }
 
     /// Tick: a quiet log is put in place, and told to be so.
     pub(in crate::array) fn checkpoint_when_idle(&mut self) {
-        let quiet = self.core.now.nanos_since(self.core.last_write) >= IDLE_NS;
+        let quiet = self.core.now.nanos_since(self.core.load.last_write) >= IDLE_NS;
         let redo = &mut self.redo;
-        if !redo.is_serving() || self.core.write_ops > 0 {
+        if !redo.is_serving() || self.core.load.write_ops > 0 {
             return;
         }
         let over = redo.journal.is_drained() && redo.pages.dirty_pages() == 0 && redo.checkpoint.is_over();

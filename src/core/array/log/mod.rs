@@ -5,3 +5,4 @@ pub(in crate::array) mod journal;
 mod overlay;
 pub(in crate::array) mod redo;
 mod settle;
+pub(in crate::array) mod state;

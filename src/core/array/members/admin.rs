@@ -82,7 +82,7 @@ impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
     pub fn admin(&mut self, now: Timestamp, id: RequestId, request: AdminRequest) {
         self.core.now = now;
-        if self.core.stopping.is_some() {
+        if self.core.stop.stopping.is_some() {
             self.core.admin_done(id, Err(AdminError("the array is stopping".into())));
             return;
         }
@@ -144,8 +144,8 @@ impl Array {
                     self.core.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
                 }
                 self.end_recordings(true);
-                self.core.stop_begun = Some(self.core.now);
-                self.core.stopping = Some(Stopping::Draining(id));
+                self.core.stop.stop_begun = Some(self.core.now);
+                self.core.stop.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
             }
@@ -216,7 +216,7 @@ impl Array {
             && redo.pages.dirty_pages() == 0
             && redo.checkpoint.is_over();
         // The superblock of a device that has just replaced another does not say so yet.
-        let is_told = self.core.exchanged.is_empty();
+        let is_told = self.core.roster.exchanged.is_empty();
         is_online && (is_untold || redo.is_serving() && !(is_in_place && is_told))
     }
 
@@ -244,7 +244,7 @@ impl Array {
         let (now, ended) = (self.core.now, self.redo.checkpoint.ended);
         let is_in_place =
             |departure: &Departure| departure.checkpoint.is_some_and(|checkpoint| ended >= checkpoint);
-        let (is_failed, is_told) = (self.core.is_failed(), self.core.exchanged.is_empty());
+        let (is_failed, is_told) = (self.core.is_failed(), self.core.roster.exchanged.is_empty());
         let is_due = |departure: &mut Departure| {
             let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
             is_failed || is_late || (is_in_place(departure) && is_told)
@@ -358,7 +358,8 @@ impl Array {
     pub(super) fn check_return_to_failed(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
         let mark = self.supers.mark();
         let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
-        let verdict = own.filter(|_| self.core.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
+        let verdict =
+            own.filter(|_| self.core.roster.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
         let first = self.core.returnable_now();
         if verdict.is_none() && own.is_some() && self.core.online().len() + first.len() >= self.core.map.k {
             let first: Vec<String> = first.iter().map(|member| member.to_string()).collect();
@@ -392,8 +393,8 @@ impl Array {
     fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
         let epoch = self.supers.epoch();
         match new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch) {
-            true => drop(self.redo_mut().behind.insert(index)),
-            false => drop(self.redo_mut().behind.remove(index)),
+            true => drop(self.redo_mut().start.behind.insert(index)),
+            false => drop(self.redo_mut().start.behind.remove(index)),
         }
         let member = self.core.member_mut(index);
         member.device = Some(new_device(new));
@@ -429,12 +430,12 @@ impl Array {
 
     /// Enough members are back. What their caches lost of unflushed writes is not known, so the log is replayed.
     fn leave_failed(&mut self) {
-        self.core.returnable = MemberSet::default();
+        self.core.roster.returnable = MemberSet::default();
         // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
         // beyond the end that replay finds (A4, R9).
         self.supers.note_exchange();
         // What comes back may be older than what went: no epoch says otherwise before the log has been read.
-        self.redo_mut().unjudged = true;
+        self.redo_mut().start.unjudged = true;
         self.was_failed = true;
     }
 
@@ -457,7 +458,7 @@ impl Array {
             }
             MemberState::Rebuilding => {
                 let old = member.device.replace(device);
-                self.core.releasing.extend(old.map(|device| device.id));
+                self.core.roster.releasing.extend(old.map(|device| device.id));
                 let text = format!(
                     "the rebuild of member {index} ended: another new device takes the place of the one that was being built, \
                      which holds nothing current"
@@ -537,15 +538,18 @@ impl Array {
 
     /// Stop: first everything under way ends, then the members are marked clean.
     pub(in crate::array) fn pump_stop(&mut self) {
-        if let Some(Stopping::Draining(id) | Stopping::Marking(id)) = self.core.stopping
+        if let Some(Stopping::Draining(id) | Stopping::Marking(id)) = self.core.stop.stopping
             && self.stop_without_short(id)
         {
             return;
         }
-        let id = match self.core.stopping {
+        let id = match self.core.stop.stopping {
             Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.core.is_failed() => {
                 // Nothing may be written: the members stay dirty.
-                if self.core.inflight.is_empty() && self.core.jobs_out == 0 && self.core.client_ops == 0 {
+                if self.core.inflight.is_empty()
+                    && self.core.load.jobs_out == 0
+                    && self.core.load.client_ops == 0
+                {
                     self.finish_stop(id);
                 }
                 return;
@@ -554,9 +558,9 @@ impl Array {
             _ => return,
         };
         self.end_waiting_passes();
-        if self.core.client_ops > 0
+        if self.core.load.client_ops > 0
             || !self.core.inflight.is_empty()
-            || self.core.jobs_out > 0
+            || self.core.load.jobs_out > 0
             || self.supers.is_busy()
             || !self.background_is_idle()
         {
@@ -565,7 +569,7 @@ impl Array {
         let mut emptied = false;
         match self.redo.life {
             Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
-            Life::Refused(_) if self.redo.unjudged => return self.finish_stop(id),
+            Life::Refused(_) if self.redo.start.unjudged => return self.finish_stop(id),
             Life::Refused(_) => {}
             Life::Serving if self.drained_log().is_some() => emptied = true,
             Life::Serving => {
@@ -573,7 +577,7 @@ impl Array {
                 return;
             }
         }
-        self.core.stopping = Some(Stopping::Marking(id));
+        self.core.stop.stopping = Some(Stopping::Marking(id));
         if emptied {
             self.supers.mark_clean();
         }
@@ -595,8 +599,8 @@ impl Array {
         self.end_pauses("the scrub is paused");
         self.end_recordings(true);
         let words = self.words_for_stop(is_recorded);
-        self.core.stopping = Some(Stopping::Stopped);
-        let exchanged = std::mem::take(&mut self.core.exchanged);
+        self.core.stop.stopping = Some(Stopping::Stopped);
+        let exchanged = std::mem::take(&mut self.core.roster.exchanged);
         let exchanged = exchanged.into_iter().map(|replaced| replaced.device.id);
         for device in self.core.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
             self.core.actions.push(ArrayAction::Release(device));
@@ -606,7 +610,8 @@ impl Array {
 
     /// How a stop that ends now leaves the array.
     pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
-        let is_marked = !self.supers.is_dirty() && !matches!(self.core.stopping, Some(Stopping::Marking(_)));
+        let is_marked =
+            !self.supers.is_dirty() && !matches!(self.core.stop.stopping, Some(Stopping::Marking(_)));
         match &self.redo.life {
             // An array that was idle has the mark already.
             _ if self.core.is_failed() && is_marked => {
@@ -640,7 +645,11 @@ impl Core {
     /// The members that can come back to the array as long as it has failed.
     pub(in crate::array) fn returnable_now(&self) -> MemberSet {
         let is_out = |member: &MemberIndex| self.member(*member).state != MemberState::Online;
-        if self.is_failed() { self.returnable.iter().filter(is_out).collect() } else { MemberSet::new() }
+        if self.is_failed() {
+            self.roster.returnable.iter().filter(is_out).collect()
+        } else {
+            MemberSet::new()
+        }
     }
 }
 

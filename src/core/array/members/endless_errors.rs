@@ -15,7 +15,7 @@ impl Array {
     /// Tick: members with endless errors leave, if they can be spared (T5).
     pub(in crate::array) fn judge_errors(&mut self) {
         // While the log is replayed nothing is looked at again.
-        if self.core.is_failed() || self.core.stopping.is_some() || !self.redo.is_serving() {
+        if self.core.is_failed() || self.core.stop.stopping.is_some() || !self.redo.is_serving() {
             return;
         }
         for (index, excess) in self.bad.excessive(self.core.now, self.looks.reads()) {
@@ -68,7 +68,8 @@ impl Array {
     /// it shows as a verdict.
     fn look_at_content(&mut self, index: MemberIndex, block: u64) {
         let offset = ByteOffset(block * ROW_BYTES);
-        if let Some(within) = offset.0.checked_sub(self.core.data_offset.0).filter(|_| self.redo.is_serving())
+        if let Some(within) =
+            offset.0.checked_sub(self.core.shape.data_offset.0).filter(|_| self.redo.is_serving())
         {
             let chunk = self.core.map.chunk as u64;
             let slot = SlotIndex(within / chunk);
@@ -82,13 +83,13 @@ impl Array {
 
     /// A block that is needed by nobody was asked for: it was never written, or what it held is given up.
     pub(in crate::array) fn note_not_needed(&mut self, slot: SlotIndex, column: usize, row: usize) {
-        let offset = self.core.map.device_offset(self.core.data_offset, slot, row * ROW_BYTES as usize);
+        let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, row * ROW_BYTES as usize);
         self.bad.verified(self.core.member_at(slot, column), offset);
     }
 
     /// The same of a whole slot, which holds no data.
     pub(in crate::array) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
-        let start = self.core.map.device_offset(self.core.data_offset, slot, 0).0;
+        let start = self.core.map.device_offset(self.core.shape.data_offset, slot, 0).0;
         for column in 0..self.core.map.width() {
             self.bad.not_needed(self.core.member_at(slot, column), start..start + self.core.map.chunk as u64);
         }
@@ -130,6 +131,6 @@ impl Array {
 impl Core {
     /// The slot that a listed block of a member is of.
     pub(super) fn slot_of_block(&self, block: u64) -> SlotIndex {
-        SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / self.map.chunk as u64)
+        SlotIndex((block * ROW_BYTES).saturating_sub(self.shape.data_offset.0) / self.map.chunk as u64)
     }
 }

@@ -91,7 +91,7 @@ impl Array {
         if (is_good && self.bad.is_clear(index)) || self.core.member(index).state != MemberState::Online {
             return true;
         }
-        let offset = self.core.map.device_offset(self.core.data_offset, slot, row * ROW_BYTES as usize);
+        let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, row * ROW_BYTES as usize);
         if is_good {
             self.bad.verified(index, offset);
             return true;
@@ -226,7 +226,7 @@ impl Array {
             // From here on nothing is written: what this member holds stays current. One that was lost earlier has
             // been left out of writes.
             if was == MemberState::Online {
-                self.core.returnable.insert(index);
+                self.core.roster.returnable.insert(index);
             }
             if !was_failed {
                 self.enter_failed();
@@ -301,8 +301,8 @@ impl Array {
     fn enter_failed(&mut self) {
         // Those that wait for a gate decide anew when they are advanced.
         self.passes.drain();
-        let gated = std::mem::take(&mut self.core.gated);
-        self.core.ready.extend(gated);
+        let gated = std::mem::take(&mut self.core.work.gated);
+        self.core.work.ready.extend(gated);
         self.log_failed();
     }
 
@@ -319,7 +319,7 @@ impl Array {
             returns: member.away.is_some(),
             lacking: self.lacking_of(member),
         };
-        self.core.members.iter().enumerate().map(status).collect()
+        self.core.roster.members.iter().enumerate().map(status).collect()
     }
 
     /// What a person should know of a member beside its state.

@@ -17,7 +17,7 @@ impl Array {
     /// # Errors
     /// Why it would be refused.
     pub fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        if self.core.stopping.is_some() {
+        if self.core.stop.stopping.is_some() {
             return Err(AdminError("the array is stopping".into()));
         }
         let text = match request {
@@ -190,7 +190,7 @@ impl Array {
     pub(super) fn beside_others(&self, index: MemberIndex) -> String {
         let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
         let own = usize::from(self.core.member(index).state == MemberState::Rebuilding);
-        let beside = match (own, self.core.members.iter().filter(is_building).count() - own) {
+        let beside = match (own, self.core.roster.members.iter().filter(is_building).count() - own) {
             (0, 0) => "",
             (0, _) => "; the progress shown begins again, as what is being built already goes on beside it",
             (_, 0) => "; the device that was being built for it is given up, and the rebuild begins again",
@@ -262,7 +262,7 @@ impl Array {
             return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
         }
         // Its superblock would be both that of a member and that of a device that was replaced.
-        if self.core.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
+        if self.core.roster.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
             return Err(
                 "this device was replaced just now, and that is still being recorded: try again".into()
             );
@@ -313,7 +313,9 @@ impl Array {
     fn check_replayed(&self) -> Result<(), String> {
         match &self.redo.life {
             // Nobody can bring back what is there.
-            Life::Refused(reason) if self.core.members.iter().all(|member| member.device.is_some()) => {
+            Life::Refused(reason)
+                if self.core.roster.members.iter().all(|member| member.device.is_some()) =>
+            {
                 let name = &self.supers.template().name;
                 Err(format!(
                     "the array cannot be served: {reason}. 'calpe status {name}' says what can be done"

@@ -53,7 +53,7 @@ impl Array {
             not_before: self.core.now,
         };
         let key = self.ops.insert(Op::RingCheck(Box::new(check)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
     }
 
     fn ring_tail(&self, member: MemberIndex, superblock: &Superblock) -> RingTail {
@@ -65,9 +65,9 @@ impl Array {
         if check.reading.is_some() {
             return Flow::Wait;
         }
-        if self.core.now < check.not_before && !self.core.hurried {
+        if self.core.now < check.not_before && !self.core.stop.hurried {
             // Woken early: an array that fails wakes all that wait.
-            self.core.patient.push((check.not_before, key));
+            self.core.work.patient.push((check.not_before, key));
             return Flow::Wait;
         }
         if self.core.device_of(check.member, Which::Primary) != Some(check.device) {
@@ -80,7 +80,7 @@ impl Array {
             self.core.end_ring_check(check);
             return Flow::Finished;
         };
-        let offset = self.redo().log_offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
+        let offset = self.redo().place.log_offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
         let buf = self.core.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
         check.reading = Some(read);
         let owner = Owner::Op { key, item: 0 };
@@ -112,14 +112,14 @@ impl Array {
     /// Whether blocks that could not be read may hold what the log must show, and are read again.
     fn reads_ring_again(&mut self, key: usize, check: &mut RingCheck) -> bool {
         let since = check.unreadable_since.unwrap_or(self.core.now);
-        let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS || self.core.hurried;
+        let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS || self.core.stop.hurried;
         if check.verdict().is_ok() || check.ring.was_read() || is_over {
             return false;
         }
         check.unreadable_since = Some(since);
         check.ring = self.ring_tail(check.member, &check.superblock);
         check.not_before = Timestamp(self.core.now.0 + RETRY_NS);
-        self.core.patient.push((check.not_before, key));
+        self.core.work.patient.push((check.not_before, key));
         true
     }
 }

@@ -414,7 +414,7 @@ impl Array {
         }
         // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
         for (at, _) in
-            self.core.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
+            self.core.roster.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
         {
             self.supers.departed.gets_updates(MemberIndex(at as u16), next.update + 1);
         }
@@ -445,6 +445,7 @@ impl Array {
         next.scrub = self.passes.scrub_record();
         next.members = self
             .core
+            .roster
             .members
             .iter()
             .map(|member| MemberRecord {
@@ -455,6 +456,7 @@ impl Array {
             .collect();
         next.replacements = self
             .core
+            .roster
             .members
             .iter()
             .enumerate()
@@ -472,9 +474,11 @@ impl Array {
 
     /// An update has failed on a device.
     fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
-        if let Some(at) = self.core.exchanged.iter().position(|replaced| replaced.device.id == entry.device) {
-            let Replaced { member, uuid, device } = self.core.exchanged.swap_remove(at);
-            self.core.releasing.push(device.id);
+        if let Some(at) =
+            self.core.roster.exchanged.iter().position(|replaced| replaced.device.id == entry.device)
+        {
+            let Replaced { member, uuid, device } = self.core.roster.exchanged.swap_remove(at);
+            self.core.roster.releasing.push(device.id);
             let text = format!(
                 "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
                  this array, or wipe it"
@@ -502,7 +506,7 @@ impl Array {
                 let supers = &mut self.supers;
                 if supers.epoch() != job.before.0 {
                     // Members that have come back meanwhile hold the epoch before: no device has this one.
-                    self.redo.behind = MemberSet::default();
+                    self.redo.start.behind = MemberSet::default();
                 }
                 let bump_due;
                 (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
@@ -561,7 +565,7 @@ impl Array {
         }
         // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
         let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
-        let online = self.core.members.iter().filter(|member| member.state == MemberState::Online);
+        let online = self.core.roster.members.iter().filter(|member| member.state == MemberState::Online);
         if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
             self.supers.wanted = true;
             return;
@@ -576,18 +580,18 @@ impl Array {
         self.supers.durable_dirty = !job.template.clean;
         self.supers.durable_log_start = Some(job.template.redo.start);
         if self.acknowledgements_allowed() {
-            let exchanged = std::mem::take(&mut self.core.exchanged);
-            self.core.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
+            let exchanged = std::mem::take(&mut self.core.roster.exchanged);
+            self.core.roster.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
             self.core.release_idle_devices();
-            let gated = std::mem::take(&mut self.core.gated);
-            self.core.ready.extend(gated);
+            let gated = std::mem::take(&mut self.core.work.gated);
+            self.core.work.ready.extend(gated);
         }
         self.end_recordings(false);
         self.supers.wanted |= self.supers.new_log_start.is_some();
         let is_half_clean = !self.supers.dirty && !job.template.clean;
         if is_half_clean {
             self.supers.wanted = true;
-        } else if let Some(Stopping::Marking(id)) = self.core.stopping {
+        } else if let Some(Stopping::Marking(id)) = self.core.stop.stopping {
             self.finish_stop(id);
         }
     }
@@ -602,7 +606,7 @@ impl Array {
 
     /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
     fn progress_mark(&self) -> u64 {
-        let builds = self.core.members.iter().map(|member| {
+        let builds = self.core.roster.members.iter().map(|member| {
             let own = member.progress.as_ref().map_or(0, |p| p.done());
             let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
             own + other
@@ -613,12 +617,12 @@ impl Array {
 
     /// Tick: an array that has been quiet for a while is marked clean.
     pub(in crate::array) fn mark_idle_clean(&mut self) {
-        let quiet =
-            self.core.write_ops == 0 && self.core.now.nanos_since(self.core.last_write) >= IDLE_CLEAN_NS;
+        let quiet = self.core.load.write_ops == 0
+            && self.core.now.nanos_since(self.core.load.last_write) >= IDLE_CLEAN_NS;
         if quiet
             && self.supers.dirty
             && self.supers.job.is_none()
-            && self.core.stopping.is_none()
+            && self.core.stop.stopping.is_none()
             && !self.core.is_failed()
             && self.drained_log().is_some()
         {
@@ -701,7 +705,7 @@ impl Core {
                 encoded: None,
             }
         };
-        let replaced = self.exchanged.iter().map(|&Replaced { member, uuid, device }| Participant {
+        let replaced = self.roster.exchanged.iter().map(|&Replaced { member, uuid, device }| Participant {
             member,
             device: device.id,
             bytes: device.bytes,
@@ -715,15 +719,15 @@ impl Core {
 
     /// A device that an update goes to: in use, or replaced and not told yet.
     fn super_device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
-        if let Some(at) = self.exchanged.iter().position(|replaced| replaced.device.id == id) {
-            return Some(&mut self.exchanged[at].device);
+        if let Some(at) = self.roster.exchanged.iter().position(|replaced| replaced.device.id == id) {
+            return Some(&mut self.roster.exchanged[at].device);
         }
         self.device_mut(member, id)
     }
 
     /// Word to the operator that a returned or new device makes the array whole.
     pub(in crate::array) fn notice_if_whole(&mut self) {
-        if self.members.iter().all(|member| member.state == MemberState::Online) {
+        if self.roster.members.iter().all(|member| member.state == MemberState::Online) {
             self.notice(
                 NoticeKind::ArrayWhole,
                 NoticeLevel::Info,

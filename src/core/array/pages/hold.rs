@@ -99,9 +99,9 @@ impl Array {
             Some(ticket) => ticket,
             None => {
                 let redo = self.redo_mut();
-                let ticket = redo.next_page_ticket | if hold.at_once { AT_ONCE } else { 0 };
-                redo.next_page_ticket += 1;
-                redo.page_tickets.insert(ticket, key);
+                let ticket = redo.page_waits.next_page_ticket | if hold.at_once { AT_ONCE } else { 0 };
+                redo.page_waits.next_page_ticket += 1;
+                redo.page_waits.page_tickets.insert(ticket, key);
                 hold.ticket = Some(ticket);
                 for page in hold.pages.clone() {
                     self.ask_for_page(ticket, hold, PageIndex(page));
@@ -113,7 +113,7 @@ impl Array {
             self.ask_for_page(ticket, hold, page);
         }
         while hold.loading > 0 {
-            let arrivals = &mut self.redo_mut().arrivals;
+            let arrivals = &mut self.redo_mut().page_waits.arrivals;
             let Some(at) = arrivals.iter().position(|arrival| arrival.ticket == ticket) else { break };
             let arrival = arrivals.swap_remove(at);
             hold.loading -= 1;
@@ -130,14 +130,14 @@ impl Array {
             return PagesHeld::Wait;
         }
         if hold.later.is_empty() {
-            self.redo_mut().page_tickets.remove(&ticket);
+            self.redo_mut().page_waits.page_tickets.remove(&ticket);
         }
         let all = hold.held.len() + hold.unreadable == (hold.pages.end - hold.pages.start) as usize;
         if all { PagesHeld::All { unreadable: hold.unreadable } } else { PagesHeld::Wait }
     }
 
     fn ask_for_page(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
-        if self.redo_mut().unreadable.joins(page, ticket) {
+        if self.redo_mut().page_waits.unreadable.joins(page, ticket) {
             match hold.at_once {
                 true => hold.unreadable += 1,
                 false => hold.loading += 1,
@@ -179,9 +179,9 @@ impl Array {
             return;
         }
         hold.later.push(page);
-        let key = redo.page_tickets[&ticket];
-        if !redo.waiting_for_drain.contains(&key) {
-            redo.waiting_for_drain.push(key);
+        let key = redo.page_waits.page_tickets[&ticket];
+        if !redo.waits.waiting_for_drain.contains(&key) {
+            redo.waits.waiting_for_drain.push(key);
         }
     }
 
@@ -194,8 +194,8 @@ impl Array {
                 redo.pages.release(page);
             }
             let Some(ticket) = hold.ticket else { return };
-            redo.page_tickets.remove(&ticket);
-            for arrival in redo.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
+            redo.page_waits.page_tickets.remove(&ticket);
+            for arrival in redo.page_waits.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
                 if arrival.outcome.pins() {
                     redo.pages.release(arrival.page);
                 }
@@ -213,7 +213,7 @@ impl Array {
                     (PageTask::Write(*write), *member, *which, *offset)
                 }
             };
-            let offset = self.redo().pages_offset.plus(offset);
+            let offset = self.redo().place.pages_offset.plus(offset);
             let Some(device) = self.core.device_of(member, which) else {
                 self.page_gone(task);
                 continue;
@@ -339,10 +339,10 @@ impl Array {
     pub(super) fn page_arrived(&mut self, page: PageIndex, outcome: LoadOutcome, tickets: Vec<usize>) {
         for ticket in tickets {
             let redo = self.redo_mut();
-            match redo.page_tickets.get(&ticket) {
+            match redo.page_waits.page_tickets.get(&ticket) {
                 Some(&key) => {
-                    redo.arrivals.push(Arrival { ticket, page, outcome });
-                    self.core.ready.push_back(key);
+                    redo.page_waits.arrivals.push(Arrival { ticket, page, outcome });
+                    self.core.work.ready.push_back(key);
                 }
                 // The requester has finished.
                 None if outcome.pins() => redo.pages.release(page),

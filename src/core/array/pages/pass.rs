@@ -13,7 +13,7 @@
 //! to those that failed in rounds. Pages that tell of no data are not waited for.
 
 use crate::array::base::members::{PagesBuilt, Progress, Which};
-use crate::array::log::redo::Share;
+use crate::array::log::state::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
@@ -101,7 +101,7 @@ impl Array {
             self.redo_mut().checkpoint.want();
             return false;
         }
-        let drained = self.redo().promised == Share::default() && self.needless_log().is_some();
+        let drained = self.redo().waits.promised == Share::default() && self.needless_log().is_some();
         if !drained {
             self.redo_mut().checkpoint.want();
         }
@@ -125,7 +125,7 @@ impl Array {
             .builds_mut()
             .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
         // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
-        if !waits || self.core.stopping.is_some() {
+        if !waits || self.core.stop.stopping.is_some() {
             self.redo_mut().held = false;
             self.wake_waiting_for_room();
         }
@@ -153,7 +153,7 @@ impl Array {
             life,
         };
         let key = self.ops.insert(Op::PagePass(Box::new(pass)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
     }
 
     pub(in crate::array) fn advance_page_pass(&mut self, key: usize, pass: &mut PagePass) -> Flow {
@@ -188,7 +188,7 @@ impl Array {
                             pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
                             let redo = self.redo_mut();
                             redo.checkpoint.want();
-                            redo.waiting_for_drain.push(key);
+                            redo.waits.waiting_for_drain.push(key);
                             return Flow::Wait;
                         }
                         Missed::None if pass.rounds == 0 && !self.tells_of_nothing(page) => {
@@ -219,12 +219,12 @@ impl Array {
                     return self.end_page_pass(key, pass, true);
                 }
                 redo.checkpoint.want();
-                redo.waiting_for_drain.push(key);
+                redo.waits.waiting_for_drain.push(key);
                 return Flow::Wait;
             }
             if redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 4 {
                 redo.checkpoint.want();
-                redo.waiting_for_drain.push(key);
+                redo.waits.waiting_for_drain.push(key);
                 return Flow::Wait;
             }
             let page = redo.pages.next_page_on(pass.member, pass.next);
@@ -234,7 +234,7 @@ impl Array {
                 continue;
             }
             if self.begin_round(pass) {
-                self.core.patient.push((pass.not_before, key));
+                self.core.work.patient.push((pass.not_before, key));
                 return Flow::Wait;
             }
             if self.begin_last_try(pass) {
@@ -268,7 +268,7 @@ impl Array {
             let text = format!(
                 "{} cannot be read for now{}: tried again for up to half a minute before the device of member {} is in service",
                 Count::of(many, "metadata page"),
-                self.redo().unreadable.last_of_all(),
+                self.redo().page_waits.unreadable.last_of_all(),
                 pass.member
             );
             self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
@@ -282,7 +282,7 @@ impl Array {
     /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
     /// waited for it may be readable by now.
     fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
-        if pass.rounds == 0 || pass.is_last_try || self.core.hurried || is_off(Mutation::JoinsLacking) {
+        if pass.rounds == 0 || pass.is_last_try || self.core.stop.hurried || is_off(Mutation::JoinsLacking) {
             return false;
         }
         pass.is_last_try = true;
@@ -305,9 +305,9 @@ impl Array {
         for &page in &void {
             let has_data = !self.tells_of_nothing(page);
             with_data += usize::from(has_data);
-            self.redo_mut().unreadable.lacks(page, has_data);
+            self.redo_mut().page_waits.unreadable.lacks(page, has_data);
         }
-        let why = self.redo().unreadable.last_of_all();
+        let why = self.redo().page_waits.unreadable.last_of_all();
         let (count, member) = (Count::of(void.len(), "metadata page"), pass.member);
         let (level, what) = match with_data {
             0 if void.is_empty() => return,
@@ -361,7 +361,7 @@ impl Array {
     fn read_own_copy(&mut self, key: usize, pass: &mut PagePass, page: PageIndex) -> Flow {
         let mut copies = self.redo().pages.layout().copies(page);
         let (_, offset) = copies.find(|(member, _)| *member == pass.member).expect("a member with a copy");
-        let first = self.redo().pages_offset.plus(offset);
+        let first = self.redo().place.pages_offset.plus(offset);
         pass.own = Some(OwnCopy { page, places: [None, None], pending: 2 });
         for (item, offset) in [first, first.plus(PAGE_BYTES as u64)].into_iter().enumerate() {
             let read = IoOp::Read { offset, buf: self.core.pool.alloc(PAGE_BYTES) };
@@ -410,7 +410,7 @@ impl Array {
         pass: &mut PagePass,
         complete: bool,
     ) -> Flow {
-        self.core.patient.retain(|(_, other)| *other != key);
+        self.core.work.patient.retain(|(_, other)| *other != key);
         if let Some((_, mut hold)) = pass.hold.take() {
             self.release_pages(&mut hold);
         }
@@ -456,7 +456,7 @@ impl Core {
         let now = self.now;
         let build = self.build_of(pass.member, pass.which);
         let is_patient = build.is_some_and(|progress| progress.is_patient(now));
-        (is_patient || now < pass.patient_until) && !self.hurried && !is_off(Mutation::JoinsLacking)
+        (is_patient || now < pass.patient_until) && !self.stop.hurried && !is_off(Mutation::JoinsLacking)
     }
 
     fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {

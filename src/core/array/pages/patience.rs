@@ -211,7 +211,7 @@ impl Array {
         let now = self.core.now;
         // Waiting brings back no member.
         let is_hopeless = loaded.unread.as_ref().is_some_and(|unread| !unread.by_error);
-        let unreadable = &mut self.redo_mut().unreadable;
+        let unreadable = &mut self.redo_mut().page_waits.unreadable;
         let told = unreadable.failed(page, now, is_hopeless, loaded.waiters);
         unreadable.last = loaded.unread.as_ref().map(|unread| (page, unread.text.clone()));
         let Some((tickets, is_first)) = told else { return };
@@ -230,7 +230,7 @@ impl Array {
     /// A page was loaded after all.
     pub(super) fn page_readable(&mut self, page: PageIndex) {
         let now = self.core.now;
-        let unreadable = &mut self.redo_mut().unreadable;
+        let unreadable = &mut self.redo_mut().page_waits.unreadable;
         let lacked = unreadable.lacked;
         let was_told = unreadable.readable(page, now);
         if lacked == 1 && unreadable.lacked == 0 {
@@ -247,12 +247,12 @@ impl Array {
     pub(in crate::array) fn retry_pages(&mut self) {
         let now = self.core.now;
         let usable = self.core.online();
-        for (page, tickets) in self.redo_mut().unreadable.take_due(now, false) {
+        for (page, tickets) in self.redo_mut().page_waits.unreadable.take_due(now, false) {
             let mut ended = Vec::new();
             let mut io = Vec::new();
             let redo = self.redo_mut();
             for ticket in tickets {
-                if !redo.page_tickets.contains_key(&ticket) {
+                if !redo.page_waits.page_tickets.contains_key(&ticket) {
                     continue;
                 }
                 let usable = |member| usable.contains(member);
@@ -264,7 +264,7 @@ impl Array {
                 }
             }
             if io.is_empty() {
-                redo.unreadable.pages.remove(&page);
+                redo.page_waits.unreadable.pages.remove(&page);
             }
             for (ticket, outcome) in ended {
                 self.page_arrived(page, outcome, vec![ticket]);
@@ -275,22 +275,22 @@ impl Array {
 
     /// Tick: pages that were given up are looked at again, a few at a time.
     pub(in crate::array) fn look_at_pages(&mut self) {
-        if self.core.hurried || self.core.is_failed() || !self.redo().is_serving() {
+        if self.core.stop.hurried || self.core.is_failed() || !self.redo().is_serving() {
             return;
         }
         let now = self.core.now;
         let usable = self.core.online();
         let mut io = Vec::new();
         let redo = self.redo_mut();
-        for page in redo.unreadable.take_round(now) {
+        for page in redo.page_waits.unreadable.take_round(now) {
             // Of nobody: what comes of it shows in whether the page is still given up.
-            let ticket = redo.next_page_ticket | AT_ONCE;
-            redo.next_page_ticket += 1;
+            let ticket = redo.page_waits.next_page_ticket | AT_ONCE;
+            redo.page_waits.next_page_ticket += 1;
             let usable = |member| usable.contains(member);
             match redo.pages.want(page, ticket, Torn::Impossible, &usable, &mut io) {
                 Want::Cached => {
                     redo.pages.release(page);
-                    redo.unreadable.readable(page, now);
+                    redo.page_waits.unreadable.readable(page, now);
                 }
                 Want::Loading | Want::BeingWritten | Want::Unavailable => {}
             }
@@ -300,7 +300,7 @@ impl Array {
 
     /// How many metadata pages were given up.
     pub(in crate::array) fn pages_given_up(&self) -> u64 {
-        self.redo().unreadable.given_up().count() as u64
+        self.redo().page_waits.unreadable.given_up().count() as u64
     }
 
     /// What cannot be read or written because pages with its checksums cannot be read, as byte ranges of the volume, in no order.
@@ -309,7 +309,7 @@ impl Array {
         let layout = redo.pages.layout();
         let rows = self.core.map.chunk / ROW_BYTES as usize;
         let mut ranges = Vec::new();
-        for page in redo.unreadable.given_up().take(LISTED_MAX) {
+        for page in redo.page_waits.unreadable.given_up().take(LISTED_MAX) {
             for slot in layout.slots_of(page).map(SlotIndex) {
                 let Some(stripe) = redo.stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe))
                 else {
@@ -331,7 +331,7 @@ impl Array {
     /// The array has failed, or stops: whoever waits for a page is told at once.
     pub(in crate::array) fn end_page_trials(&mut self) {
         let now = self.core.now;
-        for (page, tickets) in self.redo_mut().unreadable.take_due(now, true) {
+        for (page, tickets) in self.redo_mut().page_waits.unreadable.take_due(now, true) {
             self.page_arrived(page, LoadOutcome::Unreadable, tickets);
         }
     }

@@ -50,7 +50,7 @@ impl Array {
         let life = redo.lives;
         let scrub = PageScrub { stage: Stage::Turn(turn), hold: PageHold::checked(pages, life), life };
         let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
     }
 
     /// Reads the copies of these pages again, which were bad.
@@ -60,7 +60,7 @@ impl Array {
         let stage = Stage::Reread { first: pages.start, end: pages.end, scrubs_stopped };
         let scrub = PageScrub { stage, hold: PageHold::checked(pages, life), life };
         let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
     }
 
     pub(in crate::array) fn advance_page_scrub(&mut self, key: usize, scrub: &mut PageScrub) -> Flow {

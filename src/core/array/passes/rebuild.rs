@@ -67,7 +67,7 @@ impl Core {
     pub(in crate::array) fn builds_mut(
         &mut self,
     ) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
-        self.members.iter_mut().enumerate().flat_map(|(at, member)| {
+        self.roster.members.iter_mut().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_mut());
             let primary = primary.map(|(device, progress)| (index, Which::Primary, device.id, progress));
@@ -80,7 +80,7 @@ impl Core {
     /// The next slot that a device under construction needs: the lowest of all, so that devices which join later
     /// catch up and then share the reads of the others.
     pub(super) fn next_build_slot(&self) -> Option<SlotIndex> {
-        let progresses = self.members.iter().flat_map(|member| {
+        let progresses = self.roster.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
         progresses.filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)

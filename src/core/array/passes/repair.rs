@@ -82,12 +82,12 @@ impl Array {
         let (waiting, tally) = (Vec::new(), Tally::default());
         let op = Repair { next: 0, hold: None, found, listed, bad_rows, of_slot, waiting, tally, life };
         let key = self.ops.insert(Op::Repair(Box::new(op)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
         Ok(text)
     }
 
     pub(in crate::array) fn advance_repair(&mut self, key: usize, op: &mut Repair) -> Flow {
-        if self.core.is_failed() || op.life != self.redo().lives || self.core.hurried {
+        if self.core.is_failed() || op.life != self.redo().lives || self.core.stop.hurried {
             return self.end_repair_walk(op, false);
         }
         loop {

@@ -298,7 +298,7 @@ impl Array {
 
     /// Starts slot operations while the window and the allowance permit.
     pub(in crate::array) fn pump_passes(&mut self) {
-        if self.core.is_failed() || self.core.stopping.is_some() || !self.redo.is_settled() {
+        if self.core.is_failed() || self.core.stop.stopping.is_some() || !self.redo.is_settled() {
             return;
         }
         if self.passes.draining && self.passes.running > 0 {
@@ -346,8 +346,8 @@ impl Array {
 
     /// Pacing: a token bucket whose rate depends on whether clients are busy.
     fn take_allowance(&mut self, bytes: f64) -> bool {
-        let busy =
-            self.core.client_ops > 0 || self.core.now.nanos_since(self.core.last_client) < CLIENT_BUSY_NS;
+        let busy = self.core.load.client_ops > 0
+            || self.core.now.nanos_since(self.core.load.last_client) < CLIENT_BUSY_NS;
         let rate = match (busy, self.core.config.rebuild_max) {
             (false, 0) => return true,
             (false, max) => max as f64,
@@ -437,7 +437,7 @@ impl Array {
             self.supers.want();
         }
         if self.core.any_building() {
-            for at in 0..self.core.members.len() {
+            for at in 0..self.core.roster.members.len() {
                 self.end_finished_builds(MemberIndex(at as u16));
             }
         }
@@ -493,7 +493,7 @@ impl Array {
             self.core.count_members();
             let next = self.needless_log();
             self.redo.pages.joined(index, Which::Primary);
-            self.redo.unreadable.look_soon(self.core.now);
+            self.redo.page_waits.unreadable.look_soon(self.core.now);
             // No batch may be written before the epoch with this member is complete.
             self.supers.note_join(next);
             self.core.notice(
@@ -521,10 +521,10 @@ impl Array {
             member.reason = None;
             self.core.count_members();
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
-            self.core.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
+            self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
             self.redo.pages.joined(index, Which::Replacement);
-            self.redo.unreadable.look_soon(self.core.now);
+            self.redo.page_waits.unreadable.look_soon(self.core.now);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);
             self.core.notice(
@@ -562,7 +562,7 @@ impl Array {
             _ => (self.is_settling() || self.passes_wait_for_room()).then_some(Rest::ForRoom),
         };
         let mut all = Vec::new();
-        let building = self.core.members.iter().flat_map(|member| {
+        let building = self.core.roster.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
         let building: Vec<&Progress> = building.collect();

@@ -163,7 +163,7 @@ impl Array {
         }
         let redo = self.redo_mut();
         redo.checkpoint.want();
-        redo.waiting_for_drain.push(key);
+        redo.waits.waiting_for_drain.push(key);
         Held::Wait
     }
 

@@ -73,7 +73,7 @@ impl Array {
         let (pending, update, short_since, found) = (0, 0, None, None);
         let scrub = SuperScrub { scrubs_stopped, life, stage, devices, pending, update, short_since, found };
         let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
     }
 
     pub(in crate::array) fn advance_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
@@ -81,7 +81,8 @@ impl Array {
             return Flow::Wait;
         }
         let is_void = self.core.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
-        if is_void || self.core.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped {
+        if is_void || self.core.stop.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped
+        {
             return self.end_super_scrub(key, scrub, false);
         }
         if self.passes.scrub_is_paused()
@@ -230,7 +231,7 @@ impl Array {
     }
 
     pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
-        self.core.patient.retain(|(_, other)| *other != key);
+        self.core.work.patient.retain(|(_, other)| *other != key);
         if scrub.scrubs_stopped == self.passes.scrubs_stopped {
             self.verified_supers(complete);
         }
@@ -252,8 +253,8 @@ impl Core {
     }
 
     fn look_later(&mut self, key: usize) -> Flow {
-        self.patient.retain(|(_, other)| *other != key);
-        self.patient.push((Timestamp(self.now.0 + RETRY_NS), key));
+        self.work.patient.retain(|(_, other)| *other != key);
+        self.work.patient.push((Timestamp(self.now.0 + RETRY_NS), key));
         Flow::Wait
     }
 

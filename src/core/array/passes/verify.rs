@@ -40,7 +40,7 @@ impl Array {
         let start = row * ROW_BYTES as usize;
         let rows: Vec<(usize, &[u8])> =
             columns.iter().map(|c| (c.column, &c.buf[start..start + ROW_BYTES as usize])).collect();
-        if self.core.codec.consistent(&rows) {
+        if self.core.shape.codec.consistent(&rows) {
             return None;
         }
         let errors = self.passes.pass_mut(ActivityKind::Scrub).map_or(0, |pass| {
@@ -62,6 +62,7 @@ impl Array {
             rows.iter().filter(|(c, _)| *c != liar.column).take(self.core.map.k).copied().collect();
         let mut buf = self.core.pool.alloc(ROW_BYTES as usize);
         self.core
+            .shape
             .codec
             .recover(&others, &mut [(liar.column, &mut buf[..])])
             .expect("k distinct present columns decode any other");
@@ -82,7 +83,7 @@ impl Core {
         for at in 0..rows.len() {
             let mut others = rows.to_vec();
             let (column, _) = others.remove(at);
-            if self.codec.consistent(&others) && liar.replace(column).is_some() {
+            if self.shape.codec.consistent(&others) && liar.replace(column).is_some() {
                 return None;
             }
         }

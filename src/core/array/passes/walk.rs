@@ -111,7 +111,7 @@ impl Array {
             unread: Vec::new(),
         };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
-        self.core.ready.push_back(key);
+        self.core.work.ready.push_back(key);
     }
 
     fn new_hold(&self, slot: SlotIndex, work: &Work) -> SlotHold {
@@ -190,7 +190,7 @@ impl Array {
             && wanted == self.core.map.width()
         {
             pass.fetch.blend(Blend {
-                transform: self.core.encoding.clone(),
+                transform: self.core.shape.encoding.clone(),
                 inputs: (0..self.core.map.k).map(Ingredient::Wanted).collect(),
                 keeps: false,
             });
@@ -291,7 +291,7 @@ impl Array {
         }
         if !pass.fetch.repairs.is_empty() && !self.acknowledgements_allowed() {
             pass.stage = Stage::Gate;
-            self.core.gated.push(key);
+            self.core.work.gated.push(key);
             return Flow::Wait;
         }
         pass.stage = Stage::Write;
@@ -358,7 +358,8 @@ impl Array {
                         && !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
             };
             for rows in runs(0..buf.len() / BLOCK, has) {
-                let offset = self.core.map.device_offset(self.core.data_offset, slot, rows.start * BLOCK);
+                let offset =
+                    self.core.map.device_offset(self.core.shape.data_offset, slot, rows.start * BLOCK);
                 let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
                 let op = IoOp::Write { offset, buf, fua: false };
                 self.core.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
@@ -386,7 +387,7 @@ impl Array {
         let since = *pass.unreadable_since.get_or_insert(self.core.now);
         let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS
             || self.passes.patience_spent >= PATIENCE_TOTAL_NS
-            || self.core.hurried;
+            || self.core.stop.hurried;
         if is_over {
             return false;
         }
@@ -398,7 +399,7 @@ impl Array {
         pass.fetch.background = true;
         pass.stage = Stage::Hold;
         pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
-        self.core.patient.push((pass.not_before, key));
+        self.core.work.patient.push((pass.not_before, key));
         true
     }
 
@@ -491,7 +492,7 @@ impl Array {
         let agree = !lost.is_empty()
             || present.len() <= self.core.map.k
             || encoded.map_or_else(
-                || self.core.codec.consistent(&present),
+                || self.core.shape.codec.consistent(&present),
                 |encoded| self.is_parity(slot, &encoded.output_hashes),
             );
         if !agree && self.redo().checksums.is_none() {
@@ -611,7 +612,7 @@ impl Array {
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
         let slot = pass.hold.slot;
         self.let_slot_go(key, &mut pass.hold);
-        self.core.patient.retain(|(_, other)| *other != key);
+        self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
             Work::Build(_) => self.looked_at_lacking(),

@@ -8,7 +8,7 @@ use crate::array::Core;
 use crate::array::base::members::{PagesBuilt, Which};
 use crate::array::client::fetch::{Missing, Why};
 use crate::array::log::journal::Journal;
-use crate::array::log::redo::Redo;
+use crate::array::log::state::Redo;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::store::PageStore;
 use crate::array::recovery::{
@@ -146,19 +146,19 @@ impl Array {
     /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
     /// start that is refused leaves those that are missing as current as they were.
     pub(in crate::array) fn is_unjudged(&self) -> bool {
-        self.redo.unjudged
+        self.redo.start.unjudged
     }
 
     /// Whether it was judged that it cannot, and nothing was written.
     pub(in crate::array) fn is_refused_unwritten(&self) -> bool {
-        self.redo.unjudged && matches!(self.redo.life, Life::Refused(_))
+        self.redo.start.unjudged && matches!(self.redo.life, Life::Refused(_))
     }
 
     /// The members that are here can be served: their epoch is made, and the log replayed in it.
     fn judged(&mut self) {
         let redo = self.redo_mut();
-        redo.unjudged = false;
-        redo.behind = MemberSet::default();
+        redo.start.unjudged = false;
+        redo.start.behind = MemberSet::default();
         redo.life = Life::Starting;
         self.pump_supers();
     }
@@ -178,8 +178,8 @@ impl Array {
         // rings hold from before is void, also what a device has brought along that joined since.
         facts.start = self.supers.template().redo.start;
         let usable = self.core.online();
-        let lifts = std::mem::take(&mut self.redo_mut().lifts);
-        let building = self.core.members.iter().enumerate().flat_map(|(at, member)| {
+        let lifts = std::mem::take(&mut self.redo_mut().start.lifts);
+        let building = self.core.roster.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_ref());
             let primary = primary.map(|(device, progress)| (Which::Primary, device.id, progress.done()));
@@ -193,10 +193,10 @@ impl Array {
         });
         let context = RecoveryContext {
             map: self.core.map,
-            geometry: self.core.geometry,
+            geometry: self.core.shape.geometry,
             array: self.supers.template().array,
             key: facts.key,
-            data_offset: self.core.data_offset,
+            data_offset: self.core.shape.data_offset,
             log: facts.log,
             pages_offset: facts.pages_offset,
             hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
@@ -207,18 +207,18 @@ impl Array {
             clean: facts.clean,
             map_pages: self.supers.template().map_pages,
             force: facts.force,
-            lift_max: lifts.then_some(2 * self.redo().overlay_max),
+            lift_max: lifts.then_some(2 * self.redo().place.overlay_max),
             judge_only: self.is_unjudged(),
-            durable: self.redo().durable_before,
+            durable: self.redo().start.durable_before,
             away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
-            behind: usable.iter().filter(|member| self.redo().behind.contains(*member)).collect(),
+            behind: usable.iter().filter(|member| self.redo().start.behind.contains(*member)).collect(),
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             stripes_at_once: STRIPES_AT_ONCE,
-            codec: self.core.codec.clone(),
+            codec: self.core.shape.codec.clone(),
             pool: self.core.pool.clone(),
         };
         let mut pages = PageStore::new(
-            self.core.geometry,
+            self.core.shape.geometry,
             facts.checksums.is_some(),
             facts.key,
             self.supers.template().array,
@@ -230,12 +230,13 @@ impl Array {
         // known any more.
         self.core.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
-        let (lives, unjudged, behind) = (self.redo().lives, self.redo().unjudged, self.redo().behind);
+        let (lives, unjudged, behind) =
+            (self.redo().lives, self.redo().start.unjudged, self.redo().start.behind);
         let mut redo = Redo::new(facts, pages, self.empty_journal());
-        (redo.lives, redo.unjudged, redo.behind) = (lives, unjudged, behind);
-        redo.durable_before = self.redo().durable_before;
-        redo.acknowledged_before = self.redo().acknowledged_before;
-        redo.queued = std::mem::take(&mut self.redo_mut().queued);
+        (redo.lives, redo.start.unjudged, redo.start.behind) = (lives, unjudged, behind);
+        redo.start.durable_before = self.redo().start.durable_before;
+        redo.start.acknowledged_before = self.redo().start.acknowledged_before;
+        redo.start.queued = std::mem::take(&mut self.redo_mut().start.queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
         *self.redo_mut() = redo;
         self.poll_recovery();
@@ -310,9 +311,9 @@ impl Array {
                 let reason = format!("{why}; it must be rebuilt ('calpe online')");
                 self.fault_device(member, device, MemberState::Faulted, reason);
             }
-            self.core.returnable.remove(member);
+            self.core.roster.returnable.remove(member);
             self.supers.departed_mut().roll_back(member);
-            self.redo_mut().behind.remove(member);
+            self.redo_mut().start.behind.remove(member);
         }
         // Another recovery over those that are left.
         self.redo_mut().life = Life::Starting;
@@ -346,14 +347,14 @@ impl Array {
     /// `yields_to_force`: a forced start would go on.
     fn refuse_to_serve(&mut self, reason: &str, yields_to_force: bool) {
         self.redo_mut().life = Life::Refused(reason.to_owned());
-        self.redo_mut().yields_to_force = yields_to_force;
+        self.redo_mut().start.yields_to_force = yields_to_force;
         self.core.notice(
             NoticeKind::ArrayRefused,
             NoticeLevel::Error,
             None,
             format!("the array cannot be served: {reason}"),
         );
-        let queued = std::mem::take(&mut self.redo_mut().queued);
+        let queued = std::mem::take(&mut self.redo_mut().start.queued);
         for (piece, ..) in queued {
             self.core.done(piece, Err(ClientError::Io));
         }
@@ -523,7 +524,7 @@ impl Array {
     /// The log was replayed up to the batch `end`. Clients that were told of writes beyond it, before the array failed, and did
     /// not flush them are still there: the flush that would make those durable fails, as that of a disk that lost its cache does.
     fn tell_of_lost_writes(&mut self, end: u64) {
-        let acknowledged = std::mem::take(&mut self.redo_mut().acknowledged_before);
+        let acknowledged = std::mem::take(&mut self.redo_mut().start.acknowledged_before);
         if end >= acknowledged || is_off(Mutation::LostWritesUntold) {
             return;
         }
@@ -532,10 +533,10 @@ impl Array {
                     without them. The next flush of each client that was connected meanwhile ends in an I/O error";
         self.core.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());
         self.core.actions.push(ArrayAction::WritesLost);
-        let queued = std::mem::take(&mut self.redo_mut().queued);
+        let queued = std::mem::take(&mut self.redo_mut().start.queued);
         let (flushes, others): (VecDeque<_>, VecDeque<_>) =
             queued.into_iter().partition(|(_, request, _)| matches!(request, SlotRequest::Flush));
-        self.redo_mut().queued = others;
+        self.redo_mut().start.queued = others;
         flushes.into_iter().for_each(|(piece, ..)| self.core.done(piece, Err(ClientError::Io)));
     }
 
@@ -544,8 +545,8 @@ impl Array {
         let now = self.core.now;
         let redo = self.redo_mut();
         redo.life = Life::Serving;
-        redo.durable_before = 0;
-        let queued = std::mem::take(&mut redo.queued);
+        redo.start.durable_before = 0;
+        let queued = std::mem::take(&mut redo.start.queued);
         if std::mem::take(&mut self.was_failed) {
             let text = "enough members are back: the array serves again";
             self.core.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());

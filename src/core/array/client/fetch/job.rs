@@ -108,7 +108,7 @@ impl Array {
     /// Whether blocks of several clients' requests are there to be fingerprinted side by side, and that is worth a job for
     /// each of them.
     pub(in crate::array) fn gains_from_company(&self) -> bool {
-        self.core.client_ops > 1 && self.redo().checksums.is_some_and(BlockHasher::gains_from_company)
+        self.core.load.client_ops > 1 && self.redo().checksums.is_some_and(BlockHasher::gains_from_company)
     }
 
     /// Gives away what the round has read, if it was much. False: all that was read is judged.
@@ -295,6 +295,7 @@ impl Core {
         }
         let columns = |places: &[usize]| places.iter().map(|&at| parts[at].column).collect::<Vec<_>>();
         let transform = self
+            .shape
             .codec
             .recovery(&columns(&sources), &columns(&wanted))
             .expect("k distinct present columns decode any others");

@@ -51,7 +51,8 @@ impl Array {
             if redo.checksums.is_some() && redo.pages.is_doubted(fetch.slot, repair.row, repair.column) {
                 return false;
             }
-            let offset = self.core.map.device_offset(self.core.data_offset, fetch.slot, repair.row * BLOCK);
+            let offset =
+                self.core.map.device_offset(self.core.shape.data_offset, fetch.slot, repair.row * BLOCK);
             self.bad.may_mend(self.core.now, repair.member, offset, fetch.background)
         });
         if self.core.is_failed() || !self.acknowledgements_allowed() {
@@ -158,7 +159,7 @@ impl Core {
         row: usize,
         bytes: Buf,
     ) {
-        let offset = self.map.device_offset(self.data_offset, fetch.slot, row * BLOCK);
+        let offset = self.map.device_offset(self.shape.data_offset, fetch.slot, row * BLOCK);
         let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
         let item = fetch.sent.len() * 2;
         fetch.sent.push(Sent { offset, row, bytes });

@@ -55,7 +55,8 @@ impl Array {
             let at = fetch.parts.len();
             fetch.parts.push(Part { unbuilt: Some(device), ..Part::new(column, rows.clone(), false, buf) });
             for (block, row) in rows.enumerate() {
-                let offset = self.core.map.device_offset(self.core.data_offset, fetch.slot, row * BLOCK);
+                let offset =
+                    self.core.map.device_offset(self.core.shape.data_offset, fetch.slot, row * BLOCK);
                 let item = at << crate::array::client::fetch::ITEM_ROW_BITS | (block + 1);
                 let read = IoOp::Read { offset, buf: self.core.pool.alloc(BLOCK) };
                 self.core.submit_io(Owner::Op { key, item }, member, device, read);

@@ -50,7 +50,7 @@ impl Array {
                     let mut parity: Vec<BufMut> = (0..self.core.map.m).map(buf).collect();
                     let mut targets: Vec<(usize, &mut [u8])> =
                         parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
-                    parity::of_band(&self.core.codec, band, path, &mut olds, new_bytes, &mut targets);
+                    parity::of_band(&self.core.shape.codec, band, path, &mut olds, new_bytes, &mut targets);
                     (parity, None)
                 }
             };
@@ -149,7 +149,7 @@ impl Array {
             self.redo().open_has_room(record, payload)
         });
         if !fits {
-            self.redo_mut().waiting_for_batch.push(key);
+            self.redo_mut().waits.waiting_for_batch.push(key);
             return Flow::Wait;
         }
         let records = std::mem::take(&mut write.records);
@@ -166,7 +166,7 @@ impl Array {
             self.redo_mut().join(record, payload, width);
         }
         let promised = std::mem::take(&mut write.promised);
-        self.redo_mut().promised -= promised;
+        self.redo_mut().waits.promised -= promised;
         if let Work::Discard { left } = &write.work
             && *left > 1
         {
@@ -231,7 +231,7 @@ impl Array {
             }
             LogRecord::Discard { stripe, slot } => {
                 redo.overlay.give_up(*slot);
-                redo.discarded.insert(stripe.0);
+                redo.slots.discarded.insert(stripe.0);
                 redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
             }
         }

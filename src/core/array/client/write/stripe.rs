@@ -16,7 +16,7 @@ impl Array {
     /// A whole stripe: finds the slot it goes to.
     pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         if !self.writes_allowed() {
-            self.core.gated.push(key);
+            self.core.work.gated.push(key);
             return Flow::Wait;
         }
         let entry = self.redo().pages.map_entry(write.stripe);
@@ -25,7 +25,7 @@ impl Array {
         let target =
             if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
-            redo.waiting_for_slot.push(key);
+            redo.waits.waiting_for_slot.push(key);
             if redo.journal.slots_waiting() == 0 {
                 redo.checkpoint.want();
             }
@@ -48,12 +48,12 @@ impl Array {
         let (k, chunk) = (self.core.map.k, self.core.map.chunk);
         let bytes = self.core.map.width() * chunk;
         let redo = self.redo_mut();
-        redo.fresh_bytes += bytes;
-        redo.stripes_in_progress += 1;
+        redo.slots.fresh_bytes += bytes;
+        redo.slots.stripes_in_progress += 1;
         write.stage = Stage::Code;
         let column = |column: usize| Column::Shared(data.slice(column * chunk..(column + 1) * chunk));
         let work = CodecJob {
-            transform: Some(self.core.encoding.clone()),
+            transform: Some(self.core.shape.encoding.clone()),
             hasher: Some(self.redo().log_hasher()),
             inputs: (0..k).map(column).collect(),
             outputs: Outputs::Into((0..self.core.map.m).map(|_| self.core.pool.alloc(chunk)).collect()),
@@ -97,13 +97,13 @@ impl Array {
 
     pub(super) fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         if write.life == self.redo().lives {
-            self.redo_mut().stripes_in_progress -= 1;
+            self.redo_mut().slots.stripes_in_progress -= 1;
         }
         if self.core.is_failed() || write.life != self.redo().lives {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if let Some(error) = write.short {
-            if self.core.hurried {
+            if self.core.stop.hurried {
                 return self.end_logged_write(key, write, Err(ClientError::Stopping));
             }
             let text = format!("a whole stripe could not be written ({error}); nothing of it was changed");
@@ -149,7 +149,7 @@ impl Core {
         let StripeWrite { member, device, column, .. } = write.writes[item];
         let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
         let buf = images[column].1.clone();
-        let offset = self.map.device_offset(self.data_offset, target, 0);
+        let offset = self.map.device_offset(self.shape.data_offset, target, 0);
         write.pending += 1;
         self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
     }

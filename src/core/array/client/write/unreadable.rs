@@ -72,7 +72,7 @@ impl Array {
         if may_set_aside && (is_proven || has_waited) {
             return self.set_aside(write);
         }
-        if has_waited || is_proven || self.core.hurried {
+        if has_waited || is_proven || self.core.stop.hurried {
             return self.refuse_unreadable(key, write);
         }
         self.wait_to_read(key, write)
@@ -81,7 +81,7 @@ impl Array {
     /// A block that is written in part cannot be had, so its new content is not known.
     pub(super) fn edges_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let may_change = write.fetch.missing.iter().any(|block| block.why == Why::Unreadable);
-        if !may_change || self.core.has_waited(write) || self.core.hurried {
+        if !may_change || self.core.has_waited(write) || self.core.stop.hurried {
             return self.refuse_unreadable(key, write);
         }
         self.wait_to_read(key, write)
@@ -132,13 +132,13 @@ impl Array {
         self.mend_from_unbuilt(write.stripe, &missing);
         let until = Timestamp(self.core.now.0 + RETRY_NS);
         write.stage = Stage::Patience(until);
-        self.core.patient.push((until, key));
+        self.core.work.patient.push((until, key));
         Flow::Wait
     }
 
     /// Devices that are being built may have what members in service do not: reads that mend these get it from there.
     fn mend_from_unbuilt(&mut self, stripe: StripeIndex, missing: &[Missing]) {
-        if !self.core.any_building() || self.core.stopping.is_some() || self.looks.reads() {
+        if !self.core.any_building() || self.core.stop.stopping.is_some() || self.looks.reads() {
             return;
         }
         for block in missing.iter().filter(|block| !block.why.counts_as_zeroes()).take(MENDED_AT_ONCE) {
@@ -215,14 +215,14 @@ impl Array {
             // It was written meanwhile, or what would have set it aside came to nothing: its content tells.
             let block = (write.stripe, column as u16, row as u32);
             let flow = self.end_logged_write(key, write, Ok(SlotReply::Done));
-            if self.core.stopping.is_none() {
+            if self.core.stop.stopping.is_none() {
                 self.look_again(block, None);
             }
             return flow;
         }
         let Some(device) = device else { return self.still_set_aside(key, write, column, row) };
         write.stage = Stage::Repay;
-        let offset = self.core.map.device_offset(self.core.data_offset, write.slot, row * BLOCK);
+        let offset = self.core.map.device_offset(self.core.shape.data_offset, write.slot, row * BLOCK);
         let read = IoOp::Read { offset, buf: self.core.pool.alloc(BLOCK) };
         self.core.submit_io(Owner::Op { key, item: 0 }, member, device, read);
         Flow::Wait
@@ -261,7 +261,7 @@ impl Array {
     /// A write ends: those that wait for the block it repaid look again.
     pub(super) fn end_repay(&mut self, write: &mut LoggedWrite) {
         let Some(block) = write.repays.take() else { return };
-        self.core.ready.extend(self.looks.end(block));
+        self.core.work.ready.extend(self.looks.end(block));
     }
 }
 
@@ -286,7 +286,7 @@ impl Core {
     /// Tick: operations whose time has come go on.
     pub(in crate::array) fn wake_patient(&mut self) {
         let now = self.now;
-        let due = self.patient.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key);
-        self.ready.extend(due);
+        let due = self.work.patient.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key);
+        self.work.ready.extend(due);
     }
 }
