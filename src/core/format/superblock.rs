@@ -244,6 +244,7 @@ pub fn region_end(regions: &[Region]) -> ByteOffset {
 }
 
 /// The superblock of one device.
+// More than 15 fields: one for each thing that a superblock records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Features an older version may ignore.

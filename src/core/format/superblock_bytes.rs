@@ -38,6 +38,7 @@ fn has_cleared_sector(copy: &[u8]) -> bool {
     copy.chunks_exact(SECTOR).any(|sector| sector.iter().all(|&byte| byte == CLEARED_BYTE))
 }
 
+// More than 15 fields: the table of the on-disk format, byte by byte.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawCopy {

@@ -175,6 +175,7 @@ impl DiskWrite {
 }
 
 /// See the head of this file.
+// More than 15 fields: the faults that tests set on a disk, and the marks they read from it.
 #[derive(Clone, Default)]
 pub struct SimDisk {
     /// What reads see.

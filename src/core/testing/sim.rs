@@ -157,6 +157,7 @@ impl Wreck {
 }
 
 /// See the head of this file.
+// More than 15 fields: the state of one simulated host: its array, disks, queues and clock.
 pub struct SimArray {
     world: SimWorld,
     /// The disks; a device's handle is its key. Disks that were taken away stay until removed.

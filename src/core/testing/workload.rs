@@ -21,6 +21,7 @@ use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, Membe
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
 
 /// How often each kind of step is taken; the numbers are shares of their sum.
+// More than 15 fields: the columns of the table of scenarios.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Operations of disks: the more, the emptier the queues.
@@ -86,6 +87,7 @@ enum Pending {
 }
 
 /// A load under way.
+// More than 15 fields: the state of one load, which its steps and the explorer share.
 pub struct Run {
     /// The array.
     pub sim: SimArray,
