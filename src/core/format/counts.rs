@@ -1,15 +1,8 @@
-//! Counts in superblocks, log segments and pages: where they end, and what a superblock is worth whose counts nobody can have
+//! The counts of a superblock, and why a member must not be written to whose counts nobody can have
 //! counted, or whose features forbid writing. Pure; where the fields lie is not known here.
 
-use super::Superblock;
-use super::superblock_bytes::{KNOWN_RO_COMPAT, bit_names};
-
-/// Everything that is counted (sequences, epochs, updates, batches, versions of pages, errors) stays below this. At a million a
-/// second that takes 146,000 years: a number beyond it was not counted, and sums of two below it do not overflow.
-pub const COUNT_END: u64 = 1 << 62;
-/// More than one start of an array can count: at a million a second, 2,000 years. A device that is not so far from [`COUNT_END`]
-/// is not started from, so that a count that was read can go on without being looked at.
-pub const COUNTED_IN_A_LIFE: u64 = 1 << 56;
+use super::features::{KNOWN_RO_COMPAT, bit_names};
+use super::{COUNT_END, COUNTED_IN_A_LIFE, Superblock};
 
 /// Why a member that can be read must not be written to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

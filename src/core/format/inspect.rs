@@ -47,6 +47,7 @@ pub struct CopyReport {
 }
 
 /// The fields of a superblock, under the names that scripts use.
+// More than 15 fields: a report, one for each key of the JSON that scripts read.
 #[derive(Clone, Debug, Serialize)]
 pub struct SuperblockReport {
     array_uuid: Uuid,

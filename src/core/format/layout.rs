@@ -7,7 +7,7 @@
 
 use super::{
     COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, PageLayout,
-    Region, RegionKind,
+    Region, RegionKind, region_end,
 };
 use crate::units::{ByteOffset, Count, HumanSize, ROW_BYTES};
 
@@ -161,12 +161,6 @@ pub fn geometry_for(
         volume_bytes,
     };
     Ok((geometry, shape.regions(slots).expect("a layout that fits has regions")))
-}
-
-/// End of the last region of a member.
-#[must_use]
-pub fn region_end(regions: &[Region]) -> ByteOffset {
-    regions.iter().map(|region| region.offset.plus(region.len)).max().unwrap_or_default()
 }
 
 /// Bytes of a device that an array with these regions leaves unused at its end.

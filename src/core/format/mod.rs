@@ -3,9 +3,11 @@
 
 mod copies;
 mod counts;
+mod features;
 mod format_error;
 mod inspect;
 mod layout;
+mod limits;
 mod log;
 mod member_set;
 mod page;
@@ -20,12 +22,15 @@ pub use copies::{
     CopyPlace, FIRST_SEQUENCE, Identity, NewestError, all_copy_offsets, damaged_copies, decode_copy, newest,
     newest_read, superblock_offsets,
 };
-pub use counts::{COUNT_END, COUNTED_IN_A_LIFE, Unfit};
+pub use counts::Unfit;
 pub use format_error::FormatError;
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
 pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
-    region_end,
+};
+pub use limits::{
+    COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
+    MAX_LEFT, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES,
 };
 pub use log::{
     Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogKey, LogRecord,
@@ -36,14 +41,11 @@ pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, P
 pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
 pub use superblock::{
     ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberState, RedoRecord, Region,
-    RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+    RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, check_array_name, region_end,
+    valid_name,
 };
+pub use superblock_bytes::CLEARED_BYTE;
 use superblock_bytes::MAGIC;
-pub use superblock_bytes::{
-    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT,
-    MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES,
-    check_array_name, valid_name,
-};
 pub use words::UnknownWord;
 
 /// The image of this name in tests/golden, which `written` must be byte for byte: the committed images pin the format.

@@ -2,7 +2,7 @@
 //! their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
 use super::words::worded;
-use super::{COPY_BYTES, MemberSet, region_end};
+use super::{COPY_BYTES, MAX_NAME_BYTES, MemberSet};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 use uuid::Uuid;
 
@@ -237,7 +237,14 @@ pub struct Region {
     pub len: u64,
 }
 
+/// End of the last region of a member.
+#[must_use]
+pub fn region_end(regions: &[Region]) -> ByteOffset {
+    regions.iter().map(|region| region.offset.plus(region.len)).max().unwrap_or_default()
+}
+
 /// The superblock of one device.
+// More than 15 fields: one for each thing that a superblock records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// Features an older version may ignore.
@@ -311,5 +318,29 @@ impl Superblock {
     #[must_use]
     pub fn device_bytes_min(&self) -> u64 {
         region_end(&self.regions).0 + 2 * COPY_BYTES as u64
+    }
+}
+
+/// Whether a text can name an array: 1 to 64 of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name is also
+/// a file name, a URI path and one word on a command line.
+#[must_use]
+pub fn valid_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    name.len() <= MAX_NAME_BYTES
+        && name.bytes().all(plain)
+        && name.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
+}
+
+/// [`valid_name`], with the sentence to show when it is not.
+///
+/// # Errors
+/// That sentence.
+pub fn check_array_name(name: &str) -> Result<(), String> {
+    if valid_name(name) {
+        Ok(())
+    } else {
+        Err(format!(
+            "'{name}' cannot name an array: use 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' or '-', the first a letter or digit"
+        ))
     }
 }

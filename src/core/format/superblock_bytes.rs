@@ -5,11 +5,13 @@
 //! numbers are consistent, so that arithmetic on them (`slots * chunk`, region ends) cannot overflow. Where copies
 //! lie and which one counts is not known here.
 
-use super::counts::COUNT_END;
+use super::features::{CHECKSUM_PAGES, KNOWN_COMPAT, KNOWN_INCOMPAT, UPDATE_COUNT, feature_names};
 use super::{
-    ChecksumKind, Epoch, FormatError, Geometry, LOG_BLOCK_BYTES, Left, LogStart, MatrixId, MemberRecord,
+    COPY_BYTES, COUNT_END, ChecksumKind, Epoch, FORMAT_MAJOR, FORMAT_MINOR, FormatError, Geometry,
+    LOG_BLOCK_BYTES, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT, MAX_LEFT_UPDATES,
+    MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, MatrixId, MemberRecord,
     MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, RedoRecord, Region, RegionKind,
-    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, valid_name,
 };
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
@@ -17,37 +19,6 @@ use std::fmt;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
-/// Bytes of one copy: room for 255 member records, and few enough that both slots fit a small head area.
-pub const COPY_BYTES: usize = 16 * 1024;
-
-/// Version of the format that this code writes. A higher major version is refused, a higher minor one is read.
-pub const FORMAT_MAJOR: u16 = 1;
-/// See [`FORMAT_MAJOR`].
-pub const FORMAT_MINOR: u16 = 0;
-
-/// Members of an array: the field of 256 elements has that many distinct non-zero coefficients.
-pub const MAX_MEMBERS: u16 = 255;
-/// Replacements under construction at one time: half an array of the widest kind; the copy has room for no more than
-/// 224 beside the other tables.
-pub const MAX_REPLACEMENTS: usize = 128;
-/// Regions of a member: three today, and room for several log lanes.
-pub const MAX_REGIONS: usize = 16;
-/// Bytes of an array's name: what fits the fixed field; it is also an NBD export name and part of a URI.
-pub const MAX_NAME_BYTES: usize = 64;
-/// Smallest chunk: one row.
-pub const MIN_CHUNK_BYTES: u32 = 4096;
-/// Largest chunk: keeps a stripe of 255 chunks, which a rebuild may hold in memory, below 1 GiB.
-pub const MAX_CHUNK_BYTES: u32 = 4 << 20;
-/// Largest device and largest volume: file offsets and NBD clients' offsets are signed 64-bit numbers.
-pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
-
-/// Members out of service whose tail is recorded: as many as there is room for. More than m are never out while an array lives; a
-/// member without a record is rebuilt.
-pub const MAX_LEFT: usize = 100;
-
-/// Members that are out of service with the update at which they left: what fits into a copy.
-pub const MAX_LEFT_UPDATES: usize = 10;
 
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
@@ -62,53 +33,12 @@ const SECTOR: usize = 512;
 /// Where the copy's own checksum lies; it is computed with this field zero. Fixed for all versions.
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
-/// Feature bits that this version knows; of the first two classes none exist yet.
-const KNOWN_COMPAT: u64 = 0;
-pub(super) const KNOWN_RO_COMPAT: u64 = 0;
-const KNOWN_INCOMPAT: u64 = REDO_LOG | CHECKSUM_PAGES | STRIPE_MAP | UPDATE_COUNT;
-/// Incompat bit: writes go through the redo log.
-const REDO_LOG: u64 = 1 << 0;
-/// Incompat bit: every block has a hash in the pages.
-const CHECKSUM_PAGES: u64 = 1 << 1;
-/// Incompat bit: the pages tell which slot holds which stripe.
-const STRIPE_MAP: u64 = 1 << 2;
-/// Incompat bit: updates are counted, and a member that left has its tail recorded. Always set by
-/// this version; an image without it has counted none, and is upgraded by its next update.
-const UPDATE_COUNT: u64 = 1 << 4;
-/// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this version's
-/// refusal can name them.
-const INCOMPAT_NAMES: [(u32, &str); 5] =
-    [(0, "redo-log"), (1, "checksum-pages"), (2, "stripe-map"), (3, "cas-volume"), (4, "update-count")];
-
 /// Whether a clearing of this copy, or an update of one that was cleared, was cut off.
 fn has_cleared_sector(copy: &[u8]) -> bool {
     copy.chunks_exact(SECTOR).any(|sector| sector.iter().all(|&byte| byte == CLEARED_BYTE))
 }
 
-/// Whether a text can name an array: 1 to 64 of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name is also
-/// a file name, a URI path and one word on a command line.
-#[must_use]
-pub fn valid_name(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    name.len() <= MAX_NAME_BYTES
-        && name.bytes().all(plain)
-        && name.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
-}
-
-/// [`valid_name`], with the sentence to show when it is not.
-///
-/// # Errors
-/// That sentence.
-pub fn check_array_name(name: &str) -> Result<(), String> {
-    if valid_name(name) {
-        Ok(())
-    } else {
-        Err(format!(
-            "'{name}' cannot name an array: use 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' or '-', the first a letter or digit"
-        ))
-    }
-}
-
+// More than 15 fields: the table of the on-disk format, byte by byte.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawCopy {
@@ -296,18 +226,6 @@ impl Superblock {
         raw.read().and_then(|superblock| superblock.validate().map(|()| superblock)).map_err(
             |Fault { field, found, expected }| FormatError::Field { field, found, expected, sequence },
         )
-    }
-
-    /// The incompat bits of an array with this checksum.
-    #[must_use]
-    pub fn incompat_features(checksum: ChecksumKind) -> u64 {
-        REDO_LOG | STRIPE_MAP | UPDATE_COUNT | if checksum == ChecksumKind::None { 0 } else { CHECKSUM_PAGES }
-    }
-
-    /// The names of the incompat features in use, separated by commas.
-    #[must_use]
-    pub fn feature_names(&self) -> String {
-        feature_names(self.features_incompat)
     }
 
     fn fill(&self, raw: &mut RawCopy) {
@@ -768,20 +686,9 @@ fn hex(hash: &[u8; 32]) -> String {
     hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn feature_names(bits: u64) -> String {
-    bit_names("incompat", bits, &INCOMPAT_NAMES)
-}
-
-pub(super) fn bit_names(class: &str, bits: u64, names: &[(u32, &str)]) -> String {
-    let name = |bit: u32| {
-        let known = names.iter().find(|(number, _)| *number == bit);
-        known.map_or_else(|| format!("{class} bit {bit}"), |(_, name)| (*name).to_owned())
-    };
-    (0..u64::BITS).filter(|bit| bits >> bit & 1 == 1).map(name).collect::<Vec<_>>().join(", ")
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::check_array_name;
     use super::*;
     use crate::format::{COUNTED_IN_A_LIFE, Unfit, golden};
     use proptest::prelude::*;

@@ -1,9 +1,7 @@
 //! The error numbers that may travel in an NBD reply. They are the protocol's, whatever the host calls them.
 //!
 //! Invariant: a server never sends a number outside this list, and ENOTSUP and EOVERFLOW only where the protocol
-//! allows them ([`Errno::allowed_for`]). It must not know where an error came from.
-
-use super::wire::{Command, Request};
+//! allows them ([`Errno::allowed_for`], in `transmission.rs`). It must not know where an error came from.
 
 /// An error of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -64,22 +62,11 @@ impl Errno {
             _ => Errno::Inval,
         }
     }
-
-    /// The error that may be sent for `request`: clients take ENOTSUP for "no fast zero here" and EOVERFLOW for
-    /// "ask again without DF", so that either becomes EINVAL on any other request.
-    #[must_use]
-    pub fn allowed_for(self, request: &Request) -> Errno {
-        let fits = match self {
-            Errno::NotSup => request.command == Command::WriteZeroes && request.fast_zero,
-            Errno::Overflow => request.command == Command::Read && request.df,
-            _ => true,
-        };
-        if fits { self } else { Errno::Inval }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Command, Request};
     use super::*;
 
     const ALL: [Errno; 8] = [

@@ -6,8 +6,8 @@
 //! for what came under its protection. It must not know of requests: [`Negotiated`] is all that outlives it, nor of
 //! cryptography: the driver swaps the stream.
 
+use super::events::Fatal;
 use super::export::{ExportInfo, Exports};
-use super::server::Fatal;
 use super::wire::{self, Contexts, Gather, Headers, Reader, StringFault, check_string, info, option, reply};
 
 /// Option data that is kept to be understood: two strings of the maximum length and as much again in lists.

@@ -61,6 +61,7 @@
 
 mod client;
 mod errno;
+mod events;
 mod export;
 mod handshake;
 mod server;
@@ -75,14 +76,12 @@ pub use client::{
     SubmitError,
 };
 pub use errno::Errno;
+pub use events::{Extents, Fatal, Incoming, ReadPart};
 pub use export::{
     BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX, ExportFault, ExportInfo, Exports,
 };
 pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX, TlsMode};
-pub use server::{
-    CONNECTIONS_MAX, Extents, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ReadPart, ServerConnection,
-    UNREAD_BYTES_MAX,
-};
+pub use server::{CONNECTIONS_MAX, HANDSHAKE_NANOS_MAX, ServerConnection, UNREAD_BYTES_MAX};
 pub use transmission::{BLOCK_STATUS_EXTENTS_MAX, ERROR_MESSAGE_BYTES_MAX, WRITE_DRAIN_BYTES_MAX};
 pub use uri::{NbdAddress, NbdUri, UriError};
 pub use wire::{

@@ -7,9 +7,9 @@
 //! not know how a request is executed.
 
 use super::errno::Errno;
+use super::events::{Extents, Fatal, Incoming, ReadPart};
 use super::export::ExportInfo;
 use super::handshake::{BASE_ALLOCATION_ID, CALPE_HEALTH_ID, Negotiated};
-use super::server::{Extents, Fatal, Incoming, ReadPart};
 use super::wire::{
     self, CHUNK_FLAG_DONE, COMMAND_DISC, ChunkHeader, Command, Contexts, Gather, Headers, Request,
     RequestHeader, chunk, clip, command_flag,
@@ -27,6 +27,20 @@ pub const ERROR_MESSAGE_BYTES_MAX: usize = 256;
 
 /// Extents in one BLOCK_STATUS reply; bounds the reply to 256 KiB. The client asks again from where it ends.
 pub const BLOCK_STATUS_EXTENTS_MAX: usize = 32 << 10;
+
+impl Errno {
+    /// The error that may be sent for `request`: clients take ENOTSUP for "no fast zero here" and EOVERFLOW for
+    /// "ask again without DF", so that either becomes EINVAL on any other request.
+    #[must_use]
+    pub(super) fn allowed_for(self, request: &Request) -> Errno {
+        let fits = match self {
+            Errno::NotSup => request.command == Command::WriteZeroes && request.fast_zero,
+            Errno::Overflow => request.command == Command::Read && request.df,
+            _ => true,
+        };
+        if fits { self } else { Errno::Inval }
+    }
+}
 
 /// Why a request is refused.
 #[derive(Clone, Copy, Debug)]

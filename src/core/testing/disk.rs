@@ -5,8 +5,9 @@
 //! blocks and tables of blocks are shared until written. Invariant: the medium with every cached write applied
 //! in order is what reads see. Knows nothing of arrays but where superblocks lie.
 
-use super::Random;
-use super::faults::{PassingFault, PassingFaults, Trouble};
+use super::fate::HEADLESS;
+use super::faults::{PassingFault, PassingFaults, Trouble, fault};
+use super::{Fate, Random};
 use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::all_copy_offsets;
 use crate::units::Timestamp;
@@ -91,24 +92,6 @@ enum Content {
     Zeroes(u64),
 }
 
-/// What becomes of a write at a crash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Nothing of it is there.
-    Lost,
-    /// All of it is there.
-    Kept,
-    /// Some of its sectors are there; the number decides which.
-    Torn(u64),
-}
-
-impl Fate {
-    /// All but the first sector is there: what follows a header has destroyed what was there, and the header is not there.
-    pub const HEADLESS: Fate = Fate::Torn(HEADLESS);
-}
-
-const HEADLESS: u64 = 0;
-
 /// What a disk does, just once, instead of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
@@ -192,6 +175,7 @@ impl DiskWrite {
 }
 
 /// See the head of this file.
+// More than 15 fields: the faults that tests set on a disk, and the marks they read from it.
 #[derive(Clone, Default)]
 pub struct SimDisk {
     /// What reads see.
@@ -535,17 +519,6 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (Range<usize>, u64)> 
         at += piece;
         Some((at - piece..at, byte))
     })
-}
-
-pub(super) fn fault(kind: IoFaultKind) -> IoFault {
-    let errno = match kind {
-        IoFaultKind::Medium => libc::EIO,
-        IoFaultKind::Gone => libc::ENODEV,
-        IoFaultKind::NoSpace => libc::ENOSPC,
-        IoFaultKind::Shortage => libc::ENOMEM,
-        IoFaultKind::Unsupported => libc::EOPNOTSUPP,
-    };
-    IoFault { kind, errno }
 }
 
 #[cfg(test)]

@@ -1,12 +1,10 @@
 //! Faults of a simulated disk that pass: which operations they hit, how these end, and when the fault is over.
 //!
 //! A fault changes nothing on the disk, but for a write that fails: that may be there, wholly or in part. Everything follows from
-//! the seed of the fault. Knows nothing of arrays but where the regions of a member lie.
+//! the seed of the fault. Knows nothing of arrays or disks.
 
-use super::disk::fault;
-use super::{Fate, Random, SimDisk, superblocks};
+use super::{Fate, Random};
 use crate::block_io::{IoFault, IoFaultKind, IoOp};
-use crate::format::{COPY_BYTES, RegionKind, all_copy_offsets};
 use crate::units::Timestamp;
 use std::ops::{BitOr, Range};
 
@@ -44,41 +42,6 @@ impl BitOr for OpKinds {
 
     fn bitor(self, other: OpKinds) -> OpKinds {
         OpKinds(self.0 | other.0)
-    }
-}
-
-/// A part of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DiskRegion {
-    /// The four copies of the superblock.
-    Superblocks,
-    /// The ring of the redo log.
-    Log,
-    /// Checksums and stripe map.
-    Pages,
-    /// Slots.
-    Data,
-}
-
-impl DiskRegion {
-    /// All of them.
-    pub const ALL: [DiskRegion; 4] =
-        [DiskRegion::Superblocks, DiskRegion::Log, DiskRegion::Pages, DiskRegion::Data];
-
-    /// Where it lies on a disk that has a superblock, in bytes.
-    #[must_use]
-    pub fn ranges(self, disk: &SimDisk) -> Vec<Range<u64>> {
-        let kind = match self {
-            DiskRegion::Superblocks => {
-                let copies = all_copy_offsets(disk.bytes());
-                return copies.iter().map(|copy| copy.0..copy.0 + COPY_BYTES as u64).collect();
-            }
-            DiskRegion::Log => RegionKind::Log,
-            DiskRegion::Pages => RegionKind::Pages,
-            DiskRegion::Data => RegionKind::Data,
-        };
-        let region = superblocks::newest(disk).and_then(|superblock| superblock.region(kind));
-        region.map(|region| region.offset.0..region.offset.0 + region.len).into_iter().collect()
     }
 }
 
@@ -263,12 +226,24 @@ impl PassingFaults {
     }
 }
 
+/// The error of an operation, with the errno of the host that belongs to it.
+pub(super) fn fault(kind: IoFaultKind) -> IoFault {
+    let errno = match kind {
+        IoFaultKind::Medium => libc::EIO,
+        IoFaultKind::Gone => libc::ENODEV,
+        IoFaultKind::NoSpace => libc::ENOSPC,
+        IoFaultKind::Shortage => libc::ENOMEM,
+        IoFaultKind::Unsupported => libc::EOPNOTSUPP,
+    };
+    IoFault { kind, errno }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::block_io::{Buf, Pool};
     use crate::format::ChecksumKind;
-    use crate::testing::{HungEnd, SimArray, SimShape};
+    use crate::testing::{DiskRegion, HungEnd, SimArray, SimDisk, SimShape};
     use crate::units::ByteOffset;
 
     fn read(pool: &Pool, offset: u64) -> IoOp {

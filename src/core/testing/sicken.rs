@@ -1,8 +1,9 @@
 //! What the explorer adds to a start after a crash: members whose operations fail for a while, members that were rolled back,
 //! and members whose superblocks claim what no other confirms.
 
+use super::old_copies::{OldCopy, roll_back};
 use super::presence::Presence;
-use super::sickness::{self, OldCopy, SPAN_MAX, depth_of_bad_sectors, describe};
+use super::sickness::{self, SPAN_MAX, depth_of_bad_sectors, describe};
 use super::{
     Claim, DiskRegion, FaultCounts, FaultKind, FaultKinds, OpKinds, PassingFault, Random, Scenario, SimDisk,
     Trouble, superblocks,
@@ -67,16 +68,6 @@ fn holder(disks: &BTreeMap<u32, SimDisk>, member: u16) -> Option<u32> {
     let known = known.filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?)));
     let of_member = known.filter(|(_, superblock)| superblock.member.0 == member);
     of_member.max_by_key(|(_, superblock)| (superblock.epoch.number, superblock.sequence)).map(|(id, _)| id)
-}
-
-/// The disk becomes what one of its copies has; none is made of what it holds.
-pub(super) fn roll_back(disk: &mut SimDisk, copies: &[OldCopy], random: &mut Random) -> Option<String> {
-    let device = superblocks::newest(disk)?.device;
-    let of_disk: Vec<&OldCopy> = copies.iter().filter(|copy| copy.device == device).collect();
-    let copy = of_disk.get(random.index(of_disk.len().max(1)))?;
-    disk.restore(&copy.copy);
-    (disk.forgot, disk.restored) = (true, true);
-    Some(format!("is rolled back to moment {}", copy.moment))
 }
 
 /// More members than can be spared show what they held some time ago, and at least one what it held last. What was done, if

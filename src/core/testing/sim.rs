@@ -2,16 +2,17 @@
 //! the process can be killed with operations half done, and the power of all disks can fail. What a disk itself can
 //! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
-use super::disk::{BLOCK, DiskWrite, Fate, SimDisk, fault};
-use super::hung::{Hung, HungEnd};
-use super::{Random, Trouble, superblocks};
+mod hung;
+mod shape;
+
+use super::disk::{BLOCK, DiskWrite, SimDisk};
+use super::faults::fault;
+use super::{Fate, Random, Trouble, superblocks};
 use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
-use crate::format::{
-    ArrayShape, ChecksumKind, RegionKind, Role, geometry_for, member_bytes_for, superblock_offsets,
-};
+use crate::format::{ArrayShape, RegionKind, Role, geometry_for, member_bytes_for, superblock_offsets};
 use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
@@ -21,60 +22,9 @@ use crate::volume::{
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
-/// Shape of a simulated array.
-#[derive(Clone, Copy, Debug)]
-pub struct SimShape {
-    /// k.
-    pub data: u16,
-    /// m.
-    pub parity: u16,
-    /// Bytes of a chunk.
-    pub chunk: u32,
-    /// Bytes of the volume.
-    pub volume_bytes: u64,
-    /// Checksum of each block.
-    pub checksum: ChecksumKind,
-    /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
-    pub log_bytes: Option<u64>,
-    /// Bytes from which on fetched blocks and new parity are given away as jobs; None: at random, by the seed, so that
-    /// half of all runs give away what is a block or a few, and the others next to nothing.
-    pub job_bytes: Option<usize>,
-    /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
-    pub free_slots: Option<u64>,
-    /// Bytes of memory for pages of checksums in place of the default: pages that are read again and again.
-    pub page_cache: Option<usize>,
-}
-
-impl SimShape {
-    /// An array of `stripes` whole stripes.
-    #[must_use]
-    pub const fn new(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
-        let volume_bytes = stripes * data as u64 * chunk as u64;
-        SimShape {
-            data,
-            parity,
-            chunk,
-            volume_bytes,
-            checksum: ChecksumKind::None,
-            log_bytes: None,
-            job_bytes: None,
-            free_slots: None,
-            page_cache: None,
-        }
-    }
-
-    /// The same with checksums of this kind and a ring of so many bytes on every member.
-    #[must_use]
-    pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
-        SimShape { checksum, log_bytes: Some(log_bytes), ..self }
-    }
-
-    /// Members.
-    #[must_use]
-    pub fn width(&self) -> u16 {
-        self.data + self.parity
-    }
-}
+use hung::Hung;
+pub use hung::HungEnd;
+pub use shape::SimShape;
 
 /// What many runs share: the shape, memory for buffers and the codec's tables.
 #[derive(Clone)]
@@ -207,6 +157,7 @@ impl Wreck {
 }
 
 /// See the head of this file.
+// More than 15 fields: the state of one simulated host: its array, disks, queues and clock.
 pub struct SimArray {
     world: SimWorld,
     /// The disks; a device's handle is its key. Disks that were taken away stay until removed.
@@ -220,7 +171,7 @@ pub struct SimArray {
     pub(super) volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations that do not end.
-    pub(super) hung: Vec<Hung>,
+    hung: Vec<Hung>,
     /// Nanoseconds after which the device of an operation that does not end is said to be gone, as the daemon says it.
     pub hang_limit: Option<u64>,
     /// Work that the volume gave away.

@@ -3,9 +3,10 @@
 //! One step is one client request, one fault, one administrator's request, a pause, or one operation of one disk. At most
 //! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
 
+mod passing;
+
+use super::old_copies::{OldCopy, roll_back};
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
-use super::sicken::roll_back;
-use super::sickness::OldCopy;
 use super::superblocks;
 use super::watch::Watch;
 use super::{
@@ -20,6 +21,7 @@ use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, Membe
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
 
 /// How often each kind of step is taken; the numbers are shares of their sum.
+// More than 15 fields: the columns of the table of scenarios.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Operations of disks: the more, the emptier the queues.
@@ -85,6 +87,7 @@ enum Pending {
 }
 
 /// A load under way.
+// More than 15 fields: the state of one load, which its steps and the explorer share.
 pub struct Run {
     /// The array.
     pub sim: SimArray,
@@ -96,8 +99,8 @@ pub struct Run {
     pub errors: u64,
     /// Faults beyond crashes and members that die.
     pub counts: FaultCounts,
-    pub(super) workload: Workload,
-    pub(super) random: Random,
+    workload: Workload,
+    random: Random,
     pending: Vec<(u64, Pending)>,
     pub(super) width: u16,
     pub(super) spare_members: usize,
@@ -105,16 +108,16 @@ pub struct Run {
     /// Copies of disks that were made.
     pub(super) copies: Vec<OldCopy>,
     /// All members have trouble.
-    pub(super) is_overwhelmed: bool,
+    is_overwhelmed: bool,
     /// Requests with lower numbers may fail: they were there when all members had trouble.
-    pub(super) lenient_below: u64,
+    lenient_below: u64,
     watch: Watch,
     /// Members that have been in service and in order from the start: bit by index.
     faithful: u64,
     /// Members that something has happened to for which one may be taken out of service: bit by index.
-    pub(super) guilty: u64,
+    guilty: u64,
     /// Steps for which what happened to a member is still going through the array.
-    pub(super) tense: u32,
+    tense: u32,
     /// Requests to take a member out, with when they have ended at the latest: it may still be in service.
     pub(super) leaving: Vec<(u64, u16, Timestamp)>,
     /// Notices of the array that are in the log.
@@ -123,7 +126,7 @@ pub struct Run {
 }
 
 /// Steps after a member's fault, or an administrator's request, until all is recorded; roughly.
-pub(super) const TENSE_STEPS: u32 = 120;
+const TENSE_STEPS: u32 = 120;
 
 /// Nanoseconds after which a member that is taken out has left.
 const LEAVING_MAX: u64 = 5_000_000_000;

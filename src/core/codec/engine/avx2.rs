@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::xor::{xor_into_loop, xor_loop};
+use super::portable::{xor_into_loop, xor_loop};
 use super::{Output, PREFETCH_BYTES, Store};
 
 /// Eight accumulators, the halves of an input, a mask, two tables and two products fill the 16 registers.

@@ -43,3 +43,19 @@ fn add_product(output: &mut [u8], input: &[u8], factor: u8) {
         *out ^= products[usize::from(byte)];
     }
 }
+
+/// The loop of [`super::xor_into`], inlined so that it takes the instructions of its caller.
+#[inline(always)]
+pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
+    for (out, &byte) in dst.iter_mut().zip(src) {
+        *out ^= byte;
+    }
+}
+
+/// The loop of [`super::xor`], inlined so that it takes the instructions of its caller.
+#[inline(always)]
+pub(super) fn xor_loop(dst: &mut [u8], a: &[u8], b: &[u8]) {
+    for (out, (&a, &b)) in dst.iter_mut().zip(a.iter().zip(b)) {
+        *out = a ^ b;
+    }
+}

@@ -1,5 +1,8 @@
-//! Plain exclusive or of byte slices, for deltas. The loops are safe Rust; on x86-64 they are compiled a second time
-//! for AVX2, chosen at run time. Must not know of columns or factors.
+//! Plain exclusive or of byte slices, for deltas. The loops are safe Rust, in `portable.rs`; on
+//! x86-64 they are compiled a second time for AVX2, chosen at run time. Must not know of columns or
+//! factors.
+
+use super::portable::{xor_into_loop, xor_loop};
 
 /// `dst ^= src`.
 ///
@@ -25,20 +28,4 @@ pub fn xor(dst: &mut [u8], a: &[u8], b: &[u8]) {
         return kernel.xor(dst, a, b);
     }
     xor_loop(dst, a, b);
-}
-
-/// The loop of [`xor_into`], inlined so that it takes the instructions of its caller.
-#[inline(always)]
-pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
-    for (out, &byte) in dst.iter_mut().zip(src) {
-        *out ^= byte;
-    }
-}
-
-/// The loop of [`xor`], inlined so that it takes the instructions of its caller.
-#[inline(always)]
-pub(super) fn xor_loop(dst: &mut [u8], a: &[u8], b: &[u8]) {
-    for (out, (&a, &b)) in dst.iter_mut().zip(a.iter().zip(b)) {
-        *out = a ^ b;
-    }
 }

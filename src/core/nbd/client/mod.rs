@@ -71,6 +71,7 @@ impl ClientOptions {
 }
 
 /// What the server said about its export.
+// More than 15 fields: what the protocol tells about an export, one for each flag and size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteExport {
     /// Its name; the one asked for if the server named none.

@@ -1,0 +1,19 @@
+//! What becomes of a write that a crash or a fault cuts off.
+
+pub(super) const HEADLESS: u64 = 0;
+
+/// What becomes of a write at a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing of it is there.
+    Lost,
+    /// All of it is there.
+    Kept,
+    /// Some of its sectors are there; the number decides which.
+    Torn(u64),
+}
+
+impl Fate {
+    /// All but the first sector is there: what follows a header has destroyed what was there, and the header is not there.
+    pub const HEADLESS: Fate = Fate::Torn(HEADLESS);
+}

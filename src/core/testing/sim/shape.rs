@@ -1,0 +1,58 @@
+//! The shape of a simulated array: what `create` is asked for, and what a test has different.
+
+use crate::format::ChecksumKind;
+
+/// Shape of a simulated array.
+#[derive(Clone, Copy, Debug)]
+pub struct SimShape {
+    /// k.
+    pub data: u16,
+    /// m.
+    pub parity: u16,
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// Bytes of the volume.
+    pub volume_bytes: u64,
+    /// Checksum of each block.
+    pub checksum: ChecksumKind,
+    /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
+    pub log_bytes: Option<u64>,
+    /// Bytes from which on fetched blocks and new parity are given away as jobs; None: at random, by the seed, so that
+    /// half of all runs give away what is a block or a few, and the others next to nothing.
+    pub job_bytes: Option<usize>,
+    /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
+    pub free_slots: Option<u64>,
+    /// Bytes of memory for pages of checksums in place of the default: pages that are read again and again.
+    pub page_cache: Option<usize>,
+}
+
+impl SimShape {
+    /// An array of `stripes` whole stripes.
+    #[must_use]
+    pub const fn new(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
+        let volume_bytes = stripes * data as u64 * chunk as u64;
+        SimShape {
+            data,
+            parity,
+            chunk,
+            volume_bytes,
+            checksum: ChecksumKind::None,
+            log_bytes: None,
+            job_bytes: None,
+            free_slots: None,
+            page_cache: None,
+        }
+    }
+
+    /// The same with checksums of this kind and a ring of so many bytes on every member.
+    #[must_use]
+    pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
+        SimShape { checksum, log_bytes: Some(log_bytes), ..self }
+    }
+
+    /// Members.
+    #[must_use]
+    pub fn width(&self) -> u16 {
+        self.data + self.parity
+    }
+}
