@@ -4,7 +4,7 @@
 use crate::array::job::Job;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
 use crate::format::Superblock;
-use crate::units::{MemberIndex, SlotIndex, VolumeOffset};
+use crate::units::{MemberIndex, StripeIndex, VolumeOffset};
 use std::ops::Range;
 use uuid::Uuid;
 
@@ -12,53 +12,53 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Names one request of a volume to its array; chosen by the volume.
+/// Names one [`StripeRequest`] of a volume; chosen by the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PieceId(pub u64);
+pub struct StripeRequestId(pub u64);
 
-/// What a volume asks of slots. Offsets and lengths are multiples of the array's sector.
+/// What a volume asks of stripes; where they are is the array's to know. Offsets and lengths are multiples of the array's sector.
 #[derive(Debug)]
-pub enum SlotRequest {
-    /// Fill `buf` from byte `offset` of the slot's user data; must not go beyond the slot.
+pub enum StripeRequest {
+    /// Fill `buf` from byte `offset` of the stripe's user data; must not go beyond the stripe.
     Read {
-        /// Which slot.
-        slot: SlotIndex,
+        /// Which stripe.
+        stripe: StripeIndex,
         /// Bytes into the k * chunk bytes of user data.
         offset: usize,
         /// Filled on success.
         buf: BufMut,
     },
-    /// Write `data` at byte `offset` of the slot's user data.
+    /// Write `data` at byte `offset` of the stripe's user data.
     Write {
-        /// Which slot.
-        slot: SlotIndex,
+        /// Which stripe.
+        stripe: StripeIndex,
         /// Bytes into the k * chunk bytes of user data.
         offset: usize,
-        /// At least one byte, not beyond the slot.
+        /// At least one byte, not beyond the stripe.
         data: Buf,
         /// Done only when on stable storage.
         fua: bool,
     },
-    /// Make whole slots read as zeroes.
+    /// Make whole stripes read as zeroes.
     Zero {
-        /// First slot.
-        first: SlotIndex,
-        /// How many, at most [`ZERO_RUN_SLOTS`].
+        /// First stripe.
+        first: StripeIndex,
+        /// How many, at most [`ZERO_RUN_STRIPES`].
         count: u64,
     },
     /// Done when all writes completed before are on stable storage.
     Flush,
-    /// Which chunks of these slots are holes.
+    /// Which chunks of these stripes are holes.
     Extents {
-        /// First slot.
-        first: SlotIndex,
+        /// First stripe.
+        first: StripeIndex,
         /// How many.
         count: u64,
     },
-    /// How well these slots are kept. Answered by an array that has failed as well.
+    /// How well these stripes are kept. Answered by an array that has failed as well.
     Health {
-        /// First slot.
-        first: SlotIndex,
+        /// First stripe.
+        first: StripeIndex,
         /// How many.
         count: u64,
     },
@@ -76,12 +76,12 @@ pub enum Health {
     Lost,
 }
 
-/// Slots that one zero request may cover: bounds the locks it takes and the zeroes it may have to write.
-pub const ZERO_RUN_SLOTS: u64 = 64;
+/// Stripes that one zero request may cover: bounds the locks it takes and the zeroes it may have to write.
+pub const ZERO_RUN_STRIPES: u64 = 64;
 
-/// The good end of a [`SlotRequest`].
+/// The good end of a [`StripeRequest`].
 #[derive(Debug)]
-pub enum SlotReply {
+pub enum StripeReply {
     /// Done.
     Done,
     /// The filled buffer.
@@ -96,7 +96,7 @@ pub enum SlotReply {
 }
 
 /// The end of a slot request, for the volume that submitted it.
-pub type EndedPiece = (PieceId, Result<SlotReply, ClientError>);
+pub type EndedRequest = (StripeRequestId, Result<StripeReply, ClientError>);
 
 /// What an array wants done. Its volume passes these on to the driver as they are.
 #[derive(Debug)]
@@ -366,14 +366,14 @@ pub enum NoticeLevel {
     Error,
 }
 
-impl PartialEq for SlotReply {
+impl PartialEq for StripeReply {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (SlotReply::Done, SlotReply::Done) => true,
-            (SlotReply::Data(a), SlotReply::Data(b)) => a[..] == b[..],
-            (SlotReply::Sparse(a, i), SlotReply::Sparse(b, j)) => a[..] == b[..] && i == j,
-            (SlotReply::Holes(a), SlotReply::Holes(b)) => a == b,
-            (SlotReply::Health(a), SlotReply::Health(b)) => a == b,
+            (StripeReply::Done, StripeReply::Done) => true,
+            (StripeReply::Data(a), StripeReply::Data(b)) => a[..] == b[..],
+            (StripeReply::Sparse(a, i), StripeReply::Sparse(b, j)) => a[..] == b[..] && i == j,
+            (StripeReply::Holes(a), StripeReply::Holes(b)) => a == b,
+            (StripeReply::Health(a), StripeReply::Health(b)) => a == b,
             _ => false,
         }
     }

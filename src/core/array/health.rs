@@ -7,13 +7,13 @@
 
 use crate::array::api::Health;
 use crate::array::recovery::startup::Life;
-use crate::array::{Array, PieceId, SlotReply};
-use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use crate::array::{Array, StripeReply, StripeRequestId};
+use crate::units::{MemberIndex, ROW_BYTES, StripeIndex};
 use std::collections::BTreeSet;
 
 impl Array {
     /// Answers for `count` stripes.
-    pub(super) fn start_health(&mut self, piece: PieceId, first: SlotIndex, count: u64) {
+    pub(super) fn start_health(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.core.map.slots, "health out of bounds");
         let stripe_bytes = self.core.map.stripe_bytes() as u64;
         let mut runs: Vec<(u64, Health)> = Vec::new();
@@ -48,7 +48,7 @@ impl Array {
                 }
             }
         }
-        self.core.done(piece, Ok(SlotReply::Health(runs)));
+        self.core.done(piece, Ok(StripeReply::Health(runs)));
     }
 
     /// What members and rebuilds make of a stripe; and its columns of data that its own member may

@@ -62,11 +62,11 @@ use crate::array::recovery::startup::{Life, LogFacts};
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{SlotIndex, StripeIndex, Timestamp};
+use crate::units::{SlotIndex, Timestamp};
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedPiece, Health,
-    NewDevice, NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest,
-    ZERO_RUN_SLOTS,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health,
+    NewDevice, NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest,
+    StripeRequestId, ZERO_RUN_STRIPES,
 };
 pub use create::NewArray;
 pub use footprint::Footprint;
@@ -325,7 +325,7 @@ impl Array {
             },
             stop: StopState { stopping: None, hurried: false, stop_begun: None },
             actions: Vec::new(),
-            ended_pieces: VecDeque::new(),
+            ended_requests: VecDeque::new(),
         };
         let mut array = Array {
             core,
@@ -363,17 +363,17 @@ impl Array {
     }
 
     /// The next end of a slot request, in the order in which they ended.
-    pub fn next_ended(&mut self) -> Option<EndedPiece> {
-        self.core.ended_pieces.pop_front()
+    pub fn next_ended(&mut self) -> Option<EndedRequest> {
+        self.core.ended_requests.pop_front()
     }
 
     /// Starts a request; its end comes from [`Array::next_ended`].
-    pub fn submit(&mut self, now: Timestamp, piece: PieceId, request: SlotRequest) {
+    pub fn submit(&mut self, now: Timestamp, piece: StripeRequestId, request: StripeRequest) {
         self.core.now = now;
         self.core.load.last_client = now;
         if self.core.stop.stopping.is_some() {
             self.core.done(piece, Err(ClientError::Stopping));
-        } else if let (SlotRequest::Health { first, count }, true) = (&request, self.core.is_failed()) {
+        } else if let (StripeRequest::Health { first, count }, true) = (&request, self.core.is_failed()) {
             self.start_health(piece, *first, *count);
         } else if self.core.is_failed() {
             self.core.done(piece, Err(ClientError::Io));
@@ -384,11 +384,11 @@ impl Array {
     }
 
     /// A request: once the log is replayed.
-    fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
+    fn submit_logged(&mut self, piece: StripeRequestId, request: StripeRequest) {
         let redo = self.redo_mut();
         if matches!(redo.life, Life::Refused(_)) {
             match request {
-                SlotRequest::Health { first, count } => self.start_health(piece, first, count),
+                StripeRequest::Health { first, count } => self.start_health(piece, first, count),
                 _ => self.core.done(piece, Err(ClientError::Io)),
             }
             return;
@@ -398,17 +398,15 @@ impl Array {
             return;
         }
         match request {
-            SlotRequest::Read { slot, offset, buf } => {
-                self.start_logged_read(piece, StripeIndex(slot.0), offset, buf)
-            }
-            SlotRequest::Write { slot, offset, data, fua } => {
-                self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
+            StripeRequest::Read { stripe, offset, buf } => self.start_logged_read(piece, stripe, offset, buf),
+            StripeRequest::Write { stripe, offset, data, fua } => {
+                self.start_logged_write(piece, stripe, offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            SlotRequest::Zero { first, count } => self.start_discard(piece, StripeIndex(first.0), count),
-            SlotRequest::Flush => self.start_logged_flush(piece),
-            SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
-            SlotRequest::Health { first, count } => self.start_health(piece, first, count),
+            StripeRequest::Zero { first, count } => self.start_discard(piece, first, count),
+            StripeRequest::Flush => self.start_logged_flush(piece),
+            StripeRequest::Extents { first, count } => self.logged_extents(piece, first, count),
+            StripeRequest::Health { first, count } => self.start_health(piece, first, count),
         }
     }
 

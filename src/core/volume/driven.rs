@@ -7,7 +7,7 @@
 use super::api::{
     AdminError, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent, VolumeOutput,
 };
-use crate::array::{Array, EndedPiece};
+use crate::array::{Array, EndedRequest};
 use crate::units::Timestamp;
 
 /// See the head of this file.
@@ -58,7 +58,7 @@ impl DrivenArray {
     }
 
     /// The next slot request that ended. What the volume does about it may end others.
-    pub(super) fn next_ended(&mut self) -> Option<EndedPiece> {
+    pub(super) fn next_ended(&mut self) -> Option<EndedRequest> {
         self.array.next_ended()
     }
 

@@ -11,7 +11,9 @@ use super::api::{
 use super::driven::DrivenArray;
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
-use crate::array::{Array, ArrayConfig, OpenDevice, PieceId, SlotReply, SlotRequest, ZERO_RUN_SLOTS};
+use crate::array::{
+    Array, ArrayConfig, OpenDevice, StripeReply, StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
+};
 use crate::block_io::{Buf, BufMut, Pool};
 use crate::codec::Codec;
 use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
@@ -121,13 +123,8 @@ impl PlainVolume {
         self.driven.array().cached_hash(StripeIndex(stripe), column, (within % chunk / ROW_BYTES) as usize)
     }
 
-    /// Where a logical stripe is.
-    fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
-        SlotIndex(stripe.0)
-    }
-
-    /// Cuts a byte range of the volume at stripe boundaries: (slot, offset in it, length).
-    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = (SlotIndex, usize, usize)> + use<> {
+    /// Cuts a byte range of the volume at stripe boundaries: (stripe, offset in it, length).
+    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = (StripeIndex, usize, usize)> + use<> {
         let (stripe_bytes, end) = (self.stripe_bytes, offset + len);
         let mut at = offset;
         std::iter::from_fn(move || {
@@ -136,9 +133,9 @@ impl PlainVolume {
             }
             let within = at % stripe_bytes;
             let piece = (stripe_bytes - within).min(end - at);
-            let slot = SlotIndex(at / stripe_bytes);
+            let stripe = StripeIndex(at / stripe_bytes);
             at += piece;
-            Some((slot, within as usize, piece as usize))
+            Some((stripe, within as usize, piece as usize))
         })
     }
 
@@ -154,7 +151,7 @@ impl PlainVolume {
             ClientRequest::Write { offset, data, fua } => self.write(now, id, offset, &data, fua),
             ClientRequest::Flush => {
                 let request = self.start(id, Kind::Flush);
-                self.submit(now, request, 0, SlotRequest::Flush);
+                self.submit(now, request, 0, StripeRequest::Flush);
             }
             ClientRequest::Trim { offset, len, fua } => {
                 // Only whole stripes give space back; the ragged ends of a trim keep their bytes.
@@ -172,9 +169,9 @@ impl PlainVolume {
             }
             ClientRequest::BlockStatus { offset, len } => self.block_status(now, id, offset, len),
             ClientRequest::Health { offset, len } => {
-                let (first, count) = self.slots_of(offset, len);
+                let (first, count) = self.stripes_of(offset, len);
                 let request = self.start(id, Kind::Health(offset.0..offset.0 + len));
-                self.submit(now, request, 0, SlotRequest::Health { first, count });
+                self.submit(now, request, 0, StripeRequest::Health { first, count });
             }
         }
     }
@@ -190,31 +187,31 @@ impl PlainVolume {
         self.requests.insert(Request { id, kind, what, place, pending: 0, error: None })
     }
 
-    fn submit(&mut self, now: Timestamp, request: usize, place: usize, slot_request: SlotRequest) {
+    fn submit(&mut self, now: Timestamp, request: usize, place: usize, stripe_request: StripeRequest) {
         self.requests[request].pending += 1;
-        let piece = PieceId((request as u64) << PLACE_BITS | place as u64);
-        self.driven.array_mut().submit(now, piece, slot_request);
+        let piece = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
+        self.driven.array_mut().submit(now, piece, stripe_request);
     }
 
     fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
         let pieces = self.pieces(offset.0, buf.len() as u64);
         let request = self.start(id, Kind::Read { parts: Vec::new(), sparse });
         let mut rest = buf;
-        for (place, (slot, within, len)) in pieces.enumerate() {
+        for (place, (stripe, within, len)) in pieces.enumerate() {
             let tail = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, tail);
             if let Kind::Read { parts, .. } = &mut self.requests[request].kind {
                 parts.push(None);
             }
-            self.submit(now, request, place, SlotRequest::Read { slot, offset: within, buf });
+            self.submit(now, request, place, StripeRequest::Read { stripe, offset: within, buf });
         }
     }
 
     fn write(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, data: &Buf, fua: bool) {
         let request = self.start(id, Kind::Write);
         let mut at = 0;
-        for (place, (slot, within, len)) in self.pieces(offset.0, data.len() as u64).enumerate() {
-            let piece = SlotRequest::Write { slot, offset: within, data: data.slice(at..at + len), fua };
+        for (place, (stripe, within, len)) in self.pieces(offset.0, data.len() as u64).enumerate() {
+            let piece = StripeRequest::Write { stripe, offset: within, data: data.slice(at..at + len), fua };
             self.submit(now, request, place, piece);
             at += len;
         }
@@ -228,7 +225,7 @@ impl PlainVolume {
             if let Kind::Zero { fua, .. } = &mut self.requests[request].kind {
                 *fua = false;
             }
-            self.submit(now, request, 0, SlotRequest::Flush);
+            self.submit(now, request, 0, StripeRequest::Flush);
         }
     }
 
@@ -244,22 +241,22 @@ impl PlainVolume {
             let stripe = left.start / self.stripe_bytes;
             let whole = (left.end / self.stripe_bytes).saturating_sub(stripe);
             if left.start.is_multiple_of(self.stripe_bytes) && whole > 0 {
-                let count = whole.min(ZERO_RUN_SLOTS);
+                let count = whole.min(ZERO_RUN_STRIPES);
                 left.start += count * self.stripe_bytes;
-                let first = self.slot_of(StripeIndex(stripe));
-                self.submit(now, request, 0, SlotRequest::Zero { first, count });
+                let first = StripeIndex(stripe);
+                self.submit(now, request, 0, StripeRequest::Zero { first, count });
                 continue;
             }
             let within = left.start % self.stripe_bytes;
             let len = (self.stripe_bytes - within).min(left.end - left.start);
             left.start += len;
             let data = self.zero_buf(len as usize);
-            let slot = self.slot_of(StripeIndex(stripe));
+            let stripe = StripeIndex(stripe);
             self.submit(
                 now,
                 request,
                 0,
-                SlotRequest::Write { slot, offset: within as usize, data, fua: false },
+                StripeRequest::Write { stripe, offset: within as usize, data, fua: false },
             );
         }
     }
@@ -271,23 +268,23 @@ impl PlainVolume {
     }
 
     fn block_status(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64) {
-        let (first, count) = self.slots_of(offset, len);
+        let (first, count) = self.stripes_of(offset, len);
         let request = self.start(id, Kind::Extents(offset.0..offset.0 + len));
-        self.submit(now, request, 0, SlotRequest::Extents { first, count });
+        self.submit(now, request, 0, StripeRequest::Extents { first, count });
     }
 
-    /// The slots of a range: the first, and how many.
-    fn slots_of(&self, offset: VolumeOffset, len: u64) -> (SlotIndex, u64) {
+    /// The stripes of a range: the first, and how many.
+    fn stripes_of(&self, offset: VolumeOffset, len: u64) -> (StripeIndex, u64) {
         let first = offset.0 / self.stripe_bytes;
         let end = (offset.0 + len).div_ceil(self.stripe_bytes);
-        (self.slot_of(StripeIndex(first)), end - first)
+        (StripeIndex(first), end - first)
     }
 
     fn piece_done(
         &mut self,
         now: Timestamp,
-        piece: PieceId,
-        result: Result<SlotReply, ClientError>,
+        piece: StripeRequestId,
+        result: Result<StripeReply, ClientError>,
         out: &mut VolumeOutput,
     ) {
         let key = (piece.0 >> PLACE_BITS) as usize;
@@ -299,12 +296,12 @@ impl PlainVolume {
             (Err(error), _) => {
                 request.error.get_or_insert(error);
             }
-            (Ok(SlotReply::Data(buf)), Kind::Read { parts, .. }) => parts[place] = Some((buf, Vec::new())),
-            (Ok(SlotReply::Sparse(buf, zeroes)), Kind::Read { parts, .. }) => {
+            (Ok(StripeReply::Data(buf)), Kind::Read { parts, .. }) => parts[place] = Some((buf, Vec::new())),
+            (Ok(StripeReply::Sparse(buf, zeroes)), Kind::Read { parts, .. }) => {
                 parts[place] = Some((buf, zeroes))
             }
-            (Ok(SlotReply::Holes(found)), Kind::Extents(_)) => holes = Some(found),
-            (Ok(SlotReply::Health(found)), Kind::Health(_)) => health = found,
+            (Ok(StripeReply::Holes(found)), Kind::Extents(_)) => holes = Some(found),
+            (Ok(StripeReply::Health(found)), Kind::Health(_)) => health = found,
             (Ok(_), _) => {}
         }
         if matches!(request.kind, Kind::Zero { .. }) && request.error.is_none() {
@@ -317,7 +314,7 @@ impl PlainVolume {
         if let (Kind::Zero { fua, .. }, None) = (&mut request.kind, request.error)
             && std::mem::take(fua)
         {
-            self.submit(now, key, 0, SlotRequest::Flush);
+            self.submit(now, key, 0, StripeRequest::Flush);
             return;
         }
         let request = self.requests.remove(key);

@@ -1,15 +1,24 @@
-//! Row locks of slots, in memory: writers exclude each other and decoding readers on overlapping rows.
+//! Row locks of stripes and slots, in memory: writers exclude each other and decoding readers on overlapping rows.
 //!
-//! Invariant: a waiter is granted only when it conflicts with no holder and no earlier waiter of its slot, so
+//! Invariant: a waiter is granted only when it conflicts with no holder and no earlier waiter of its key, so
 //! nobody starves and requests on one row run in the order they came. Knows nothing of what the holders do.
 
-use crate::units::SlotIndex;
+use crate::units::{SlotIndex, StripeIndex};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Names the operation that holds or waits.
 pub(super) type OwnerKey = usize;
+
+/// What is locked: rows of a stripe, wherever it is, or of a slot, whatever is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::array) enum LockKey {
+    /// Of clients' requests.
+    Stripe(StripeIndex),
+    /// Of what writes to a slot that holds no stripe, or must find what it holds still.
+    Slot(SlotIndex),
+}
 
 /// What a lock excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,34 +45,34 @@ impl Claim {
 }
 
 #[derive(Debug, Default)]
-struct SlotLocks {
+struct Claims {
     holders: Vec<Claim>,
     waiters: VecDeque<Claim>,
 }
 
-/// The locks of all slots.
+/// All locks.
 #[derive(Debug, Default)]
 pub(in crate::array) struct LockTable {
-    slots: FxHashMap<u64, SlotLocks>,
+    claims: FxHashMap<LockKey, Claims>,
     /// Emptied entries, kept so that a lone writer does not allocate.
-    spare: Vec<SlotLocks>,
+    spare: Vec<Claims>,
 }
 
 /// Emptied entries worth keeping: about the number of slots written at one time.
 const SPARE_MAX: usize = 256;
 
 impl LockTable {
-    /// Claims `rows` (bytes within the chunk) of `slot`. True: granted now; false: `owner` comes out of a later
-    /// [`LockTable::release`]. One owner claims a slot at most once.
+    /// Claims `rows` (bytes within the chunk) of `key`. True: granted now; false: `owner` comes out of a later
+    /// [`LockTable::release`]. One owner claims a key at most once.
     pub(in crate::array) fn acquire(
         &mut self,
-        slot: SlotIndex,
+        key: LockKey,
         rows: Range<usize>,
         mode: LockMode,
         owner: OwnerKey,
     ) -> bool {
         let spare = &mut self.spare;
-        let locks = self.slots.entry(slot.0).or_insert_with(|| spare.pop().unwrap_or_default());
+        let locks = self.claims.entry(key).or_insert_with(|| spare.pop().unwrap_or_default());
         let claim = Claim { owner, rows, mode };
         let blocked = locks.holders.iter().any(|h| h.conflicts(&claim))
             || locks.waiters.iter().any(|w| w.conflicts(&claim));
@@ -75,10 +84,10 @@ impl LockTable {
         !blocked
     }
 
-    /// Gives up `owner`'s claim on `slot`, held or awaited, and pushes the owners that are granted now.
-    pub(super) fn release(&mut self, slot: SlotIndex, owner: OwnerKey, granted: &mut Vec<OwnerKey>) {
-        let Some(locks) = self.slots.get_mut(&slot.0) else {
-            debug_assert!(false, "release of an unlocked slot");
+    /// Gives up `owner`'s claim on `key`, held or awaited, and pushes the owners that are granted now.
+    pub(super) fn release(&mut self, key: LockKey, owner: OwnerKey, granted: &mut Vec<OwnerKey>) {
+        let Some(locks) = self.claims.get_mut(&key) else {
+            debug_assert!(false, "release of what is not locked");
             return;
         };
         locks.holders.retain(|h| h.owner != owner);
@@ -96,7 +105,7 @@ impl LockTable {
             }
         }
         if locks.holders.is_empty() && locks.waiters.is_empty() {
-            let empty = self.slots.remove(&slot.0);
+            let empty = self.claims.remove(&key);
             if let Some(empty) = empty
                 && self.spare.len() < SPARE_MAX
             {
@@ -105,15 +114,15 @@ impl LockTable {
         }
     }
 
-    /// Whether `owner` has been granted its claim on `slot`.
-    pub(in crate::array) fn is_held(&self, slot: SlotIndex, owner: OwnerKey) -> bool {
-        self.slots.get(&slot.0).is_some_and(|locks| locks.holders.iter().any(|claim| claim.owner == owner))
+    /// Whether `owner` has been granted its claim on `key`.
+    pub(in crate::array) fn is_held(&self, key: LockKey, owner: OwnerKey) -> bool {
+        self.claims.get(&key).is_some_and(|locks| locks.holders.iter().any(|claim| claim.owner == owner))
     }
 
     /// Whether nothing is locked.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.claims.is_empty()
     }
 }
 
@@ -122,30 +131,30 @@ mod tests {
     use super::*;
     use LockMode::{Exclusive, Shared};
 
-    const SLOT: SlotIndex = SlotIndex(7);
+    const KEY: LockKey = LockKey::Stripe(StripeIndex(7));
 
     #[test]
     fn disjoint_rows_and_shared_claims_do_not_wait() {
         let mut table = LockTable::default();
-        assert!(table.acquire(SLOT, 0..4096, Exclusive, 1));
-        assert!(table.acquire(SLOT, 4096..8192, Exclusive, 2));
-        assert!(table.acquire(SlotIndex(8), 0..8192, Exclusive, 3));
-        assert!(table.acquire(SLOT, 8192..12288, Shared, 4));
-        assert!(table.acquire(SLOT, 8192..12288, Shared, 5));
+        assert!(table.acquire(KEY, 0..4096, Exclusive, 1));
+        assert!(table.acquire(KEY, 4096..8192, Exclusive, 2));
+        assert!(table.acquire(LockKey::Stripe(StripeIndex(8)), 0..8192, Exclusive, 3));
+        assert!(table.acquire(KEY, 8192..12288, Shared, 4));
+        assert!(table.acquire(KEY, 8192..12288, Shared, 5));
     }
 
     #[test]
     fn waiters_are_granted_in_order_and_not_overtaken() {
         let mut table = LockTable::default();
         let mut granted = Vec::new();
-        assert!(table.acquire(SLOT, 0..4096, Shared, 1));
-        assert!(!table.acquire(SLOT, 0..8192, Exclusive, 2));
-        assert!(!table.acquire(SLOT, 0..4096, Shared, 3), "a reader must not overtake the waiting writer");
-        assert!(!table.acquire(SLOT, 4096..8192, Exclusive, 4));
-        table.release(SLOT, 1, &mut granted);
+        assert!(table.acquire(KEY, 0..4096, Shared, 1));
+        assert!(!table.acquire(KEY, 0..8192, Exclusive, 2));
+        assert!(!table.acquire(KEY, 0..4096, Shared, 3), "a reader must not overtake the waiting writer");
+        assert!(!table.acquire(KEY, 4096..8192, Exclusive, 4));
+        table.release(KEY, 1, &mut granted);
         assert_eq!(granted, [2]);
         granted.clear();
-        table.release(SLOT, 2, &mut granted);
+        table.release(KEY, 2, &mut granted);
         assert_eq!(granted, [3, 4]);
     }
 
@@ -153,13 +162,13 @@ mod tests {
     fn giving_up_a_wait_lets_the_next_in_and_leaves_nothing() {
         let mut table = LockTable::default();
         let mut granted = Vec::new();
-        assert!(table.acquire(SLOT, 0..10, Shared, 1));
-        assert!(!table.acquire(SLOT, 0..10, Exclusive, 2));
-        assert!(!table.acquire(SLOT, 0..10, Shared, 3));
-        table.release(SLOT, 2, &mut granted);
+        assert!(table.acquire(KEY, 0..10, Shared, 1));
+        assert!(!table.acquire(KEY, 0..10, Exclusive, 2));
+        assert!(!table.acquire(KEY, 0..10, Shared, 3));
+        table.release(KEY, 2, &mut granted);
         assert_eq!(granted, [3]);
-        table.release(SLOT, 1, &mut granted);
-        table.release(SLOT, 3, &mut granted);
+        table.release(KEY, 1, &mut granted);
+        table.release(KEY, 3, &mut granted);
         assert!(table.is_empty());
     }
 }

@@ -11,18 +11,18 @@ pub(in crate::array) mod pace;
 pub(in crate::array) mod shortage;
 
 use crate::array::base::inflight::{Inflight, InflightTable};
-use crate::array::base::lock::LockTable;
+use crate::array::base::lock::{LockKey, LockTable};
 use crate::array::base::members::{Census, Member, Replaced};
 use crate::array::base::shortage::Shortages;
 use crate::array::geometry::Map;
 use crate::array::{
-    ArrayAction, ArrayConfig, ArrayNotice, ClientError, Effect, EndedPiece, NoticeKind, NoticeLevel, Owner,
-    PieceId, SlotReply, Stopping,
+    ArrayAction, ArrayConfig, ArrayNotice, ClientError, Effect, EndedRequest, NoticeKind, NoticeLevel, Owner,
+    Stopping, StripeReply, StripeRequestId,
 };
 use crate::block_io::{DeviceId, IoOp, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{Geometry, MemberSet};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp, VolumeOffset};
+use crate::units::{ByteOffset, MemberIndex, Timestamp, VolumeOffset};
 use std::collections::VecDeque;
 
 /// See the head of this file.
@@ -49,7 +49,7 @@ pub(super) struct Core {
     pub(in crate::array) stop: StopState,
     pub(super) actions: Vec<ArrayAction>,
     /// Ends of slot requests that the volume has not taken yet.
-    pub(in crate::array) ended_pieces: VecDeque<EndedPiece>,
+    pub(in crate::array) ended_requests: VecDeque<EndedRequest>,
 }
 
 /// What never changes of an array but its map.
@@ -115,12 +115,12 @@ impl Core {
     }
 
     /// Ends a request towards the volume.
-    pub(super) fn done(&mut self, piece: PieceId, result: Result<SlotReply, ClientError>) {
-        self.ended_pieces.push_back((piece, result));
+    pub(super) fn done(&mut self, piece: StripeRequestId, result: Result<StripeReply, ClientError>) {
+        self.ended_requests.push_back((piece, result));
     }
 
-    pub(super) fn unlock(&mut self, slot: SlotIndex, key: usize) {
-        self.locks.release(slot, key, &mut self.work.granted);
+    pub(super) fn unlock(&mut self, lock: LockKey, key: usize) {
+        self.locks.release(lock, key, &mut self.work.granted);
         self.work.ready.extend(self.work.granted.drain(..));
     }
 

@@ -17,7 +17,8 @@ use crate::array::base::members::{Member, Which};
 use crate::array::recovery::startup::Life;
 use crate::array::status::MemberCondition;
 use crate::array::{
-    Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, PieceId, RequestId, SlotRequest, Stopping,
+    Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, RequestId, Stopping, StripeRequest,
+    StripeRequestId,
 };
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoToken};
 use crate::format::{MemberSet, MemberState};
@@ -297,7 +298,8 @@ impl Array {
             self.core.done(piece, Err(error));
         }
         let queued = std::mem::take(&mut self.redo.start.queued).into_iter();
-        let is_late = |(_, _, since): &(PieceId, SlotRequest, Timestamp)| now.nanos_since(*since) >= patience;
+        let is_late =
+            |(_, _, since): &(StripeRequestId, StripeRequest, Timestamp)| now.nanos_since(*since) >= patience;
         let (late, others): (VecDeque<_>, VecDeque<_>) = queued.partition(is_late);
         self.redo.start.queued = others;
         for (piece, request, _) in late {
@@ -307,7 +309,7 @@ impl Array {
     }
 
     /// A request that came before the log was replayed waits for that.
-    pub(in crate::array) fn queue(&mut self, piece: PieceId, request: SlotRequest) {
+    pub(in crate::array) fn queue(&mut self, piece: StripeRequestId, request: StripeRequest) {
         match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
             Some(error) => self.core.done(piece, Err(error)),
             None => self.redo.start.queued.push_back((piece, request, self.core.now)),
@@ -553,10 +555,10 @@ impl Core {
     }
 }
 
-fn changes_nothing(request: &SlotRequest) -> bool {
+fn changes_nothing(request: &StripeRequest) -> bool {
     match request {
-        SlotRequest::Read { .. } | SlotRequest::Extents { .. } | SlotRequest::Health { .. } => true,
-        SlotRequest::Write { .. } | SlotRequest::Zero { .. } | SlotRequest::Flush => false,
+        StripeRequest::Read { .. } | StripeRequest::Extents { .. } | StripeRequest::Health { .. } => true,
+        StripeRequest::Write { .. } | StripeRequest::Zero { .. } | StripeRequest::Flush => false,
     }
 }
 

@@ -1,10 +1,10 @@
 //! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
 
-use crate::array::base::lock::LockMode;
+use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::client::fetch::{Fetch, Fetched, Missing, Why};
 use crate::array::damage::BlockName;
 use crate::array::pages::hold::{PageHold, PagesHeld};
-use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
+use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
 use crate::block_io::{BufMut, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
@@ -22,7 +22,7 @@ const LOOKS_AGAIN: u32 = 2;
 
 pub(in crate::array) struct LoggedRead {
     /// None: nobody waits for it, it looks at one block of a column again.
-    piece: Option<PieceId>,
+    piece: Option<StripeRequestId>,
     looks_at: Option<(usize, usize)>,
     stripe: StripeIndex,
     /// Where the stripe was when the lock was granted.
@@ -57,7 +57,7 @@ enum Stage {
 impl Array {
     pub(in crate::array) fn start_logged_read(
         &mut self,
-        piece: PieceId,
+        piece: StripeRequestId,
         stripe: StripeIndex,
         offset: usize,
         buf: BufMut,
@@ -87,7 +87,7 @@ impl Array {
 
     fn begin_logged_read(
         &mut self,
-        piece: Option<PieceId>,
+        piece: Option<StripeRequestId>,
         looks_at: Option<(usize, usize)>,
         stripe: StripeIndex,
         offset: usize,
@@ -114,7 +114,7 @@ impl Array {
         });
         let rows = self.core.rows_of_read(&read);
         let key = self.ops.insert(Op::Busy);
-        let flow = if self.core.locks.acquire(slot, rows, LockMode::Shared, key) {
+        let flow = if self.core.locks.acquire(LockKey::Stripe(stripe), rows, LockMode::Shared, key) {
             self.advance_logged_read(key, &mut read)
         } else {
             Flow::Wait
@@ -135,10 +135,10 @@ impl Array {
             }
             read.stage = Stage::Lock;
             let rows = self.core.rows_of_read(read);
-            self.core.locks.acquire(SlotIndex(read.stripe.0), rows, LockMode::Shared, key);
+            self.core.locks.acquire(LockKey::Stripe(read.stripe), rows, LockMode::Shared, key);
         }
         if read.stage == Stage::Lock {
-            if !self.core.locks.is_held(SlotIndex(read.stripe.0), key) {
+            if !self.core.locks.is_held(LockKey::Stripe(read.stripe), key) {
                 return Flow::Wait;
             }
             read.slot = self.slot_of(read.stripe);
@@ -147,7 +147,7 @@ impl Array {
                 self.damage.forget_stripe(read.stripe);
                 let buf = read.buf.take().expect("nothing reads into it yet");
                 let whole = 0..buf.len();
-                return self.end_logged_read(key, read, Ok(SlotReply::Sparse(buf, vec![whole])));
+                return self.end_logged_read(key, read, Ok(StripeReply::Sparse(buf, vec![whole])));
             }
             read.stage = Stage::Pages;
             let rows = self.core.rows_of_read(read);
@@ -279,7 +279,8 @@ impl Array {
         let reply = reply.expect("a read has at least one byte");
         read.answered = true;
         self.core.load.client_ops -= 1;
-        let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
+        let reply =
+            if zeroes.is_empty() { StripeReply::Data(reply) } else { StripeReply::Sparse(reply, zeroes) };
         if let Some(piece) = read.piece {
             self.core.done(piece, Ok(reply));
         }
@@ -322,7 +323,7 @@ impl Array {
         read.has_repaid = true;
         self.core.take_buffer_back(read);
         self.release_pages(&mut read.pages);
-        self.core.unlock(SlotIndex(read.stripe.0), key);
+        self.core.unlock(LockKey::Stripe(read.stripe), key);
         read.stage = Stage::Repay;
         for block in missing {
             self.start_repay((read.stripe, block.column as u16, block.row as u32), Some(key));
@@ -345,7 +346,7 @@ impl Array {
         &mut self,
         key: usize,
         read: &mut LoggedRead,
-        result: Result<SlotReply, ClientError>,
+        result: Result<StripeReply, ClientError>,
     ) -> Flow {
         if !read.answered {
             read.answered = true;
@@ -371,7 +372,7 @@ impl Array {
         }
         self.release_pages(&mut read.pages);
         if read.stage != Stage::Repay {
-            self.core.unlock(SlotIndex(read.stripe.0), key);
+            self.core.unlock(LockKey::Stripe(read.stripe), key);
         }
         Flow::Finished
     }

@@ -6,14 +6,14 @@
 //! A write that fails before it joined a batch has changed nothing. A write changes what it was asked to change (rule T2):
 //! where a row cannot be read for its parity, `unreadable.rs` says how it goes on.
 
-use crate::array::base::lock::LockMode;
+use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
 use crate::array::damage::BlockName;
 use crate::array::log::state::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
-use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, PieceId, SlotReply};
+use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
 use crate::block_io::{Buf, DeviceId, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::format::LogRecord;
@@ -33,7 +33,7 @@ const BLOCK: usize = ROW_BYTES as usize;
 
 pub(in crate::array) struct LoggedWrite {
     /// None once the client has its answer.
-    piece: Option<PieceId>,
+    piece: Option<StripeRequestId>,
     stripe: StripeIndex,
     slot: SlotIndex,
     work: Work,
@@ -115,13 +115,10 @@ struct StripeWrite {
     retried: bool,
 }
 
-/// Locks of slots, as opposed to stripes, have this bit.
-pub(in crate::array) const SLOT_LOCK: u64 = 1 << 63;
-
 impl Array {
     pub(in crate::array) fn start_logged_write(
         &mut self,
-        piece: PieceId,
+        piece: StripeRequestId,
         stripe: StripeIndex,
         offset: usize,
         data: Buf,
@@ -134,7 +131,7 @@ impl Array {
         self.start_logged(Some(piece), stripe, Work::Data { offset, data }, fua);
     }
 
-    pub(in crate::array) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
+    pub(in crate::array) fn start_discard(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
         assert!(
             count > 0 && first.0 + count <= self.core.shape.geometry.stripes(),
             "a discard out of bounds"
@@ -143,7 +140,7 @@ impl Array {
     }
 
     /// Without a piece no client waits for it.
-    fn start_logged(&mut self, piece: Option<PieceId>, stripe: StripeIndex, work: Work, fua: bool) {
+    fn start_logged(&mut self, piece: Option<StripeRequestId>, stripe: StripeIndex, work: Work, fua: bool) {
         self.core.load.client_ops += usize::from(piece.is_some());
         self.core.load.write_ops += 1;
         let slot = SlotIndex(stripe.0);
@@ -198,13 +195,13 @@ impl Array {
             let before = write.stage;
             let flow = match write.stage {
                 Stage::Room => self.admit_write(key, write),
-                Stage::Lock if !self.core.locks.is_held(SlotIndex(write.stripe.0), key) => Flow::Wait,
+                Stage::Lock if !self.core.locks.is_held(LockKey::Stripe(write.stripe), key) => Flow::Wait,
                 Stage::Lock => self.locked_write(key, write),
                 Stage::Patience(until) => self.core.try_again(write, until),
                 Stage::Pages => self.load_write(key, write),
                 Stage::Slot => self.choose_slot(key, write),
                 Stage::SlotLock => match write.target {
-                    Some(target) if self.core.locks.is_held(SlotIndex(target.0 | SLOT_LOCK), key) => {
+                    Some(target) if self.core.locks.is_held(LockKey::Slot(target), key) => {
                         self.code_stripe(key, write)
                     }
                     _ => Flow::Wait,
@@ -244,7 +241,7 @@ impl Array {
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
         write.locked = Some(rows.clone());
-        self.core.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key);
+        self.core.locks.acquire(LockKey::Stripe(write.stripe), rows, LockMode::Exclusive, key);
         Flow::Wait
     }
 
@@ -266,9 +263,10 @@ impl Array {
         let held = write.locked.clone().unwrap_or_default();
         if rows.start < held.start || rows.end > held.end {
             // While it waited the stripe was discarded.
-            self.core.unlock(SlotIndex(write.stripe.0), key);
+            self.core.unlock(LockKey::Stripe(write.stripe), key);
             write.locked = Some(rows.clone());
-            if !self.core.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
+            if !self.core.locks.acquire(LockKey::Stripe(write.stripe), rows.clone(), LockMode::Exclusive, key)
+            {
                 return Flow::Wait;
             }
         }
@@ -283,7 +281,7 @@ impl Array {
             return Flow::Wait;
         }
         if matches!(write.work, Work::Repay { .. }) && first {
-            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+            return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
         if first && self.redo().checksums.is_none() && !self.core.is_whole(write) {
             self.core.fill_stripe(write);
@@ -497,17 +495,17 @@ impl Array {
     }
 
     fn acknowledge_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        self.end_logged_write(key, write, Ok(SlotReply::Done))
+        self.end_logged_write(key, write, Ok(StripeReply::Done))
     }
 
     /// Gives up locks and pages.
     fn let_go(&mut self, key: usize, write: &mut LoggedWrite) {
         self.release_pages(&mut write.pages);
         if write.locked.take().is_some() {
-            self.core.unlock(SlotIndex(write.stripe.0), key);
+            self.core.unlock(LockKey::Stripe(write.stripe), key);
         }
         if let Some(target) = write.target.take() {
-            self.core.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
+            self.core.unlock(LockKey::Slot(target), key);
         }
         let promised = std::mem::take(&mut write.promised);
         if write.life == self.redo().lives {
@@ -519,7 +517,7 @@ impl Array {
         &mut self,
         key: usize,
         write: &mut LoggedWrite,
-        result: Result<SlotReply, ClientError>,
+        result: Result<StripeReply, ClientError>,
     ) -> Flow {
         // A free slot that did not become the stripe's is free again.
         if let (Some(target), true, Err(_)) = (write.target, write.life == self.redo().lives, &result)

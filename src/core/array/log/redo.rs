@@ -11,7 +11,9 @@ use crate::array::client::fetch::Missing;
 use crate::array::log::state::{FlushRequest, Redo, Round};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::startup::Life;
-use crate::array::{Array, ClientError, Core, Inflight, NoticeKind, NoticeLevel, Owner, PieceId, SlotReply};
+use crate::array::{
+    Array, ClientError, Core, Inflight, NoticeKind, NoticeLevel, Owner, StripeReply, StripeRequestId,
+};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, MemberState};
 use crate::units::{ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset};
@@ -100,7 +102,7 @@ impl Array {
             let (_, key, _) = redo.waits.waiters.remove(at).expect("just found");
             self.core.work.ready.push_back(key);
         }
-        let done: Vec<PieceId> = redo
+        let done: Vec<StripeRequestId> = redo
             .rounds
             .flushes
             .extract_if(.., |flush| flush.target <= durable)
@@ -108,12 +110,12 @@ impl Array {
             .collect();
         for piece in done {
             self.core.load.client_ops -= 1;
-            self.core.done(piece, Ok(SlotReply::Done));
+            self.core.done(piece, Ok(StripeReply::Done));
         }
     }
 
     /// A flush of a logged array: everything acknowledged before is in written batches.
-    pub(in crate::array) fn start_logged_flush(&mut self, piece: PieceId) {
+    pub(in crate::array) fn start_logged_flush(&mut self, piece: StripeRequestId) {
         self.core.load.client_ops += 1;
         let target = self.redo().journal.written();
         let since = self.core.now;
@@ -325,7 +327,12 @@ impl Array {
     }
 
     /// Which stripes of a run hold nothing.
-    pub(in crate::array) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
+    pub(in crate::array) fn logged_extents(
+        &mut self,
+        piece: StripeRequestId,
+        first: StripeIndex,
+        count: u64,
+    ) {
         let mut runs: Vec<(u64, bool)> = Vec::new();
         for stripe in (first.0..first.0 + count).map(StripeIndex) {
             let hole = !self.holds_data(stripe);
@@ -334,7 +341,7 @@ impl Array {
                 _ => runs.push((1, hole)),
             }
         }
-        self.core.done(piece, Ok(SlotReply::Holes(runs)));
+        self.core.done(piece, Ok(StripeReply::Holes(runs)));
     }
 
     /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that

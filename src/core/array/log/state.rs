@@ -10,7 +10,7 @@ use crate::array::pages::patience::UnreadablePages;
 use crate::array::pages::store::PageStore;
 use crate::array::pages::stripe_map::StripeMap;
 use crate::array::recovery::startup::{Life, LogFacts};
-use crate::array::{PieceId, SlotRequest};
+use crate::array::{StripeRequest, StripeRequestId};
 use crate::block_io::Buf;
 use crate::codec::BlockHasher;
 use crate::format::{LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberSet};
@@ -86,7 +86,7 @@ impl std::ops::SubAssign for Share {
 pub(super) struct FlushRequest {
     /// Every batch below must be durable for it.
     pub(in crate::array) target: u64,
-    pub(in crate::array) piece: PieceId,
+    pub(in crate::array) piece: StripeRequestId,
     pub(in crate::array) since: Timestamp,
 }
 
@@ -111,7 +111,7 @@ pub(in crate::array) struct StartState {
     /// Batches below were acknowledged before the array failed, durable or not; 0 where nothing is known.
     pub(in crate::array) acknowledged_before: u64,
     /// Client requests that came before the log was replayed, and when.
-    pub(in crate::array) queued: VecDeque<(PieceId, SlotRequest, Timestamp)>,
+    pub(in crate::array) queued: VecDeque<(StripeRequestId, StripeRequest, Timestamp)>,
     /// The next replay writes nothing in place.
     pub(in crate::array) lifts: bool,
 }
@@ -397,12 +397,16 @@ impl Redo {
         all
     }
 
-    pub(super) fn take_flushes(&mut self) -> Vec<PieceId> {
+    pub(super) fn take_flushes(&mut self) -> Vec<StripeRequestId> {
         std::mem::take(&mut self.rounds.flushes).into_iter().map(|flush| flush.piece).collect()
     }
 
     /// Flush requests that have waited for so long.
-    pub(in crate::array) fn take_late_flushes(&mut self, now: Timestamp, patience_ns: u64) -> Vec<PieceId> {
+    pub(in crate::array) fn take_late_flushes(
+        &mut self,
+        now: Timestamp,
+        patience_ns: u64,
+    ) -> Vec<StripeRequestId> {
         let late = |flush: &mut FlushRequest| now.nanos_since(flush.since) >= patience_ns;
         self.rounds.flushes.extract_if(.., late).map(|flush| flush.piece).collect()
     }

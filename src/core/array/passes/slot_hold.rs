@@ -8,8 +8,7 @@
 //! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
 
 use crate::array::Array;
-use crate::array::base::lock::LockMode;
-use crate::array::client::write::SLOT_LOCK;
+use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
@@ -75,7 +74,7 @@ impl SlotHold {
 
 impl Array {
     pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
-        let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
+        let slot_lock = LockKey::Slot(hold.slot);
         let rows = 0..self.core.map.chunk;
         loop {
             match hold.stage {
@@ -83,7 +82,12 @@ impl Array {
                     Some(stripe) => {
                         hold.stripe = Some(stripe);
                         hold.stage = Stage::Stripe;
-                        self.core.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
+                        self.core.locks.acquire(
+                            LockKey::Stripe(stripe),
+                            rows.clone(),
+                            LockMode::Exclusive,
+                            key,
+                        );
                     }
                     None => {
                         hold.stage = Stage::Slot;
@@ -106,12 +110,12 @@ impl Array {
                 }
                 Stage::Stripe => {
                     let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
-                    if !self.core.locks.is_held(SlotIndex(stripe.0), key) {
+                    if !self.core.locks.is_held(LockKey::Stripe(stripe), key) {
                         return Held::Wait;
                     }
                     if self.redo().stripes.stripe_at(hold.slot) != Some(stripe) {
                         // It moved away while its lock was waited for.
-                        self.core.unlock(SlotIndex(stripe.0), key);
+                        self.core.unlock(LockKey::Stripe(stripe), key);
                         hold.stripe = None;
                         hold.stage = Stage::New;
                         continue;
@@ -171,10 +175,10 @@ impl Array {
     pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
         self.release_pages(&mut hold.pages);
         if let Some(stripe) = hold.stripe.take() {
-            self.core.unlock(SlotIndex(stripe.0), key);
+            self.core.unlock(LockKey::Stripe(stripe), key);
         }
         if hold.stage == Stage::Slot {
-            self.core.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
+            self.core.unlock(LockKey::Slot(hold.slot), key);
         }
         hold.stage = Stage::New;
     }

@@ -17,7 +17,7 @@ use crate::array::recovery::{
 };
 use crate::array::{
     Array, ArrayAction, ArrayConfig, ClientError, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner,
-    SlotRequest,
+    StripeRequest,
 };
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
@@ -535,7 +535,7 @@ impl Array {
         self.core.actions.push(ArrayAction::WritesLost);
         let queued = std::mem::take(&mut self.redo_mut().start.queued);
         let (flushes, others): (VecDeque<_>, VecDeque<_>) =
-            queued.into_iter().partition(|(_, request, _)| matches!(request, SlotRequest::Flush));
+            queued.into_iter().partition(|(_, request, _)| matches!(request, StripeRequest::Flush));
         self.redo_mut().start.queued = others;
         flushes.into_iter().for_each(|(piece, ..)| self.core.done(piece, Err(ClientError::Io)));
     }

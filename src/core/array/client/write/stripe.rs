@@ -1,14 +1,14 @@
 //! Writes of whole stripes: to a free slot, coded and hashed as a job, written once, live by a record.
 
 use crate::array::Core;
-use crate::array::base::lock::LockMode;
-use crate::array::client::write::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
+use crate::array::base::lock::{LockKey, LockMode};
+use crate::array::client::write::{Flow, LoggedWrite, Stage, StripeWrite, Work};
 use crate::array::pages::hold::PageHold;
 use crate::array::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
-use crate::units::{ROW_BYTES, SlotIndex};
+use crate::units::ROW_BYTES;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -34,7 +34,7 @@ impl Array {
         write.target = Some(target);
         write.pages = PageHold::new(self.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
         write.stage = Stage::SlotLock;
-        let lock = SlotIndex(target.0 | SLOT_LOCK);
+        let lock = LockKey::Slot(target);
         self.core.locks.acquire(lock, 0..self.core.map.chunk, LockMode::Exclusive, key);
         Flow::Wait
     }

@@ -16,7 +16,7 @@ use crate::array::client::plan::ParityPath;
 use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Work};
 use crate::array::damage::BlockName;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, SlotReply};
+use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, StripeReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::MemberState;
 use crate::units::{ColumnIndex, Count, StripeIndex, Timestamp};
@@ -214,7 +214,7 @@ impl Array {
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
             // It was written meanwhile, or what would have set it aside came to nothing: its content tells.
             let block = (write.stripe, column as u16, row as u32);
-            let flow = self.end_logged_write(key, write, Ok(SlotReply::Done));
+            let flow = self.end_logged_write(key, write, Ok(StripeReply::Done));
             if self.core.stop.stopping.is_none() {
                 self.look_again(block, None);
             }
@@ -237,14 +237,14 @@ impl Array {
         let Work::Repay { column, row } = write.work else { unreachable!("a block is repaid") };
         let is_void = self.core.is_failed() || write.life != self.redo().lives;
         if is_void {
-            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+            return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
         let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
         let entry = self.redo().pages.hash(write.slot, row, ColumnIndex(column as u16));
         if !entry.was_set_aside_from(self.redo().log_hasher().hash(&bytes)) {
             // Nothing else could give it.
             self.damage.note(write.stripe, &[Missing { column, row, why: Why::Gone }]);
-            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+            return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
         // To coding the block held zeroes until now.
         let offset = column * self.core.map.chunk + row * BLOCK;
@@ -255,7 +255,7 @@ impl Array {
 
     fn still_set_aside(&mut self, key: usize, write: &mut LoggedWrite, column: usize, row: usize) -> Flow {
         self.damage.note(write.stripe, &[Missing { column, row, why: Why::SetAside }]);
-        self.end_logged_write(key, write, Ok(SlotReply::Done))
+        self.end_logged_write(key, write, Ok(StripeReply::Done))
     }
 
     /// A write ends: those that wait for the block it repaid look again.
