@@ -1,6 +1,6 @@
-//! Newtypes for every quantity that two layers exchange, so that an absolute offset is never taken for a
-//! relative one and a slot never for a stripe; sizes and texts as people read them; how often a log is told. Leaf module:
-//! knows nothing of the layers above.
+//! Newtypes for every quantity that two layers exchange, so that an absolute offset is never taken
+//! for a relative one and a slot never for a stripe; the printing of sizes, counts and untrusted
+//! text; rate limits for logs. Leaf module: knows nothing of the layers above.
 
 mod count;
 mod printable;
@@ -68,9 +68,9 @@ unit!(
     ColumnIndex(u16)
 );
 
-/// Fingerprint of one 4 KiB block of data or parity, as checksum pages and the redo log keep it. Some values are no
-/// fingerprints and are never computed from bytes: [`BlockHash::UNWRITTEN`], [`BlockHash::LOST`], and those that
-/// [`BlockHash::set_aside`] gives.
+/// Fingerprint of one 4 KiB block of data or parity, as checksum pages and the redo log keep it.
+/// Some values are not fingerprints and are never computed from bytes: [`BlockHash::UNWRITTEN`],
+/// [`BlockHash::LOST`], and those that [`BlockHash::set_aside`] returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockHash(pub [u8; 16]);
 
@@ -91,9 +91,10 @@ impl BlockHash {
         self != BlockHash::UNWRITTEN && self != BlockHash::LOST && !self.is_set_aside()
     }
 
-    /// The entry of a block that could not be read when its row was coded again (rule T1 of the crash-safety design): it
-    /// counts as zeroes for coding, and reading it is an error, until content that matches is found on its own
-    /// member or the block is written. Half of the fingerprint stays, to know that content by.
+    /// The entry of a block that could not be read when its row was coded again (rule T1 of the
+    /// crash-safety design): it counts as zeroes for coding, and reading it is an error, until
+    /// content that matches is found on its own member or the block is written. Half of the
+    /// fingerprint is kept to recognise that content.
     ///
     /// # Panics
     /// When the block is not stored.

@@ -1,9 +1,9 @@
 //! Page-aligned buffers from one slab, split and shared without copying.
 //!
-//! Invariants: a [`BufMut`] is the only handle to its range; a [`Buf`] range is never written while a handle
-//! exists; memory returns to the slab when the last handle of an allocation goes. `Pool::alloc` never fails:
-//! past the slab it takes ordinary memory, so that a queue of half-finished work can always finish. Callers
-//! bound what they have in flight. Must not know what the bytes mean.
+//! Invariants: a [`BufMut`] is the only handle to its range; a [`Buf`] range is never written while
+//! a handle exists; memory returns to the slab when the last handle of an allocation goes.
+//! `Pool::alloc` never fails: past the slab it takes ordinary memory, so that work in flight can
+//! always finish. Callers limit what they have in flight. Must not know what the bytes mean.
 #![allow(unsafe_code)] // raw memory shared with the kernel; each block argues for itself
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -61,7 +61,8 @@ impl Pool {
         })))
     }
 
-    /// Gives every page of the slab its memory now, so that none is asked of the system later.
+    /// Allocates the memory of every page of the slab now, so that no later page fault needs
+    /// memory.
     ///
     /// # Errors
     /// When there is not enough, or the kernel is older than 5.14 and cannot.
@@ -217,8 +218,8 @@ impl BufMut {
         Buf { region: self.region, start: self.start, len: self.len }
     }
 
-    /// Keeps the whole allocation from ever being given back, whatever becomes of its handles: for memory that a
-    /// device that no longer answers may still read.
+    /// Never frees the whole allocation, even after its last handle is dropped: a device that no
+    /// longer answers may still read the memory.
     pub fn keep_mapped(&self) {
         std::mem::forget(Arc::clone(&self.region));
     }

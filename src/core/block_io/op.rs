@@ -1,11 +1,13 @@
-//! Operations on one member device and their outcomes. Offsets are absolute on the device; lengths and offsets
-//! are multiples of the device's sector. A device executes operations in any order; whoever needs an order
-//! waits for the completion of the first before submitting the second.
+//! Operations on one member device and their outcomes. Offsets are absolute on the device; lengths
+//! and offsets are multiples of the device's sector. A device executes operations in any order; a
+//! caller that needs an order waits for the first completion before it submits the second
+//! operation.
 
 use super::{Buf, BufMut};
 use crate::units::ByteOffset;
 
-/// Handle of an opened device, given out by whoever opened it. Never reused while the daemon runs.
+/// Handle of an opened device, assigned by the code that opened it. Never reused while the daemon
+/// runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
@@ -61,7 +63,7 @@ pub struct Extent {
     pub hole: bool,
 }
 
-/// What a successful operation yields.
+/// Result of a successful operation.
 #[derive(Debug)]
 pub enum IoValue {
     /// A write, flush or zero is done.
@@ -75,15 +77,17 @@ pub enum IoValue {
 /// The class of a failure: what the array should make of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoFaultKind {
-    /// The device answered that it could not (EIO, EREMOTEIO, ENODATA, EILSEQ, a timeout...).
+    /// The device reported that the operation failed (EIO, EREMOTEIO, ENODATA, EILSEQ, a
+    /// timeout...).
     Medium,
     /// The device is not there any more (ENODEV, ENXIO, EBADF, ESTALE, a short transfer, a deleted file).
     Gone,
-    /// The storage under the device is full (ENOSPC, EDQUOT): passes when somebody makes room. Any write can meet it,
-    /// also one over old data on thin or copy-on-write storage, and so can a flush.
+    /// The storage under the device is full (ENOSPC, EDQUOT): it ends when space is freed. Any
+    /// write can fail so, also one over old data on thin or copy-on-write storage, and so can a
+    /// flush.
     NoSpace,
-    /// The host lacks memory, descriptors or the like (ENOMEM, EAGAIN, EMFILE, ENOBUFS...): says nothing about the
-    /// device, and passes.
+    /// The host lacks memory, descriptors or the like (ENOMEM, EAGAIN, EMFILE, ENOBUFS...): it says
+    /// nothing about the device, and is temporary.
     Shortage,
     /// The device cannot do this kind of operation (EOPNOTSUPP).
     Unsupported,
@@ -102,7 +106,7 @@ impl IoFaultKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", std::io::Error::from_raw_os_error(*.errno))]
 pub struct IoFault {
-    /// What to make of it.
+    /// The class of the failure.
     pub kind: IoFaultKind,
     /// The errno behind it, for the log.
     pub errno: i32,
@@ -113,6 +117,6 @@ pub struct IoFault {
 pub struct Completion {
     /// The token it was submitted with.
     pub token: IoToken,
-    /// What came of it.
+    /// Its result.
     pub result: Result<IoValue, IoFault>,
 }

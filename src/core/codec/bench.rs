@@ -1,8 +1,9 @@
-//! Measures the codec: every engine, geometry and block size asked for, beside the rate at which one core copies
-//! memory in the same run. Single-threaded. Rates are of user data: what a client wrote, not what the engine touched.
-//! Each cell is measured on two kinds of memory: one stripe over and over (its columns stay in the cache) and stripes
-//! in turn over a buffer larger than caches (each column comes from memory and each output goes there). Invariant:
-//! copying and coding are interleaved, so that a busy neighbour slows both. Must not know how results are asked for.
+//! Measures the codec: every engine, geometry and block size asked for, beside the rate at which
+//! one core copies memory in the same run. Single-threaded. Rates are of user data: what a client
+//! wrote, not what the engine touched. Each cell is measured on two kinds of memory: one stripe
+//! over and over (its columns stay in the cache) and stripes in turn over a buffer larger than
+//! caches (each column comes from memory and each output goes there). Invariant: copying and coding
+//! are interleaved, so that a busy neighbour slows both. Must not know how a run is requested.
 
 mod hash;
 
@@ -182,7 +183,7 @@ pub struct BenchRow {
 pub struct BenchReport {
     /// See [`OUTPUT_VERSION`].
     pub output_version: u32,
-    /// The engine that a codec takes on this CPU unless told otherwise.
+    /// The engine that a codec uses on this CPU by default.
     pub fastest_engine: Engine,
     /// Memory that the run used, in bytes.
     pub memory_bytes: usize,
@@ -190,7 +191,7 @@ pub struct BenchReport {
     pub memcpy: Rate,
     /// The measurements, in the order of the options.
     pub rows: Vec<BenchRow>,
-    /// What was asked for and could not be measured, and why.
+    /// What was requested and could not be measured, and why.
     pub skipped: Vec<String>,
 }
 

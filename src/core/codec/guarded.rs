@@ -1,4 +1,5 @@
-//! Test memory that ends (and begins) at pages nobody may touch, so that a read or write one byte too far crashes.
+//! Test memory that ends (and begins) at inaccessible pages, so that a read or write one byte too
+//! far crashes.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

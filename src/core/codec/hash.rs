@@ -28,14 +28,14 @@ impl BlockHasher {
         })
     }
 
-    /// The fingerprint of a block of which somebody else computed the first 16 bytes of the BLAKE3 hash.
+    /// The fingerprint of a block, from the first 16 bytes of its BLAKE3 hash computed elsewhere.
     #[must_use]
     pub fn stored_digest(digest: [u8; 16]) -> BlockHash {
         stored(digest)
     }
 
-    /// Appends the fingerprints of blocks of 4 KiB that lie one behind the other. Where the processor has wide
-    /// registers this is several times as fast as one by one.
+    /// Appends the fingerprints of consecutive 4 KiB blocks. On a processor with wide registers
+    /// this is several times as fast as hashing them one by one.
     ///
     /// # Panics
     /// When `bytes` are not whole blocks.
@@ -43,7 +43,8 @@ impl BlockHasher {
         self.hash_each(blocks_of(bytes).iter(), |hash| hashes.push(hash));
     }
 
-    /// Tells the fingerprints of blocks that lie anywhere, in order, as fast as those of [`BlockHasher::hash_blocks`].
+    /// Passes on the fingerprints of scattered blocks, in order, as fast as
+    /// [`BlockHasher::hash_blocks`].
     pub fn hash_each<'a>(
         self,
         blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK]>,
@@ -55,7 +56,7 @@ impl BlockHasher {
         }
     }
 
-    /// Whether many blocks at once cost less than the same blocks one by one.
+    /// Whether hashing many blocks at once is cheaper than hashing them one by one.
     #[must_use]
     pub fn gains_from_company(self) -> bool {
         self == BlockHasher::Blake3

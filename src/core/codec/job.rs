@@ -1,6 +1,6 @@
-//! Bulk work on columns: a transform of them, the fingerprints of their blocks, or both in one pass. A job depends on
-//! nothing but its bytes, so whoever holds it may do it at once, later, on another thread or on another device, and
-//! nothing but time tells which. Must not know who asks or what the columns mean.
+//! Bulk work on columns: a transform of them, the fingerprints of their blocks, or both in one
+//! pass. A job depends on its bytes only, so it may run now, later, on another thread or on another
+//! device, with the same result. Must not know the requester or what the columns mean.
 
 use std::fmt;
 use std::ops::Deref;
@@ -12,15 +12,15 @@ use crate::units::{BlockHash, ROW_BYTES};
 
 const BLOCK: usize = ROW_BYTES as usize;
 
-/// An input of a job: read by it, and handed back as it came.
+/// An input of a job: read, and returned unchanged.
 pub enum Column {
-    /// Others may read it too.
+    /// Shared: other holders may read it too.
     Shared(Buf),
-    /// Nobody else has it, and whoever gets it back may write it.
+    /// Exclusive: after the job its owner may write it.
     Owned(BufMut),
 }
 
-/// What becomes of the columns that a transform yields.
+/// Where the columns that a transform computes go.
 #[derive(Debug)]
 pub enum Outputs {
     /// They fill these buffers, which are as long as the inputs.
@@ -77,8 +77,9 @@ impl CodecJob {
         CodecJob::run_together(vec![self]).pop().expect("every job comes to something")
     }
 
-    /// Does several jobs on this thread; what they come to is in their order. Blocks of all of them are fingerprinted
-    /// side by side, which for small jobs costs a fraction of what it costs one by one.
+    /// Does several jobs on this thread; the results are in the same order. Blocks of all jobs are
+    /// fingerprinted together, which for small jobs costs a fraction of fingerprinting them one by
+    /// one.
     ///
     /// # Panics
     /// When the columns are not as described.

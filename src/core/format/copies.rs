@@ -1,8 +1,9 @@
 //! Where the four copies of a superblock lie, and which one counts.
 //!
-//! Two slots, A and B, each at both ends of the device. An update goes to one slot, chosen by the parity of its
-//! sequence number, so a torn update leaves the other slot, which holds the update before. Whoever creates a member
-//! writes or wipes all four, so that no copy of an earlier life outranks the new ones.
+//! Two slots, A and B, each at both ends of the device. An update goes to one slot, chosen by the
+//! parity of its sequence number, so a torn update leaves the other slot, which holds the update
+//! before. Creating a member writes or wipes all four, so that no copy of an earlier array outranks
+//! the new ones.
 
 use super::{COPY_BYTES, FormatError, Role, Superblock};
 use crate::units::{ByteOffset, ROW_BYTES};
@@ -86,7 +87,8 @@ pub enum NewestError {
         /// What is wrong with each copy that has the magic, in the order given.
         Vec<FormatError>,
     ),
-    /// The newest whole copy was written by a version that this one must not go behind.
+    /// The newest whole copy was written by a newer version, so falling back to an older copy is
+    /// not allowed.
     #[error(transparent)]
     Refused(FormatError),
     /// Neither copy of a slot can be read, and the newest may be there.
@@ -108,7 +110,7 @@ pub enum NewestError {
     },
 }
 
-/// Which device of which array a copy speaks of.
+/// The device and array that a copy names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The array.

@@ -1,5 +1,5 @@
-//! The counts of a superblock, and why a member must not be written to whose counts nobody can have
-//! counted, or whose features forbid writing. Pure; where the fields lie is not known here.
+//! The counts of a superblock, and why a member must not be written to: its counts are impossible,
+//! or its features forbid it. Pure; where the fields lie is not known here.
 
 use super::features::{KNOWN_RO_COMPAT, bit_names};
 use super::{COUNT_END, COUNTED_IN_A_LIFE, Superblock};
@@ -13,7 +13,7 @@ pub enum Unfit {
         /// Their bits, separated by commas.
         features: String,
     },
-    /// A count that no array has come to.
+    /// A count that no array can have reached.
     #[error(
         "its superblock says that '{what}' is {value}, which no array has counted up to: it is damaged or forged"
     )]

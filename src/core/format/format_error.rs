@@ -1,4 +1,4 @@
-//! Why a copy of a superblock cannot be used. What finds out is in `superblock_bytes.rs`.
+//! Why a copy of a superblock cannot be used. The checks are in `superblock_bytes.rs`.
 
 use super::{COPY_BYTES, FORMAT_MAJOR};
 
@@ -25,7 +25,7 @@ pub enum FormatError {
         /// First bytes of the checksum found.
         found: String,
     },
-    /// A whole copy, in a slot that no update with its sequence goes to.
+    /// A whole copy in the wrong slot for its sequence.
     #[error("superblock {sequence} does not belong at {place}: it was copied there, or altered")]
     Misplaced {
         /// Where it is.
@@ -45,7 +45,7 @@ pub enum FormatError {
         /// Sequence of the copy.
         sequence: u64,
     },
-    /// Uses features without the knowledge of which the member must not be read.
+    /// Uses features that a version must know in order to read the member.
     #[error("superblock needs features this Calpe does not have: {features}; use a newer Calpe")]
     IncompatFeatures {
         /// Names, or bit numbers where there is no name, separated by commas.
@@ -64,7 +64,7 @@ pub enum FormatError {
         /// Sequence of the copy.
         sequence: u64,
     },
-    /// A field has a value that cannot be, although the checksum is right: a writer was wrong.
+    /// A field has an impossible value although the checksum is right: the writer had a bug.
     #[error("superblock field '{field}' is {found}, expected {expected}")]
     Field {
         /// Which field.

@@ -1,5 +1,6 @@
-//! What `calpe inspect` tells of one device: the four superblock copies, and the fields of the one that counts, as
-//! text and as JSON. The field names are a contract with scripts; numbers are bytes unless their name says slots.
+//! What `calpe inspect` reports about one device: the four superblock copies, and the fields of the
+//! one that counts, as text and as JSON. The field names are a contract with scripts; numbers are
+//! bytes unless their name says slots.
 
 use super::{
     CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
@@ -10,7 +11,7 @@ use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
 
-/// Version of the JSON fields; rises when one changes its meaning or goes.
+/// Version of the JSON fields; rises when a field changes its meaning or is removed.
 const OUTPUT_VERSION: u32 = 1;
 
 /// Everything about one device.

@@ -3,11 +3,13 @@
 
 use crate::units::ROW_BYTES;
 
-/// Everything that is counted (sequences, epochs, updates, batches, versions of pages, errors) stays below this. At a million a
-/// second that takes 146,000 years: a number beyond it was not counted, and sums of two below it do not overflow.
+/// Everything that is counted (sequences, epochs, updates, batches, versions of pages, errors)
+/// stays below this. At a million a second that takes 146,000 years: a larger number was not
+/// reached by counting, and the sum of two smaller ones does not overflow.
 pub const COUNT_END: u64 = 1 << 62;
-/// More than one start of an array can count: at a million a second, 2,000 years. A device that is not so far from [`COUNT_END`]
-/// is not started from, so that a count that was read can go on without being looked at.
+/// More than one start of an array can count: at a million a second, 2,000 years. An array does not
+/// start from a device with a count closer than this to [`COUNT_END`], so that counting on needs no
+/// checks.
 pub const COUNTED_IN_A_LIFE: u64 = 1 << 56;
 
 /// Bytes of one copy: room for 255 member records, and few enough that both slots fit a small head area.

@@ -130,11 +130,12 @@ pub struct SegmentHeader {
     pub header_blocks: u32,
     /// Blocks of payload.
     pub payload_blocks: u32,
-    /// A replay wrote it, on a member that lacked it: what it says is true of the array and nothing that this member did.
+    /// A replay wrote it on a member that lacked it: it is true of the array, but does not show
+    /// what this member did.
     pub rewritten: bool,
 }
 
-/// Why bytes are no header of a segment.
+/// Why bytes are not a header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
     /// No magic, another array's, another member's, or at another place than it was written for.
@@ -169,7 +170,7 @@ impl LogKey {
         LogKey(blake3::derive_key(KEY_CONTEXT, &material))
     }
 
-    /// A hasher that nobody without the key can imitate.
+    /// A keyed hasher: its hashes cannot be forged without the key.
     pub(super) fn hasher(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.0)
     }
@@ -207,8 +208,8 @@ impl Batch {
         self.manifest(key, Uuid::nil()).hash()
     }
 
-    /// The header blocks of `member`'s piece with `payload_blocks` blocks of payload. Whoever needs those of several
-    /// members asks for the [`Manifest`] once.
+    /// The header blocks of `member`'s piece with `payload_blocks` blocks of payload. For several
+    /// members, make the [`Manifest`] once.
     ///
     /// # Panics
     /// When the member has no place in the batch, or counts do not fit the format's fields.

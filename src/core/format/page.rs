@@ -1,7 +1,8 @@
 //! Metadata pages: block hashes and the stripe map. See docs/on-disk-format.md, "Pages".
 //!
-//! A page has `m + 1` copies on different members; each copy has two places, of which the one that does not hold the
-//! copy's newest version is written next. Which copy counts is decided by whoever reads them.
+//! A page has `m + 1` copies on different members; each copy has two places, of which the one that
+//! does not hold the copy's newest version is written next. The reader of the copies decides which
+//! one counts.
 
 use super::{COUNT_END, Geometry, LogKey};
 use crate::units::{BlockHash, MemberIndex, ROW_BYTES, SlotIndex};
@@ -14,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const PAGE_BYTES: usize = 4096;
 /// Entries of a page, 16 bytes each.
 pub const PAGE_ENTRIES: usize = 252;
-/// A copy of a page is written alternately to two places, so that a torn write leaves one.
+/// Places of each copy of a page, written alternately, so that a torn write leaves one intact.
 const PLACES: u64 = 2;
 
 /// A page's number in the page region: map pages first, then checksum pages.
@@ -34,7 +35,7 @@ pub struct Page {
     pub entries: Box<[[u8; 16]; PAGE_ENTRIES]>,
 }
 
-/// Why bytes are no page.
+/// Why bytes are not a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
     /// Never written by this array.

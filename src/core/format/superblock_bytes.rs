@@ -23,8 +23,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 
-/// What fills a copy that is cleared before an update. No sector of a superblock is like that, so that a torn clearing
-/// completes nothing, and is known for what it is.
+/// What fills a copy that is cleared before an update. No sector of a superblock looks like this,
+/// so a torn clearing never yields a whole copy and is recognised.
 pub const CLEARED_BYTE: u8 = 0xa5;
 
 /// The least that a device writes whole.
@@ -174,8 +174,8 @@ const _: () = {
 
 impl Superblock {
     /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not
-    /// carried over. Unknown ro-compat bits stay: that their member is not written is for assembly
-    /// to see to ([`Superblock::unfit`]).
+    /// carried over. Unknown ro-compat bits stay: assembly must not write to their member
+    /// ([`Superblock::unfit`]).
     ///
     /// # Panics
     /// When the superblock breaks an invariant that [`Superblock::decode`] would refuse.

@@ -1,5 +1,5 @@
-//! The test vectors of docs/on-disk-format.md are what this code writes: a reader that is made from the document can rely
-//! on them.
+//! The test vectors of docs/on-disk-format.md are what this code writes: a reader written from the
+//! document can rely on them.
 
 use super::log::tests::key;
 use super::superblock_bytes::tests::example as superblock;

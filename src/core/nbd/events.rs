@@ -1,9 +1,9 @@
-//! What a connection tells its driver, why it is closed, and the parts of an answer. Data only: what
-//! makes it is in `server.rs` and below.
+//! The events that a server connection reports to its driver, the reasons to close it, and the
+//! parts of a reply. Data only: `handshake.rs` and `transmission.rs` create them.
 
 use super::wire::{Request, StringFault};
 
-/// What a driver is told about a connection.
+/// An event that a connection reports to its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// The handshake is over and [`super::ServerConnection::export`] says which export was chosen.
@@ -16,8 +16,9 @@ pub enum Incoming {
         /// The request.
         request: Request,
     },
-    /// The client gets TLS. Send all of `out` first; then the stream is to be swapped for what comes out of TLS, and
-    /// [`super::ServerConnection::tls_started`] be called. Nothing received before counts.
+    /// The client is granted TLS. Send all of `out` first; then replace the stream by the TLS
+    /// stream and call [`super::ServerConnection::tls_started`]. Bytes received before that do not
+    /// count.
     StartTls,
     /// The client is leaving: finish what is in flight, send what is in `out`, close.
     Disconnect,
@@ -32,7 +33,7 @@ pub enum Fatal {
         /// All its flags.
         flags: u32,
     },
-    /// Something else than an option arrived.
+    /// The bytes received do not start an option.
     #[error("an option starts with {found:#018x} instead of IHAVEOPT")]
     OptionMagic {
         /// What stood there.
@@ -48,7 +49,7 @@ pub enum Fatal {
         /// Bytes accepted.
         limit: u32,
     },
-    /// The client never comes to the point.
+    /// The client sent too many options without choosing an export.
     #[error("more than {limit} options in one handshake")]
     TooManyOptions {
         /// Options accepted.
@@ -81,11 +82,11 @@ pub enum Fatal {
     /// EXPORT_NAME, which has no error reply, without the TLS that is demanded.
     #[error("the client chose an export without the TLS that is demanded here")]
     TlsRequired,
-    /// Bytes came behind STARTTLS before it was answered. No client does that; somebody on the way would, so that they
-    /// be taken for what the client said under TLS.
+    /// Bytes arrived after STARTTLS and before its answer. No client sends them; an attacker on the
+    /// network would, so that they pass for bytes sent under TLS.
     #[error("bytes arrived between STARTTLS and its answer")]
     BytesBeforeTls,
-    /// Something else than a request arrived: the stream is out of step.
+    /// The bytes received do not start a request: the stream is out of step.
     #[error("a request starts with {found:#010x} instead of the request magic")]
     RequestMagic {
         /// What stood there.
@@ -112,7 +113,7 @@ pub struct ReadPart {
     pub last: bool,
 }
 
-/// What BLOCK_STATUS is answered with, as (bytes, flags) from its offset on; see
+/// The reply to BLOCK_STATUS, as (bytes, flags) from its offset on; see
 /// [`super::ServerConnection::reply_block_status`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extents<'a> {

@@ -1,4 +1,4 @@
-//! What a server says about an export, and where it looks exports up.
+//! The description of an export, and the interface through which a server looks exports up.
 //!
 //! Invariant: an export that passes [`ExportInfo::check`] can be described to any client without breaking the
 //! protocol's rules on names and block sizes. It must not know what stores the bytes.
@@ -22,7 +22,7 @@ const DF_BYTES_MIN: u32 = 64 << 10;
 /// One export as clients see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// Its name; what clients ask for.
+    /// The name that clients request.
     pub name: String,
     /// A line for people; may be empty.
     pub description: String,

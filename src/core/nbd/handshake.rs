@@ -1,10 +1,10 @@
 //! The server's half of the fixed newstyle handshake: from the greeting to a chosen export.
 //!
-//! Invariants: an option's data is kept only up to [`OPTION_KEPT_BYTES_MAX`] and drained beyond; lengths inside it
-//! are checked against what was received before anything is copied; every option is answered exactly once, or the
-//! connection is closed. What was said before TLS is forgotten with it, and nothing that arrived before it is taken
-//! for what came under its protection. It must not know of requests: [`Negotiated`] is all that outlives it, nor of
-//! cryptography: the driver swaps the stream.
+//! Invariants: an option's data is kept only up to [`OPTION_KEPT_BYTES_MAX`] and drained beyond;
+//! lengths inside it are checked against what was received before anything is copied; every option
+//! is answered exactly once, or the connection is closed. State from before TLS is dropped when TLS
+//! starts, and bytes that arrived before it never count as protected. It must not know of requests:
+//! [`Negotiated`] is all that outlives it, nor of cryptography: the driver swaps the stream.
 
 use super::events::Fatal;
 use super::export::{ExportInfo, Exports};
@@ -20,7 +20,7 @@ pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// Options per handshake. Clients send about five; a listing tool some per export.
 pub const OPTIONS_MAX: u32 = 1024;
 
-/// What a server makes of TLS on one listener.
+/// Whether one listener offers or demands TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TlsMode {
     /// There is none (NOTLS in the protocol's words).
@@ -32,16 +32,17 @@ pub enum TlsMode {
     Required,
 }
 
-/// How far TLS has come on one connection.
+/// State of TLS on one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tls {
     Plain(TlsMode),
-    /// STARTTLS was acknowledged: what is received belongs to TLS until the driver says that it stands.
+    /// STARTTLS was acknowledged: received bytes belong to TLS until the driver reports that it is
+    /// up.
     Starting,
     Secured,
 }
 
-/// What the handshake settled.
+/// Result of the handshake.
 #[derive(Debug)]
 pub(super) struct Negotiated {
     pub export: ExportInfo,
@@ -222,7 +223,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// Decides from an option's header what becomes of its data.
+    /// Decides from an option's header how its data is handled.
     fn admit(&mut self, option: u32, length: u32) -> Result<State, Fatal> {
         self.options_seen += 1;
         if self.options_seen > OPTIONS_MAX {
@@ -282,8 +283,9 @@ impl Handshake {
         })
     }
 
-    /// Grants STARTTLS, forgetting everything that was said in the clear, where anybody on the way could have said it.
-    /// `followed`: bytes came right behind the option, which an honest client sends only after the answer.
+    /// Grants STARTTLS and drops everything received in the clear, since an attacker on the network
+    /// could have sent it. `followed`: bytes came right behind the option, which an honest client
+    /// sends only after the answer.
     fn start_tls(&mut self, followed: bool, out: &mut Vec<u8>) -> Result<Progress, Fatal> {
         if followed {
             return Err(Fatal::BytesBeforeTls);
@@ -300,7 +302,7 @@ impl Handshake {
         Ok(Progress::StartTls)
     }
 
-    /// What is received from now on came through TLS.
+    /// Bytes received from now on came through TLS.
     pub(super) fn tls_started(&mut self) {
         assert!(self.tls == Tls::Starting, "TLS that nobody asked for");
         self.tls = Tls::Secured;

@@ -33,7 +33,8 @@ enum Phase {
 pub struct ServerConnection {
     opened: Timestamp,
     phase: Phase,
-    /// After a goodbye or a [`Fatal`]: what still arrives is ignored; what is in flight may still be answered.
+    /// After a disconnect or a [`Fatal`]: further input is ignored; requests in flight may still be
+    /// answered.
     closed: bool,
 }
 
@@ -59,9 +60,10 @@ impl ServerConnection {
         Handshake::greet(out);
     }
 
-    /// Takes received bytes from the front of `input`: says how many, and what they amounted to. Handles at most
-    /// one message, and takes at least one byte when there is one; what it answers by itself it appends to `out`.
-    /// Call again with the rest, until nothing is left or `out` is long enough to be sent first.
+    /// Consumes received bytes from the front of `input`; returns how many, and the event they
+    /// completed. Handles at most one message, and takes at least one byte when there is one;
+    /// appends the replies that it makes itself to `out`. Call again with the rest, until nothing
+    /// is left or `out` is long enough to be sent first.
     ///
     /// # Errors
     /// [`Fatal`]: close the connection.
@@ -96,8 +98,8 @@ impl ServerConnection {
         outcome.map(|incoming| (input.len() - rest.len(), incoming))
     }
 
-    /// The driver swapped the stream after [`Incoming::StartTls`]: what is received from now on came through TLS. The
-    /// time for the handshake goes on running.
+    /// The driver replaced the stream after [`Incoming::StartTls`]: bytes received from now on came
+    /// through TLS. The time limit of the handshake keeps running.
     ///
     /// # Panics
     /// When TLS was not to be started.

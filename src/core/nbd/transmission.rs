@@ -200,9 +200,9 @@ impl Transmission {
         header.transpose().map_err(|found| Fatal::RequestMagic { found })
     }
 
-    /// How many bytes follow a header, whatever becomes of its request. The length of a WRITE is that of its payload;
-    /// with extended headers a flag says so, which qemu (8.2 to 10.0 at least) leaves out and then sends the payload.
-    /// Of other commands the flag alone says it.
+    /// How many bytes follow a header, whether its request is valid or refused. The length of a
+    /// WRITE is that of its payload; with extended headers a flag says so, which qemu (8.2 to 10.0
+    /// at least) leaves out and then sends the payload. Of other commands the flag alone says it.
     fn payload_of(&self, header: &RequestHeader) -> Result<u64, Fatal> {
         let extended = self.headers == Headers::Extended;
         let flagged = extended && header.flags & command_flag::PAYLOAD_LEN != 0;
@@ -396,7 +396,7 @@ impl Transmission {
         out.extend_from_slice(&length.to_be_bytes());
     }
 
-    /// Parts of a read are what the client relies on without looking: a wrong one is a broken driver.
+    /// The client trusts the parts of a read unchecked: a wrong part is a bug of the driver.
     fn check_part(&self, request: &Request, part: ReadPart) {
         assert_eq!(request.command, Command::Read, "only reads have parts");
         assert!(self.headers >= Headers::Structured, "simple replies have no parts");

@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use super::wire::{DEFAULT_PORT, StringFault, check_string};
 
-/// Where an export is: whom to connect to, and what to ask for.
+/// Location of an export: the server to connect to, and the name to request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NbdUri {
     /// The server.
@@ -20,8 +20,8 @@ pub struct NbdUri {
     pub tls: bool,
     /// The name that the server's certificate must have, where that is not the host; only with TLS.
     pub server_name: Option<String>,
-    /// A directory with ca-cert.pem, and with client-cert.pem and client-key.pem where clients have to show who they are; only
-    /// with TLS.
+    /// A directory with ca-cert.pem, and with client-cert.pem and client-key.pem where clients must
+    /// authenticate; only with TLS.
     pub certificates: Option<String>,
 }
 
@@ -85,7 +85,7 @@ pub enum UriError {
         /// The text.
         uri: String,
     },
-    /// A parameter that means nothing here, or comes twice.
+    /// A parameter that is unknown, or given twice.
     #[error(
         "'{uri}': parameter '{parameter}' is unknown or repeated; known are socket=PATH, of nbd+unix and nbds+unix, and tls-hostname=NAME and tls-certificates=DIR, of nbds and nbds+unix"
     )]

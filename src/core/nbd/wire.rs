@@ -20,7 +20,7 @@ pub const STATE_ZERO: u32 = 1 << 1;
 
 /// Name of the metadata context that says where space is allocated.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Name of the metadata context that says how well the array can keep what is stored.
+/// Name of the metadata context that reports the redundancy of the stored data.
 pub const CALPE_HEALTH: &str = "calpe:health";
 
 /// `calpe:health` flag: readable, with less than full redundancy.
@@ -127,7 +127,7 @@ pub(super) mod info {
     pub(crate) const BLOCK_SIZE: u16 = 3;
 }
 
-/// Transmission flags: what an export can do.
+/// Transmission flags: capabilities of an export.
 pub(super) mod can {
     pub(crate) const HAS_FLAGS: u16 = 1 << 0;
     pub(crate) const READ_ONLY: u16 = 1 << 1;

@@ -1,4 +1,4 @@
-//! Counts as people read them: with their noun, which is in the singular after 1. Must not know what is counted.
+//! Counts with their noun, in the singular after 1. Must not know what is counted.
 
 use std::fmt;
 

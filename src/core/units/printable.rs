@@ -1,8 +1,10 @@
-//! Text of others on its way to a terminal or a log: escaped, so that it can neither steer the terminal nor pass for a line
-//! of ours. Names of arrays, paths, superblocks, remote servers and daemons are text of others.
+//! Escapes untrusted text for a terminal or a log, so that it can neither control the terminal nor
+//! imitate a line of ours. Names of arrays, paths, superblocks, and text from remote servers and
+//! daemons are untrusted.
 //!
-//! Invariants: what is printed has no control character, nothing that turns the direction of text, and no line break but
-//! those that [`PrintableLines`] is told to keep. Ordinary text stays as it is.
+//! Invariants: the output has no control character, no character that changes the direction of
+//! text, and no line break except those that [`PrintableLines`] is told to keep. Ordinary text is
+//! unchanged.
 
 use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -44,8 +46,8 @@ impl fmt::Display for ShownPath<'_> {
     }
 }
 
-/// A path as one word of a shell's command line, as a part of one line: what people are told to type. Never with single
-/// quotes around it, which stand around whole commands.
+/// A path as one word of a shell's command line, for commands that people are told to type. It
+/// never has single quotes around it, since those enclose whole commands.
 #[must_use]
 pub fn quoted<P: AsRef<Path> + ?Sized>(path: &P) -> String {
     let bytes = path.as_ref().as_os_str().as_bytes();
@@ -67,7 +69,8 @@ pub fn quoted<P: AsRef<Path> + ?Sized>(path: &P) -> String {
     }
 }
 
-/// A word of a shell's command line that the shell makes of escapes, as its bytes cannot be shown. A newline at its end is lost.
+/// A word of a shell's command line, written with escapes because its bytes cannot be shown. A
+/// newline at its end is lost.
 fn by_printf(bytes: &[u8]) -> String {
     let escaped = bytes.iter().map(|&byte| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' => char::from(byte).to_string(),
@@ -76,7 +79,7 @@ fn by_printf(bytes: &[u8]) -> String {
     format!("\"$(printf \"{}\")\"", escaped.collect::<String>())
 }
 
-/// Whether a terminal would do something else with it than show it in its place.
+/// Whether a terminal would do anything but display the character in its place.
 #[must_use]
 pub fn is_unprintable(c: char) -> bool {
     // C0, DEL and C1.

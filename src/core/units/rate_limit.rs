@@ -1,10 +1,11 @@
-//! How many lines of a kind a log gets: what a client can cause at will must not fill a disk or hide the lines that matter.
-//! Sans-IO: time is an argument, and the caller logs.
+//! Limits how many log lines of one kind are written: lines that a client can cause at will must
+//! not fill a disk or hide the lines that matter. Sans-IO: time is an argument, and the caller
+//! logs.
 
 use super::Timestamp;
 use std::sync::{Mutex, PoisonError};
 
-/// Lets so many lines a period through, and counts the others. Threads may share it.
+/// Allows a number of lines in each period and counts the suppressed ones. Threads may share it.
 #[derive(Debug)]
 pub struct RateLimit {
     lines_max: u32,
@@ -28,7 +29,8 @@ impl RateLimit {
         RateLimit { lines_max, period_ns: period_s * 1_000_000_000, state }
     }
 
-    /// Whether a line may be logged now: if so, how many were left out since the last one that was.
+    /// Whether a line may be logged now; if so, how many lines were suppressed since the last
+    /// logged one.
     pub fn admit(&self, now: Timestamp) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A clock that was set back begins a period, too: it must not silence the log until it has caught up.
@@ -44,8 +46,8 @@ impl RateLimit {
         Some(std::mem::take(&mut state.left_out))
     }
 
-    /// How many lines were left out in a period that is over, and not told yet: for a caller who looks now and then, so that
-    /// the end of a flood is told although no line of its kind follows.
+    /// How many lines were suppressed in the last period and not reported yet. For a caller that
+    /// polls, so that the end of a flood is reported although no line of its kind follows.
     pub fn left_out(&self, now: Timestamp) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = state.since.is_some_and(|since| now.nanos_since(since) >= self.period_ns);

@@ -1,6 +1,8 @@
-//! Sizes as people write and read them: "1.5TiB" to bytes, bytes to "1.50 TiB", two sizes so that they can be told apart.
+//! Sizes as people write and read them: parses "1.5TiB", prints "1.50 TiB", and prints two
+//! different sizes so that they look different.
 //!
-//! Invariants: what is parsed is exact, never rounded; two sizes that differ never print the same in one message.
+//! Invariants: parsing is exact and never rounds; two different sizes never print the same in one
+//! message.
 
 use super::{ByteCount, Printable};
 use std::fmt;
@@ -9,16 +11,16 @@ use std::str::FromStr;
 /// Names of the units, largest first, with the power of two that each stands for.
 const UNITS: [(&str, u32); 5] = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
 
-/// Most digits behind the point: the smallest share of a PiB that is a whole byte has 50.
+/// Most digits after the point: one byte as a fraction of a PiB has 50.
 const FRACTION_DIGITS_MAX: usize = 50;
 
-/// Longest size that is looked at: 20 digits of 2^64, a point, a fraction, a unit, spaces.
+/// Longest text that is parsed: 20 digits of 2^64, a point, a fraction, a unit, spaces.
 const TEXT_BYTES_MAX: usize = 100;
 
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSizeError {
-    /// It means nothing.
+    /// The text is not a number with a known unit.
     #[error(
         "'{}' is not a size: write a number of bytes, or one with KiB, MiB, GiB, TiB or PiB (4096, 64KiB, 1.5TiB)",
         Printable(text)
@@ -27,7 +29,7 @@ pub enum ParseSizeError {
         /// What was written.
         text: String,
     },
-    /// It means a part of a byte.
+    /// The size is not a whole number of bytes.
     #[error("'{}' is not a whole number of bytes: it lies between {below} and {}", Printable(text), u128::from(*below) + 1)]
     NotWhole {
         /// What was written.
@@ -35,7 +37,7 @@ pub enum ParseSizeError {
         /// The whole number of bytes below it.
         below: u64,
     },
-    /// It means more than a number of 64 bits holds.
+    /// The size does not fit into 64 bits.
     #[error("'{}' is too large: a size is less than 16384 PiB", Printable(text))]
     TooLarge {
         /// What was written.
@@ -134,8 +136,8 @@ impl fmt::Display for HumanSize {
     }
 }
 
-/// Prints a byte count beside another one that it is compared with: with its bytes where the two would look the same
-/// otherwise, and are not.
+/// Prints a byte count that is compared with another one. Adds the exact bytes where two different
+/// counts would otherwise print the same.
 #[derive(Debug, Clone, Copy)]
 pub struct SizeBeside {
     /// What is printed.

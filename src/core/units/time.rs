@@ -1,4 +1,4 @@
-//! Moments as people read them. Must not know what happened then.
+//! Prints moments as dates and times of day. Must not know what happened then.
 
 use std::fmt;
 

@@ -32,7 +32,7 @@ const ROOT: u8 = 8;
 
 static PLATFORM: LazyLock<Platform> = LazyLock::new(Platform::detect);
 
-/// Tells the hash of each block, in order.
+/// Passes on the hash of each block, in order.
 pub(super) fn hash_each<'a>(
     mut blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK]>,
     mut tell: impl FnMut(&[u8; VALUE]),
@@ -50,7 +50,7 @@ pub(super) fn hash_each<'a>(
     }
 }
 
-/// At most [`LANES`] blocks; what is beyond their number is of no meaning.
+/// Hashes at most [`LANES`] blocks; results beyond their number have no meaning.
 fn hash_lanes(blocks: &[&[u8; BLOCK]]) -> [[u8; VALUE]; LANES] {
     let lanes = blocks.len();
     let mut chunks = [[[0; VALUE]; LANES]; CHUNKS];

@@ -23,12 +23,12 @@ const EXPORT_NAME_REPLY_BYTES: usize = 10;
 
 const OPTION_REPLY_HEADER_BYTES: usize = 20;
 
-/// How far TLS has come.
+/// State of TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tls {
     /// Not wanted, or not asked for yet.
     Plain,
-    /// Granted: what is received belongs to TLS until the driver says that it stands.
+    /// Granted: received bytes belong to TLS until the driver reports that it is up.
     Starting,
     Secured,
 }
@@ -175,7 +175,7 @@ impl Handshake {
         self.tls == Tls::Starting
     }
 
-    /// What is received from now on came through TLS.
+    /// Bytes received from now on came through TLS.
     pub(super) fn tls_started(&mut self, out: &mut Vec<u8>) {
         assert!(self.tls == Tls::Starting, "TLS that the server did not grant");
         self.tls = Tls::Secured;

@@ -1,4 +1,4 @@
-//! This host as an NBD client: a connection to somebody else's export, sans-IO.
+//! The NBD client: a connection to an export of another server, sans-IO.
 //!
 //! Invariants: the server is hostile input; whatever it sends ends in an event that was asked for or in a
 //! [`ClientFatal`], never in a panic or in memory without bound. It must not know sockets, the clock, or what the
@@ -19,7 +19,7 @@ use super::wire::{
 };
 use crate::units::{Timestamp, is_unprintable};
 
-/// A server's message or description is cut to this many bytes before it is shown to anybody.
+/// A server's message or description is cut to this many bytes before it is shown.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// What to ask of a server.
@@ -224,10 +224,11 @@ pub struct Failure {
     pub message: String,
 }
 
-/// What a driver is told about a connection, in order.
+/// An event that a connection reports to its driver; events are in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientEvent {
-    /// The server grants TLS. Swap the stream for what comes out of TLS, then call [`ClientConnection::tls_started`].
+    /// The server grants TLS. Replace the stream by the TLS stream, then call
+    /// [`ClientConnection::tls_started`].
     StartTls,
     /// The handshake is over: [`ClientConnection::export`] describes the export, requests may be submitted.
     Ready,
@@ -344,8 +345,8 @@ pub enum ClientFatal {
         /// The server's words; may be empty.
         message: String,
     },
-    /// Bytes came behind the answer to STARTTLS. No server sends them; somebody on the way would, so that they be taken
-    /// for what the server said under TLS.
+    /// Bytes arrived after the answer to STARTTLS. No server sends them; an attacker on the network
+    /// would, so that they pass for bytes sent under TLS.
     #[error("bytes arrived in the clear behind the answer to STARTTLS")]
     BytesBeforeTls,
     /// Something else than an option reply arrived.
@@ -470,7 +471,7 @@ pub struct ClientConnection {
     events: VecDeque<ClientEvent>,
     /// After a disconnect or a [`ClientFatal`]: no more requests.
     closing: bool,
-    /// After a [`ClientFatal`]: what still arrives is ignored.
+    /// After a [`ClientFatal`]: further input is ignored.
     dead: bool,
 }
 
@@ -569,7 +570,8 @@ impl ClientConnection {
         }
     }
 
-    /// Appends a goodbye. Wait for what is in flight first; nothing can be submitted afterwards.
+    /// Appends a disconnect. Wait for the requests in flight first; nothing can be submitted
+    /// afterwards.
     pub fn disconnect(&mut self, out: &mut Vec<u8>) {
         if std::mem::replace(&mut self.closing, true) {
             return;

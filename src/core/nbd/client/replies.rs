@@ -1,4 +1,4 @@
-//! The client's half of the transmission phase: which requests are in flight, and what the server says of them.
+//! The client's half of the transmission phase: requests in flight and the replies to them.
 //!
 //! Invariants: every byte the server sends is checked against the request that it claims to answer: cookie, kind,
 //! range, overlap, completeness, order; read payloads never pass through this module; memory is bounded by the
@@ -18,7 +18,7 @@ pub const IN_FLIGHT_MAX: usize = 4096;
 /// Disjoint pieces in which one read may arrive, out of order; bounds what is kept about it.
 const PIECES_MAX: usize = 4096;
 
-/// Extents kept of one block status reply; what follows is read and dropped, as if the server had said less.
+/// Extents kept of one block status reply; the rest is read and dropped.
 const EXTENTS_KEPT_MAX: usize = 32 << 10;
 
 /// The longest error chunk: a message of the maximum length, an offset, and room for what may be defined later.
@@ -66,7 +66,7 @@ enum Body {
     },
 }
 
-/// What is known of a request in flight. Slots are reused, and their vectors with them.
+/// State of a request in flight. Slots are reused, and their vectors with them.
 #[derive(Debug, Default)]
 struct Slot {
     request: Option<Request>,
