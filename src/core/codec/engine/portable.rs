@@ -52,7 +52,7 @@ pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
     }
 }
 
-/// The loop of [`super::xor`], inlined so that it takes the instructions of its caller.
+/// The loop of [`super::xor()`], inlined so that it takes the instructions of its caller.
 #[inline(always)]
 pub(super) fn xor_loop(dst: &mut [u8], a: &[u8], b: &[u8]) {
     for (out, (&a, &b)) in dst.iter_mut().zip(a.iter().zip(b)) {
