@@ -417,7 +417,9 @@ impl Array {
         let left = self.supers.departed().of(index)?;
         let held = superblock.epoch;
         let mark = Mark { epoch: held, update: 0, tail: left.tail };
-        let may_be_as_it_left = self.supers.departed().may_have_held(index, held.id);
+        // In the epoch before the one that it left in it may have been a device under construction.
+        let may_be_as_it_left =
+            held.live.contains(index) && self.supers.departed().may_have_held(index, held.id);
         (self.is_own_device(index, superblock) && may_be_as_it_left).then_some(mark)
     }
 
