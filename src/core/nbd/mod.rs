@@ -7,8 +7,8 @@
 //! # Driving a server connection
 //!
 //! ```
-//! # use calpe::nbd::{ExportInfo, Exports, Fatal, Incoming, ServerConnection};
-//! # use calpe::units::Timestamp;
+//! # use calpe_core::nbd::{ExportInfo, Exports, Fatal, Incoming, ServerConnection};
+//! # use calpe_core::units::Timestamp;
 //! # fn drive(received: &[u8], exports: &dyn Exports) -> Result<(), Fatal> {
 //! let mut out = Vec::new(); // what is to be sent next; one send for all replies of a wake-up
 //! let mut connection = ServerConnection::new(Timestamp(0));
