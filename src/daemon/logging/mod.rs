@@ -19,7 +19,7 @@ use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
-/// Environment variable with the filter ("debug", "calpe::member=trace").
+/// Environment variable with the filter ("debug", "calpe::member=trace", "calpe_gpu=debug").
 pub(crate) const LOG_VARIABLE: &str = "CALPE_LOG";
 
 /// Lines of one kind in a period: enough to see what goes on, and with which clients.
