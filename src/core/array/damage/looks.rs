@@ -64,7 +64,7 @@ impl Looks {
         self.blocks.contains_key(&block)
     }
 
-    /// Whether any block is being looked at.
+    /// Whether no block is being looked at.
     pub(in crate::array) fn is_idle(&self) -> bool {
         self.blocks.is_empty()
     }

@@ -1,6 +1,6 @@
 //! The running redo log: batches gather, are written, flushed and noted, and whoever waits for
 //! that goes on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at start
-//! in `startup.rs` and `recovery/`.
+//! in `recovery/`.
 //!
 //! A batch is issued at once when none is on its way, so a lone request never waits for others; requests that come
 //! while one is on its way gather in the next. Invariant: no batch is issued, nothing is acknowledged and nothing

@@ -122,7 +122,7 @@ pub(in crate::array) struct PageWaits {
     pub(in crate::array) arrivals: Vec<Arrival>,
     /// Pages that cannot be read for now.
     pub(in crate::array) unreadable: UnreadablePages,
-    /// By the ticket of their hold, the operations that wait for pages; see `page_hold.rs`.
+    /// By the ticket of their hold, the operations that wait for pages; see `pages/hold.rs`.
     pub(in crate::array) page_tickets: HashMap<usize, usize>,
     pub(in crate::array) next_page_ticket: usize,
 }

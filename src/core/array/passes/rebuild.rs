@@ -1,4 +1,4 @@
-//! Which slot is rebuilt next, and on which devices. What happens on a slot is in `logged_passes.rs`.
+//! Which slot is rebuilt next, and on which devices. What happens on a slot is in `walk.rs`.
 
 use crate::array::Array;
 use crate::array::Core;
