@@ -36,6 +36,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(600);
 /// socket's buffer.
 const REFUSAL_MAX: Duration = Duration::from_millis(100);
 
+/// How long a client that does not read its replies can delay the stop that it ordered.
+const REPLY_TO_STOP_MAX: Duration = Duration::from_secs(1);
+
 /// A control socket being served. Dropping it stops taking clients and removes the socket.
 #[derive(Debug)]
 pub(super) struct ControlServer {
@@ -167,7 +170,7 @@ fn begin(daemon: &Arc<Daemon>, places: &Arc<Places>, place: usize, stream: Arc<U
     let spawned = std::thread::Builder::new().name("admin".into()).spawn(move || {
         let uid = Owner::of_peer(&stream).map_or(0, |peer| peer.0.as_raw());
         let handle = |request| shared.carry_out(place, || daemon.handle_from(request, uid));
-        if let Err(error) = converse(handle, &stream) {
+        if let Err(error) = converse(handle, || daemon.begin_stop(), &stream) {
             tracing::debug!(%error, "control client");
         }
         shared.leave(place);
@@ -252,15 +255,23 @@ impl Read for Until<'_> {
     }
 }
 
-fn converse(mut handle: impl FnMut(Request) -> Reply, stream: &UnixStream) -> Result<(), WireError> {
+/// Carries out the requests of a client one by one. An order to stop is passed on by `begin_stop` after its reply, which
+/// the end of the process would cut off otherwise, or when it is clear that the client does not take the reply.
+fn converse(
+    mut handle: impl FnMut(Request) -> Reply,
+    mut begin_stop: impl FnMut(),
+    stream: &UnixStream,
+) -> Result<(), WireError> {
     stream.set_write_timeout(Some(SILENCE_MAX))?;
     let mut reader = BufReader::new(Until { stream, deadline: Instant::now() + FIRST_REQUEST_MAX });
     let mut writer = stream;
     loop {
+        let mut stops = false;
         let reply = match read_message::<Request>(&mut reader, MAX_REQUEST_BYTES) {
             Ok(None) => return Ok(()),
             Ok(Some(request)) => {
                 drill::point("admin");
+                stops = matches!(request, Request::Shutdown { dry_run: false });
                 handle(request)
             }
             Err(error @ WireError::Malformed(_)) => {
@@ -268,7 +279,15 @@ fn converse(mut handle: impl FnMut(Request) -> Reply, stream: &UnixStream) -> Re
             }
             Err(error) => return Err(error),
         };
-        write_message(&mut writer, &reply)?;
+        if stops {
+            // When that fails, the longer limit stands.
+            let _ = stream.set_write_timeout(Some(REPLY_TO_STOP_MAX));
+        }
+        let sent = write_message(&mut writer, &reply);
+        if stops {
+            begin_stop();
+        }
+        sent?;
         reader.get_mut().deadline = Instant::now() + SILENCE_MAX;
     }
 }
@@ -334,6 +353,42 @@ mod tests {
         assert_eq!(scene.come(), None);
         scene.places.leave(7);
         assert_eq!(scene.come(), Some(7));
+    }
+
+    #[test]
+    fn the_reply_to_an_order_to_stop_is_there_before_the_stop_begins() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        write_message(&mut theirs, &Request::Shutdown { dry_run: true }).unwrap();
+        write_message(&mut theirs, &Request::Shutdown { dry_run: false }).unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let done = |request| Reply::Done {
+            message: format!("{request:?}"),
+            warnings: Vec::new(),
+            failures: Vec::new(),
+        };
+        let mut replies = vec![0; 4096];
+        let mut got = 0;
+        let mut begun = 0;
+        let begin_stop = || {
+            begun += 1;
+            got = theirs.read(&mut replies).unwrap();
+        };
+        converse(done, begin_stop, &ours).unwrap();
+        assert_eq!(begun, 1, "a dry run stops nothing");
+        let lines = String::from_utf8_lossy(&replies[..got]).matches('\n').count();
+        assert_eq!(lines, 2, "the reply was sent first");
+    }
+
+    #[test]
+    fn who_does_not_take_the_reply_is_no_reason_not_to_stop() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        write_message(&mut theirs, &Request::Shutdown { dry_run: false }).unwrap();
+        drop(theirs);
+        let done = |_| Reply::Done { message: String::new(), warnings: Vec::new(), failures: Vec::new() };
+        let mut begun = 0;
+        converse(done, || begun += 1, &ours).unwrap_err();
+        assert_eq!(begun, 1);
     }
 
     #[test]

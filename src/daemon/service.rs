@@ -161,6 +161,7 @@ impl Daemon {
     }
 
     /// Carries out a request of a user. A request that is to change something becomes an event.
+    /// [`Request::Shutdown`] is accepted only: [`Daemon::begin_stop`] follows the reply.
     pub(super) fn handle_from(&self, request: Request, uid: u32) -> Reply {
         let command = command_of(&request);
         let reply = self.carry_out(request);
@@ -209,7 +210,7 @@ impl Daemon {
                 let done = self.gpus.drill(drill, dry_run);
                 done.map(Done::line).map_err(|reason| refusal(ErrorCode::Refused, reason))
             }
-            Request::Shutdown { dry_run } => Ok(self.request_shutdown(dry_run)),
+            Request::Shutdown { dry_run } => Ok(self.accept_shutdown(dry_run)),
         };
         match outcome {
             Ok(Done { message, warnings, failures }) => Reply::Done { message, warnings, failures },
@@ -347,14 +348,19 @@ impl Daemon {
         }
     }
 
-    fn request_shutdown(&self, dry_run: bool) -> Done {
+    fn accept_shutdown(&self, dry_run: bool) -> Done {
         let count = self.arrays.served.ids().len();
         let arrays = if count == 1 { "1 array".to_owned() } else { format!("{count} arrays") };
         if dry_run {
             return Done::line(format!("would stop {arrays} and the daemon"));
         }
+        Done::line(format!("the daemon stops, {arrays} first"))
+    }
+
+    /// Tells whoever runs the daemon to stop it: the process may end at any moment from here on, so
+    /// the reply to [`Request::Shutdown`] is sent first.
+    pub(super) fn begin_stop(&self) {
         // A full counter has the same effect.
         let _ = self.stop.write(1);
-        Done::line(format!("the daemon stops, {arrays} first"))
     }
 }
