@@ -23,4 +23,5 @@ mod scenes;
 mod settling;
 mod telling;
 mod unbuilt;
+mod unfinished;
 mod unreadable;

@@ -5,7 +5,7 @@
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 
 use crate::log_review;
-use crate::scenes::{page_faults, returning, rollback, trouble};
+use crate::scenes::{page_faults, returning, rollback, trouble, unfinished};
 use calpe_core::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore,
@@ -115,6 +115,8 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         Mutation::ToldTailAlone => {
             rollback::a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up
         }
+        Mutation::NewDeviceInOldEpoch => unfinished::a_device_that_comes_in_before_an_epoch_is_complete_is_built,
+        Mutation::CaughtUpFromBeforeJoin => unfinished::a_device_as_it_was_while_it_was_built_is_not_caught_up,
         Mutation::WritesInEpochPassedOver => {
             rollback::a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word
         }
@@ -219,6 +221,8 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::MapPagesNotCounted
         | Mutation::LostWritesUntold
         | Mutation::ToldTailAlone
+        | Mutation::NewDeviceInOldEpoch
+        | Mutation::CaughtUpFromBeforeJoin
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         _ => {}
     }

@@ -52,6 +52,11 @@ mutations! {
     NoQuorum "no-quorum",
     /// A2: more than half of the last live set is enough; members that were left out together outvote nobody.
     DynamicMajority "dynamic-majority",
+    /// E2: the update that finishes an epoch goes to devices that are being built for its members as well, and names them; after a crash
+    /// they count as what those members held.
+    NewDeviceInOldEpoch "new-device-in-old-epoch",
+    /// T6: a device that has just joined is caught up from the epoch before, in which it was being built; what it lacked then stays away.
+    CaughtUpFromBeforeJoin "caught-up-from-before-join",
     /// E2: the next epoch is begun before the last is complete; members that hold the one before fall out of the line.
     BumpNotFinishedFirst "bump-not-finished-first",
     /// A4: replay goes ahead of its new epoch; after a crash within it other members replay otherwise.

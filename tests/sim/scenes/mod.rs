@@ -5,6 +5,7 @@ pub mod page_faults;
 pub mod returning;
 pub mod rollback;
 pub mod trouble;
+pub mod unfinished;
 
 use calpe_core::format::ChecksumKind;
 use calpe_core::testing::{Random, SimArray, SimShape};

@@ -119,7 +119,7 @@ pub fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
 }
 
 /// So many seeds, or as many as CALPE_ROLLBACK_SEEDS says.
-fn trial(seeds: u64) -> u64 {
+pub fn trial(seeds: u64) -> u64 {
     std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
 }
 

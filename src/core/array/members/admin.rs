@@ -1,7 +1,8 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
 use crate::array::base::members::{Device, Progress, Replacement};
-use crate::array::members::current::{Mark, is_current};
+use crate::array::members::current::{Mark, is_current, was_in_service};
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::startup::Life;
 use crate::array::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use crate::array::{Array, ArrayAction, Core, STOPPED_CLEANLY, Stopping};
@@ -418,9 +419,10 @@ impl Array {
         let held = superblock.epoch;
         let mark = Mark { epoch: held, update: 0, tail: left.tail };
         // In the epoch before the one that it left in it may have been a device under construction.
-        let may_be_as_it_left =
-            held.live.contains(index) && self.supers.departed().may_have_held(index, held.id);
-        (self.is_own_device(index, superblock) && may_be_as_it_left).then_some(mark)
+        let may_be_as_it_left = (held.live.contains(index) || is_off(Mutation::CaughtUpFromBeforeJoin))
+            && self.supers.departed().may_have_held(index, held.id);
+        let is_as_it_left = may_be_as_it_left && was_in_service(superblock);
+        (self.is_own_device(index, superblock) && is_as_it_left).then_some(mark)
     }
 
     fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {

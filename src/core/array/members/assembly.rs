@@ -11,7 +11,9 @@ mod words;
 pub use crate::array::members::current::NOWHERE_ELSE;
 pub use words::{NotUsed, STARTS_OLDER};
 
-use crate::array::members::current::{Behind, Mark, has_update, holds, is_apart, is_current, why_kept};
+use crate::array::members::current::{
+    Behind, Mark, has_update, holds, is_apart, is_current, was_in_service, why_kept,
+};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::log_start;
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
@@ -438,7 +440,7 @@ fn assemble_current<K: Clone>(
         });
         let is_live = epoch.live.contains(index);
         match device.map(|at| (at, current(at))) {
-            Some((at, Ok(()))) if is_live => {
+            Some((at, Ok(()))) if is_live && was_in_service(&candidates[at].superblock) => {
                 seat.state = MemberState::Online;
                 seat.key = Some(candidates[at].key.clone());
                 live.insert(index);
@@ -671,7 +673,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         let holders = members(&|s| s.epoch == epoch);
         choices.push(Choice {
             epoch,
-            usable: members(&|s| holds(s, &epoch)),
+            usable: members(&|s| holds(s, &epoch) && was_in_service(s)),
             complete: holders.len() == epoch.live.len(),
         });
     }

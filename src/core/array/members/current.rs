@@ -5,7 +5,7 @@
 //! together (reused space) is judged where they are read, in `recovery/chain.rs`.
 
 use crate::array::mutation::{Mutation, is_off};
-use crate::format::{Epoch, Role, Superblock};
+use crate::format::{Epoch, MemberState, Role, Superblock};
 use crate::units::MemberIndex;
 use uuid::Uuid;
 
@@ -152,6 +152,15 @@ pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
         && known.peek().is_some()
         && known.all(|other| !held.live.contains(other))
         && !is_off(Mutation::OtherHistoryIsStale)
+}
+
+/// Whether a device was in service in the epoch that it holds, if that counts its member. Superblocks of earlier builds may say
+/// that it was being built then: it had come in while the epoch was not complete.
+pub(super) fn was_in_service(superblock: &Superblock) -> bool {
+    let Superblock { member, device, ref epoch, .. } = *superblock;
+    let own = superblock.members.get(usize::from(member.0)).filter(|record| record.uuid == device);
+    let is_being_built = own.is_some_and(|record| record.state == MemberState::Rebuilding);
+    !(epoch.live.contains(member) && is_being_built) || is_off(Mutation::NewDeviceInOldEpoch)
 }
 
 /// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).

@@ -10,7 +10,7 @@
 //! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
-use crate::array::base::members::{Device, Replaced, Which};
+use crate::array::base::members::{Device, Member, Replaced, Which};
 use crate::array::members::admin::Recording;
 use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
 use crate::array::members::current::{Behind, Mark, why_kept};
@@ -356,7 +356,8 @@ impl Array {
         self.supers.durable_dirty && !marking_clean && self.in_place_allowed()
     }
 
-    /// Starts an update when one is wanted and none is running.
+    /// Starts an update when one is wanted and none is running. One that only finishes an epoch goes to the devices that this
+    /// began with: one that is being built for a member of it is none of them, and would pass for that member after a crash.
     pub(in crate::array) fn pump_supers(&mut self) {
         if !self.supers.wanted || self.supers.job.is_some() || self.core.is_failed() || self.core.is_stopped()
         {
@@ -368,7 +369,16 @@ impl Array {
         self.supers.wanted = false;
         let online = self.core.online();
         let before = (self.supers.epoch(), self.supers.epoch_is_complete, self.supers.bump_due);
-        let template = self.next_superblock(online);
+        let finishes = !self.supers.epoch_is_complete;
+        let template = self.next_superblock(online, finishes);
+        let came_since = |member: MemberIndex| {
+            let is_of_epoch = finishes && template.epoch.live.contains(member);
+            is_of_epoch && self.core.member(member).state == MemberState::Rebuilding
+        };
+        let mut devices = self.core.participants(template.sequence);
+        if !is_off(Mutation::NewDeviceInOldEpoch) {
+            devices.retain(|device| device.role != Role::Member || !came_since(device.member));
+        }
         // What the update says of progress, cleanness and new devices must be true of the media.
         let mut job = Job {
             stage: Stage::FlushData,
@@ -381,7 +391,7 @@ impl Array {
                 self.supers.durable_losses
             },
             losses_seen: self.supers.losses,
-            devices: self.core.participants(template.sequence),
+            devices,
             template: template.clone(),
             before,
         };
@@ -392,14 +402,16 @@ impl Array {
         self.supers.job = Some(job);
     }
 
-    /// The content of the next update: the present states and progress, in a new epoch when the live set differs.
-    fn next_superblock(&mut self, online: MemberSet) -> Superblock {
+    /// The content of the next update: the present states and progress, in a new epoch when the live set differs, unless it
+    /// only `finishes` the present one.
+    fn next_superblock(&mut self, online: MemberSet, finishes: bool) -> Superblock {
         let mut next = self.supers.template.clone();
         // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock: one that has
         // missed an update, or has it at one end only, would else be left with what is older when this one is torn.
         next.sequence = next.sequence.saturating_add(2) & !1;
-        let complete = self.supers.epoch_is_complete || is_off(Mutation::BumpNotFinishedFirst);
-        if complete && (self.supers.bump_due || next.epoch.live != online) {
+        if (!finishes || is_off(Mutation::BumpNotFinishedFirst))
+            && (self.supers.bump_due || next.epoch.live != online)
+        {
             self.supers.epoch_number += 1;
             self.supers.epoch_is_complete = false;
             self.supers.bump_due = false;
@@ -443,32 +455,38 @@ impl Array {
         }
         next.clean = !supers.dirty && (next.clean || supers.is_known_quiet());
         next.scrub = self.passes.scrub_record();
-        next.members = self
-            .core
-            .roster
-            .members
-            .iter()
-            .map(|member| MemberRecord {
+        // The devices of an epoch are those that it began with: a new one is named by the next.
+        let keeps = |at: usize, member: &Member| {
+            finishes
+                && next.epoch.live.contains(MemberIndex(at as u16))
+                && member.state != MemberState::Online
+                && member.uuid != next.members[at].uuid
+                && !is_off(Mutation::NewDeviceInOldEpoch)
+        };
+        let record = |(at, member): (usize, &Member)| match keeps(at, member) {
+            true => next.members[at],
+            false => MemberRecord {
                 uuid: member.uuid,
                 state: member.state,
                 rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded())),
+            },
+        };
+        let replacement = |(at, member): (usize, &Member)| {
+            let at_index = MemberIndex(at as u16);
+            if keeps(at, member) {
+                // It may be the one that takes the member's place now.
+                return next.replacements.iter().find(|replacement| replacement.member == at_index).cloned();
+            }
+            let replacement = member.replacement.as_ref()?;
+            Some(ReplacementRecord {
+                member: at_index,
+                uuid: replacement.uuid,
+                rebuilt: SlotIndex(replacement.progress.recorded()),
             })
-            .collect();
-        next.replacements = self
-            .core
-            .roster
-            .members
-            .iter()
-            .enumerate()
-            .filter_map(|(at, member)| {
-                let replacement = member.replacement.as_ref()?;
-                Some(ReplacementRecord {
-                    member: MemberIndex(at as u16),
-                    uuid: replacement.uuid,
-                    rebuilt: SlotIndex(replacement.progress.recorded()),
-                })
-            })
-            .collect();
+        };
+        let all = || self.core.roster.members.iter().enumerate();
+        let (members, replacements) = (all().map(record).collect(), all().filter_map(replacement).collect());
+        (next.members, next.replacements) = (members, replacements);
         next
     }
 

@@ -105,7 +105,8 @@ impl Array {
         if !drained {
             self.redo_mut().checkpoint.want();
         }
-        // The update that tells of the device says that all members have in place what it has no log of (T6).
+        // The update that tells of the device says that all members have in place what it has no log of (T6). The pages that it was
+        // built with went through a checkpoint, so this update began when it was built: a copy of it from before shows as well.
         if drained && !self.supers.is_known_quiet() {
             self.supers.want_quiet();
             return false;

@@ -1,0 +1,247 @@
+//! New devices that come in while an epoch is not on all its members yet: such a device is in none of that epoch, though its member is.
+//! The scenes panic when it passes for one that holds what the member held. Shared by `tests/sim/unfinished.rs`, where none may, and
+//! `tests/sim/mutations.rs`, where a broken rule must.
+
+use super::rollback::{BLOCK, Checked, disk, states, trial};
+#[cfg(debug_assertions)]
+use calpe_core::array::mutation::Mutation;
+use calpe_core::format::{ChecksumKind, MemberState};
+use calpe_core::testing::{DiskCopy, Random};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::AdminRequest;
+
+const KINDS: [ChecksumKind; 3] = [ChecksumKind::None, ChecksumKind::Blake3, ChecksumKind::Crc32c];
+
+/// A 3+2 that was killed `gap` operations after it began to lose member 0, and starts without member 1 as well: the epoch without
+/// member 0 may be on some of its members only. None where there is no such array.
+fn cut_off(gap: u64, kind: ChecksumKind) -> Option<Checked> {
+    let mut array = Checked::filled(3, 2, kind, gap);
+    array.load(4, &mut Random::new(gap));
+    array.sim.settle();
+    let ids = [0, 1].map(|member| array.sim.disk_of(member).expect("in service"));
+    disk(&mut array.sim, ids[0]).dead = true;
+    array.sim.submit_write(0, &[7; BLOCK], true);
+    array.model[..BLOCK].fill(7);
+    for _ in 0..gap {
+        array.sim.step();
+    }
+    disk(&mut array.sim, ids[1]).dead = true;
+    let Checked { sim, model } = array;
+    let mut random = Random::new(gap);
+    let sim = sim.kill_where(false, |_, _| random.one_in(2)).ok()?;
+    Some(Checked { sim, model })
+}
+
+/// What was written last may be there or not.
+fn write_again(array: &mut Checked) {
+    array.sim.write(0, &[7; BLOCK]).expect("enough members");
+}
+
+/// Moments of the first cut, and so many operations until what comes next.
+fn moments() -> impl Iterator<Item = (u64, ChecksumKind, u64)> {
+    let gaps = (0..48).map(|gap| (gap, KINDS[gap as usize % KINDS.len()]));
+    gaps.flat_map(|(gap, kind)| (0..60).step_by(3).map(move |steps| (gap, kind, steps + gap % 3)))
+}
+
+/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is built. `written_by` runs
+/// what writes superblocks until then.
+fn comes_in_before_an_epoch_is_complete(written_by: impl Fn(&mut dyn FnMut())) {
+    for (gap, kind, steps) in moments() {
+        let Some(mut array) = cut_off(gap, kind) else { continue };
+        let device = array.sim.add_blank_disk();
+        array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+        written_by(&mut || {
+            for _ in 0..steps {
+                array.sim.step();
+            }
+        });
+        let Checked { sim, model } = array;
+        let sim = sim.kill_where(false, |_, _| true);
+        let sim = sim.unwrap_or_else(|error| panic!("{kind}, gap {gap}, {steps} steps: {error}"));
+        let mut array = Checked { sim, model };
+        let found = states(&array.sim)[1];
+        assert_ne!(found, MemberState::Online, "{kind}, gap {gap}, {steps} steps: it holds nothing yet");
+        write_again(&mut array);
+        array.sim.settle();
+        array.verify();
+    }
+}
+
+/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is built.
+pub fn a_device_that_comes_in_before_an_epoch_is_complete_is_built() {
+    comes_in_before_an_epoch_is_complete(|steps| steps());
+}
+
+/// The same with superblocks as they were written before that rule was kept.
+#[cfg(debug_assertions)]
+pub fn a_device_that_is_named_by_an_epoch_from_before_it_is_built() {
+    comes_in_before_an_epoch_is_complete(|steps| Mutation::NewDeviceInOldEpoch.with(steps));
+}
+
+/// A device that comes in like that leaves and comes back: it is built, not caught up.
+pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
+    for (gap, kind, steps) in moments() {
+        let Some(mut array) = cut_off(gap, kind) else { continue };
+        let device = array.sim.add_blank_disk();
+        let id = device.device.0;
+        array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+        for _ in 0..steps {
+            array.sim.step();
+        }
+        disk(&mut array.sim, id).dead = true;
+        write_again(&mut array);
+        array.sim.settle();
+        if states(&array.sim)[1] == MemberState::Online {
+            continue;
+        }
+        disk(&mut array.sim, id).dead = false;
+        let device = array.sim.reopen_disk(id);
+        let request = AdminRequest::Online { member: MemberIndex(1), device };
+        array.sim.admin(request).unwrap_or_else(|error| panic!("{kind}, gap {gap}, {steps}: {error:?}"));
+        array.sim.settle();
+        assert_eq!(states(&array.sim)[1], MemberState::Online, "{kind}, gap {gap}, {steps} steps");
+        array.offline(2);
+        array.verify();
+    }
+}
+
+/// A member whose replacement is being built leaves while an epoch is written, and the replacement takes its place; then the daemon is
+/// killed.
+pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
+    for (gap, kind, steps) in moments() {
+        let random = &mut Random::new(gap * 100 + steps);
+        let mut array = Checked::filled(3, 2, kind, gap);
+        array.load(4, random);
+        array.sim.settle();
+        let ids = [0, 1].map(|member| array.sim.disk_of(member).expect("in service"));
+        let device = array.sim.add_blank_disk();
+        array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+        for _ in 0..random.below(60) {
+            array.sim.step();
+        }
+        disk(&mut array.sim, ids[0]).dead = true;
+        array.sim.submit_write(0, &[7; BLOCK], true);
+        array.model[..BLOCK].fill(7);
+        for _ in 0..gap {
+            array.sim.step();
+        }
+        disk(&mut array.sim, ids[1]).dead = true;
+        for _ in 0..steps {
+            array.sim.step();
+        }
+        let Checked { sim, model } = array;
+        let Ok(sim) = sim.kill_where(false, |_, _| random.one_in(2)) else { continue };
+        let mut array = Checked { sim, model };
+        write_again(&mut array);
+        array.sim.settle();
+        array.verify();
+        if states(&array.sim)[1] == MemberState::Online {
+            array.offline(2);
+            array.verify();
+        }
+    }
+}
+
+/// A member leaves while an epoch is written, and is replaced; then the array fails, is whole again but for them, and is killed.
+pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
+    for (gap, kind, steps) in moments() {
+        let random = &mut Random::new(gap * 100 + steps);
+        let mut array = Checked::filled(3, 2, kind, gap);
+        array.load(4, random);
+        array.sim.settle();
+        let step = |array: &mut Checked, steps: u64| (0..steps).for_each(|_| _ = array.sim.step());
+        let ids = [0, 1, 2].map(|member| array.sim.disk_of(member).expect("in service"));
+        disk(&mut array.sim, ids[0]).dead = true;
+        array.sim.submit_write(0, &[7; BLOCK], true);
+        array.model[..BLOCK].fill(7);
+        step(&mut array, gap);
+        array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(1) });
+        let device = array.sim.add_blank_disk();
+        array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+        step(&mut array, random.below(12));
+        disk(&mut array.sim, ids[2]).dead = true;
+        array.sim.settle();
+        disk(&mut array.sim, ids[2]).dead = false;
+        let device = array.sim.reopen_disk(ids[2]);
+        array.sim.submit_admin(AdminRequest::Online { member: MemberIndex(2), device });
+        step(&mut array, steps);
+        let Checked { sim, model } = array;
+        let Ok(sim) = sim.kill_where(false, |_, _| true) else { continue };
+        let mut array = Checked { sim, model };
+        write_again(&mut array);
+        array.sim.settle();
+        array.verify();
+    }
+}
+
+/// An array whose member 1 is built anew while nobody writes, until the device has joined; and copies of the device from before.
+fn built_while_idle(seed: u64, random: &mut Random) -> (Checked, u32, Vec<DiskCopy>) {
+    let kind = KINDS[seed as usize % KINDS.len()];
+    let mut array = Checked::filled(2, 2, kind, seed);
+    array.offline(1);
+    // Until the array is known to be clean.
+    for _ in 0..60 {
+        array.sim.sleep(100);
+        array.sim.settle();
+    }
+    let device = array.sim.add_blank_disk();
+    let id = device.device.0;
+    array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+    let mut copies = Vec::new();
+    while states(&array.sim)[1] != MemberState::Online {
+        if random.one_in(8) {
+            copies.push(array.copy(id));
+        }
+        if !array.sim.step() || random.one_in(30) {
+            array.sim.sleep(if random.one_in(3) { 5_100 } else { 100 });
+        }
+    }
+    (array, id, copies)
+}
+
+/// One of the copies.
+fn one<'c>(copies: &'c [DiskCopy], random: &mut Random) -> &'c DiskCopy {
+    &copies[random.below(copies.len() as u64) as usize]
+}
+
+/// A device has just joined, is a copy of itself from while it was built, and the daemon is killed.
+pub fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
+    for seed in 0..trial(150) {
+        let random = &mut Random::new(0x0_b111 + seed);
+        let (mut array, id, copies) = built_while_idle(seed, random);
+        for _ in 0..random.below(48) {
+            array.sim.step();
+        }
+        let copy = one(&copies, random);
+        let Ok(mut array) = array.restart_with(&[(id, copy)], false) else { continue };
+        array.sim.settle();
+        if states(&array.sim)[1] == MemberState::Online {
+            array.offline(0);
+            array.offline(2);
+        }
+        array.verify();
+    }
+}
+
+/// The same, and the device dies and comes back instead.
+pub fn a_device_as_it_was_while_it_was_built_is_not_caught_up() {
+    for seed in 0..trial(150) {
+        let random = &mut Random::new(0x0_ca7c + seed);
+        let (mut array, id, copies) = built_while_idle(seed, random);
+        for _ in 0..random.below(16) {
+            array.sim.step();
+        }
+        disk(&mut array.sim, id).dead = true;
+        array.sim.write(0, &array.model[..BLOCK]).expect("enough members");
+        array.sim.settle();
+        disk(&mut array.sim, id).restore(one(&copies, random));
+        let device = array.sim.reopen_disk(id);
+        if array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).is_err() {
+            continue;
+        }
+        array.sim.settle();
+        array.offline(0);
+        array.offline(2);
+        array.verify();
+    }
+}
