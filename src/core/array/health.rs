@@ -6,7 +6,6 @@
 //! scrub finds it. Must not know who asks.
 
 use crate::array::api::Health;
-use crate::array::recovery::startup::Life;
 use crate::array::{Array, StripeReply, StripeRequestId};
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex};
 use std::collections::BTreeSet;
@@ -73,6 +72,6 @@ impl Array {
     }
 
     pub(super) fn log_is_refused(&self) -> bool {
-        matches!(self.redo.life, Life::Refused(_))
+        self.redo.is_refused()
     }
 }

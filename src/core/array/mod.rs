@@ -42,6 +42,7 @@ use crate::array::client::read::LoggedRead;
 use crate::array::client::write::LoggedWrite;
 use crate::array::damage::Damage;
 use crate::array::damage::looks::Looks;
+use crate::array::log::facts::LogFacts;
 use crate::array::log::journal::Journal;
 use crate::array::log::state::Redo;
 use crate::array::members::admin::WaitingRequests;
@@ -58,7 +59,7 @@ use crate::array::passes::repair::{Repair, RepairProgress};
 use crate::array::passes::schedule::Passes;
 use crate::array::passes::super_scrub::SuperScrub;
 use crate::array::passes::walk::LoggedPass;
-use crate::array::recovery::startup::{Life, LogFacts};
+use crate::array::recovery::startup::Startup;
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
@@ -157,6 +158,7 @@ pub struct Array {
     /// Requests of administrators that are answered later.
     waiting: WaitingRequests,
     redo: Box<Redo>,
+    startup: Startup,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,9 +290,9 @@ impl Array {
             start.sequence,
             BatchHash::default(),
         );
-        let mut redo = Box::new(Redo::new(facts, pages, journal));
-        redo.start.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
-        redo.start.behind = assembled.behind;
+        let redo = Box::new(Redo::new(facts, pages, journal));
+        let unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
+        let startup = Startup::new(unjudged, assembled.behind);
         let passes = Passes::new(geometry.slots, &scrub);
         let core = Core {
             map,
@@ -340,6 +342,7 @@ impl Array {
             client_notices: ClientNotices::default(),
             waiting: WaitingRequests::default(),
             redo,
+            startup,
         };
         array.run();
         array
@@ -386,7 +389,7 @@ impl Array {
     /// A request: once the log is replayed.
     fn submit_logged(&mut self, piece: StripeRequestId, request: StripeRequest) {
         let redo = self.redo_mut();
-        if matches!(redo.life, Life::Refused(_)) {
+        if redo.is_refused() {
             match request {
                 StripeRequest::Health { first, count } => self.start_health(piece, first, count),
                 _ => self.core.done(piece, Err(ClientError::Io)),
@@ -533,7 +536,7 @@ impl Array {
             client_errors: self.client_notices.errors(),
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            yields_to_force: self.redo.start.yields_to_force,
+            yields_to_force: self.startup.yields_to_force(),
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
@@ -548,7 +551,7 @@ impl Array {
     #[must_use]
     pub fn state(&self) -> ArrayState {
         match self.core.map.width() - self.core.online().len() {
-            _ if matches!(self.redo.life, Life::Refused(_)) => ArrayState::Failed,
+            _ if self.redo.is_refused() => ArrayState::Failed,
             0 => ArrayState::Online,
             gone if gone <= self.core.map.m => ArrayState::Degraded,
             _ => ArrayState::Failed,

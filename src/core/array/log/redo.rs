@@ -8,9 +8,9 @@
 
 use crate::array::base::members::Which;
 use crate::array::client::fetch::Missing;
+use crate::array::log::life::Life;
 use crate::array::log::state::{FlushRequest, Redo, Round};
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::recovery::startup::Life;
 use crate::array::{
     Array, ClientError, Core, Inflight, NoticeKind, NoticeLevel, Owner, StripeReply, StripeRequestId,
 };
@@ -380,14 +380,14 @@ impl Array {
         let redo = &mut self.redo;
         redo.lives += 1;
         if redo.is_serving() {
-            redo.start.durable_before = redo.journal.durable();
-            redo.start.acknowledged_before = redo.journal.acknowledged();
+            self.startup.note_failure(redo.journal.durable(), redo.journal.acknowledged());
         }
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
         self.core.load.client_ops -= pieces.len();
-        pieces.extend(redo.start.queued.drain(..).map(|(piece, ..)| piece));
+        pieces.extend(self.startup.take_queued().into_iter().map(|(piece, ..)| piece));
         redo.life = Life::Starting;
+        self.startup.end_recovery();
         redo.unsettled = None;
         redo.rounds.round = None;
         self.passes.forget_owed_pages();

@@ -9,10 +9,10 @@
 //! that of one that was replayed, and no member joins. Writes wait; what was acknowledged before is durable,
 //! so flushes do not.
 
-use crate::array::recovery::Lifted;
 use crate::array::{Array, NoticeKind, NoticeLevel};
+use crate::block_io::Buf;
 use crate::format::LogStart;
-use crate::units::{Count, StripeIndex};
+use crate::units::{Count, SlotIndex, StripeIndex};
 
 /// A replay that is not all in place.
 pub(in crate::array) struct Unsettled {
@@ -25,9 +25,13 @@ pub(in crate::array) struct Unsettled {
 }
 
 impl Array {
-    /// Takes over what a replay has not put in place.
-    pub(in crate::array) fn settle(&mut self, lifted: Lifted, tail: Option<u64>) {
-        let Lifted { images, stripes } = lifted;
+    /// Takes over what a replay has not put in place: blocks by slot, column and row, and the stripes that the log names.
+    pub(in crate::array) fn settle(
+        &mut self,
+        images: Vec<(SlotIndex, usize, usize, Buf)>,
+        stripes: Vec<StripeIndex>,
+        tail: Option<u64>,
+    ) {
         let text = format!(
             "the redo log was read, and waits for room: {} of it are to be put in place. Reads are served meanwhile, writes wait",
             Count::of(images.len(), "block")

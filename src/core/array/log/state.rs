@@ -1,19 +1,20 @@
 //! The state of the redo log while the array serves: batches, who waits for them, slots and pages that they
 //! concern. What happens to it is in `redo.rs` and `checkpoint.rs`.
 
+use crate::array::StripeRequestId;
 use crate::array::log::checkpoint::Checkpoint;
+use crate::array::log::facts::LogFacts;
 use crate::array::log::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
+use crate::array::log::life::Life;
 use crate::array::log::overlay::Overlay;
 use crate::array::log::settle::Unsettled;
 use crate::array::pages::hold::Arrival;
 use crate::array::pages::patience::UnreadablePages;
 use crate::array::pages::store::PageStore;
 use crate::array::pages::stripe_map::StripeMap;
-use crate::array::recovery::startup::{Life, LogFacts};
-use crate::array::{StripeRequest, StripeRequestId};
 use crate::block_io::Buf;
 use crate::codec::BlockHasher;
-use crate::format::{LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberSet};
+use crate::format::{LOG_BLOCK_BYTES, LogRecord, MapEntry};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
 };
@@ -30,8 +31,6 @@ const RESERVE_MIN: u32 = 4;
 /// See the head of this file.
 pub(in crate::array) struct Redo {
     pub life: Life,
-    /// What a start of the log has to know beyond its life.
-    pub(in crate::array) start: StartState,
     /// Counts starts of the log: an operation that began in an earlier life ends with an error.
     pub lives: u64,
     pub journal: Journal,
@@ -93,27 +92,6 @@ pub(super) struct FlushRequest {
 pub(super) struct Round {
     pub(in crate::array) pending: usize,
     pub(in crate::array) upto: u64,
-}
-
-/// What a start of the log has to know beyond its life.
-pub(in crate::array) struct StartState {
-    /// A member that the last epoch had in service is missing, or holds only the parent of that
-    /// epoch, and whether the array can be served is not known: until it is, nothing is written.
-    /// Its return would not help, or what tells of its age would be gone.
-    pub(in crate::array) unjudged: bool,
-    /// Of a start that is refused: whether a forced one would go on.
-    pub(in crate::array) yields_to_force: bool,
-    /// While that is not known: members in service that hold only the parent of the last epoch.
-    pub(in crate::array) behind: MemberSet,
-    /// Batches below were durable before the array failed, whatever its members say when they come
-    /// back; 0 where nothing is known.
-    pub(in crate::array) durable_before: u64,
-    /// Batches below were acknowledged before the array failed, durable or not; 0 where nothing is known.
-    pub(in crate::array) acknowledged_before: u64,
-    /// Client requests that came before the log was replayed, and when.
-    pub(in crate::array) queued: VecDeque<(StripeRequestId, StripeRequest, Timestamp)>,
-    /// The next replay writes nothing in place.
-    pub(in crate::array) lifts: bool,
 }
 
 /// Who waits for metadata pages.
@@ -186,15 +164,6 @@ impl Redo {
         let overlay_max = facts.overlay_max.min(ring_bytes / 4 * facts.members_of_write);
         Redo {
             life: Life::Starting,
-            start: StartState {
-                unjudged: false,
-                yields_to_force: false,
-                behind: MemberSet::default(),
-                durable_before: 0,
-                acknowledged_before: 0,
-                queued: VecDeque::new(),
-                lifts: false,
-            },
             lives: 1,
             journal,
             overlay: Overlay::default(),
@@ -282,6 +251,14 @@ impl Redo {
 
     pub(in crate::array) fn is_serving(&self) -> bool {
         matches!(self.life, Life::Serving)
+    }
+
+    pub(in crate::array) fn is_recovering(&self) -> bool {
+        matches!(self.life, Life::Recovering)
+    }
+
+    pub(in crate::array) fn is_refused(&self) -> bool {
+        matches!(self.life, Life::Refused(_))
     }
 
     /// Whether it is serving, and its log has no replay behind it that is not all in place.

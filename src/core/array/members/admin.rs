@@ -1,8 +1,8 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
 use crate::array::base::members::{Device, Progress, Replacement};
+use crate::array::log::life::Life;
 use crate::array::members::current::{Mark, is_current};
-use crate::array::recovery::startup::Life;
 use crate::array::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use crate::array::{Array, ArrayAction, Core, STOPPED_CLEANLY, Stopping};
 use crate::block_io::DeviceId;
@@ -210,7 +210,7 @@ impl Array {
         let is_online = self.core.member(index).state == MemberState::Online;
         // What was replayed is in place there, but it was not told so yet: it would not show it
         // when it comes back. Before that it is not even in place.
-        let is_untold = matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_));
+        let is_untold = matches!(redo.life, Life::Starting | Life::Recovering | Life::Marking(_));
         let is_in_place = redo.is_settled()
             && redo.journal.is_drained()
             && redo.pages.dirty_pages() == 0
@@ -392,10 +392,8 @@ impl Array {
 
     fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
         let epoch = self.supers.epoch();
-        match new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch) {
-            true => drop(self.redo_mut().start.behind.insert(index)),
-            false => drop(self.redo_mut().start.behind.remove(index)),
-        }
+        let is_behind = new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch);
+        self.startup.note_return(index, is_behind);
         let member = self.core.member_mut(index);
         member.device = Some(new_device(new));
         member.away = None;
@@ -437,7 +435,7 @@ impl Array {
         // beyond the end that replay finds (A4, R9).
         self.supers.note_exchange();
         // What comes back may be older than what went: no epoch says otherwise before the log has been read.
-        self.redo_mut().start.unjudged = true;
+        self.startup.judge_anew();
         self.was_failed = true;
     }
 
@@ -570,8 +568,8 @@ impl Array {
         }
         let mut emptied = false;
         match self.redo.life {
-            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
-            Life::Refused(_) if self.redo.start.unjudged => return self.finish_stop(id),
+            Life::Starting | Life::Recovering | Life::Marking(_) => return,
+            Life::Refused(_) if self.is_unjudged() => return self.finish_stop(id),
             Life::Refused(_) => {}
             Life::Serving if self.drained_log().is_some() => emptied = true,
             Life::Serving => {

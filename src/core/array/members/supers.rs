@@ -506,7 +506,7 @@ impl Array {
                 let supers = &mut self.supers;
                 if supers.epoch() != job.before.0 {
                     // Members that have come back meanwhile hold the epoch before: no device has this one.
-                    self.redo.start.behind = MemberSet::default();
+                    self.startup.forget_behind();
                 }
                 let bump_due;
                 (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
