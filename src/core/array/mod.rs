@@ -24,8 +24,10 @@ mod health;
 mod inspect;
 mod job;
 mod log;
+mod log_turn;
 mod members;
 pub mod mutation;
+mod page_io;
 mod pages;
 mod passes;
 mod recovery;
@@ -42,18 +44,17 @@ use crate::array::client::read::LoggedRead;
 use crate::array::client::write::LoggedWrite;
 use crate::array::damage::Damage;
 use crate::array::damage::looks::Looks;
+use crate::array::log::Redo;
 use crate::array::log::facts::LogFacts;
-use crate::array::log::journal::Journal;
-use crate::array::log::state::Redo;
 use crate::array::members::admin::WaitingRequests;
 pub use crate::array::members::assembly;
 use crate::array::members::assembly::Assembled;
 use crate::array::members::bad_blocks::BadBlocks;
 use crate::array::members::ring_check::RingCheck;
 use crate::array::members::supers::Supers;
+use crate::array::pages::Pages;
 use crate::array::pages::hold::PageTask;
-use crate::array::pages::pass::PagePass;
-use crate::array::pages::store::PageStore;
+use crate::array::passes::page_pass::PagePass;
 use crate::array::passes::page_scrub::PageScrub;
 use crate::array::passes::repair::{Repair, RepairProgress};
 use crate::array::passes::schedule::Passes;
@@ -62,7 +63,7 @@ use crate::array::passes::walk::LoggedPass;
 use crate::array::recovery::startup::Startup;
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
-use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
+use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{SlotIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health,
@@ -158,6 +159,7 @@ pub struct Array {
     /// Requests of administrators that are answered later.
     waiting: WaitingRequests,
     redo: Box<Redo>,
+    pages: Pages,
     startup: Startup,
 }
 
@@ -280,17 +282,9 @@ impl Array {
         let scrub = superblock.scrub;
         let start = superblock.redo.start;
         let facts = LogFacts::new(&superblock, start, &config, &pool);
-        let checksums = facts.checksums.is_some();
-        let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
-        let journal = Journal::new(
-            facts.key,
-            superblock.array,
-            facts.ring_blocks(),
-            vec![0; map.width()],
-            start.sequence,
-            BatchHash::default(),
-        );
-        let redo = Box::new(Redo::new(facts, pages, journal));
+        let pages = facts.empty_pages(geometry, superblock.array);
+        let journal = facts.empty_journal(superblock.array, map.width());
+        let redo = Box::new(Redo::new(facts, journal));
         let unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
         let startup = Startup::new(unjudged, assembled.behind);
         let passes = Passes::new(geometry.slots, &scrub);
@@ -342,6 +336,7 @@ impl Array {
             client_notices: ClientNotices::default(),
             waiting: WaitingRequests::default(),
             redo,
+            pages,
             startup,
         };
         array.run();
@@ -388,7 +383,7 @@ impl Array {
 
     /// A request: once the log is replayed.
     fn submit_logged(&mut self, piece: StripeRequestId, request: StripeRequest) {
-        let redo = self.redo_mut();
+        let redo = &self.redo;
         if redo.is_refused() {
             match request {
                 StripeRequest::Health { first, count } => self.start_health(piece, first, count),
@@ -407,7 +402,7 @@ impl Array {
             }
             // What it gives back of space is a matter of checkpoints.
             StripeRequest::Zero { first, count } => self.start_discard(piece, first, count),
-            StripeRequest::Flush => self.start_logged_flush(piece),
+            StripeRequest::Flush => self.redo.start_flush(&mut self.core, piece),
             StripeRequest::Extents { first, count } => self.logged_extents(piece, first, count),
             StripeRequest::Health { first, count } => self.start_health(piece, first, count),
         }
@@ -505,7 +500,6 @@ impl Array {
         self.core.wake_patient();
         self.look_at_damage();
         self.retry_pages();
-        self.look_at_pages();
         self.checkpoint_when_idle();
         self.save_progress();
         self.judge_requests();
@@ -541,7 +535,7 @@ impl Array {
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
-            unreadable_pages: self.pages_given_up(),
+            unreadable_pages: self.pages.count_given_up(),
             unconfirmed_lost: self.unconfirmed_lost_ranges(),
             unconfirmed: self.unconfirmed_ranges(),
         }
@@ -565,6 +559,7 @@ impl Array {
             while let Some((entry, fault)) = self.core.inflight.next_orphan() {
                 self.io_ended(entry, Err(fault));
             }
+            self.end_gone_page_io();
             while let Some(key) = self.core.work.ready.pop_front() {
                 self.advance(key);
             }
@@ -573,7 +568,11 @@ impl Array {
             self.pump_passes();
             self.pump_stop();
             let has_ended = self.pump_shortages();
-            if self.core.work.ready.is_empty() && !has_ended && !self.core.inflight.has_orphans() {
+            if self.core.work.ready.is_empty()
+                && !has_ended
+                && !self.core.inflight.has_orphans()
+                && !self.pages.has_gone()
+            {
                 for key in self.core.work.ended.drain(..) {
                     self.ops.remove(key);
                 }

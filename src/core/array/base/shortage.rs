@@ -147,7 +147,7 @@ impl Array {
         if is_new {
             self.core.notice_shortage(entry.member, entry.device, fault);
             // They hold stripes that clients want.
-            self.wake_waiting_for_drain();
+            self.redo.wake_waiting_for_checkpoint(&mut self.core);
         }
         true
     }
@@ -209,7 +209,7 @@ impl Array {
     fn end_void(&mut self) -> bool {
         let era = Era {
             losses: self.supers.losses(),
-            lives: self.redo.lives,
+            lives: self.redo.lives(),
             is_failed: self.core.is_failed(),
             is_recovering: self.is_recovering(),
         };
@@ -287,7 +287,7 @@ impl Array {
             }
         }
         for key in late {
-            self.redo_mut().forget_waiting(key);
+            self.redo.forget_waiting(key);
             self.core.work.gated.retain(|other| *other != key);
             self.core.work.ready.push_back(key);
         }

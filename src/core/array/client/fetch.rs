@@ -339,7 +339,7 @@ impl Array {
         for row in rows.clone() {
             let state = &mut part.blocks[row - rows.start];
             let bytes = &mut buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK];
-            match self.redo().block_hash(slot, row, part.column) {
+            match self.pages.block_hash(slot, row, part.column) {
                 Some(BlockHash::UNWRITTEN) => {
                     bytes.fill(0);
                     *state = State::Good;
@@ -353,7 +353,7 @@ impl Array {
                     not_needed.extend(has_bad.then_some(row));
                     *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
                 }
-                _ => match self.redo().overlay.get(slot, part.column, row) {
+                _ => match self.redo.image(slot, part.column, row) {
                     Some(image) => {
                         bytes.copy_from_slice(image);
                         *state = State::Good;
@@ -453,7 +453,7 @@ impl Array {
         let Some(bytes) = part.buf.as_deref() else { return };
         let bytes = &bytes[blocks.start * BLOCK..blocks.end * BLOCK];
         let row = part.rows.start + blocks.start;
-        let verdicts = self.redo().verify_blocks(fetch.slot, row, part.column, bytes);
+        let verdicts = self.pages.verify_blocks(fetch.slot, row, part.column, bytes);
         self.pass_verdicts(fetch, at, blocks, member, verdicts);
     }
 
@@ -487,7 +487,7 @@ impl Array {
         if self.damage.is_empty() {
             return false;
         }
-        let Some(stripe) = self.redo().stripes.stripe_at(slot) else { return false };
+        let Some(stripe) = self.pages.stripes().stripe_at(slot) else { return false };
         let mut known =
             self.damage.of_stripe(stripe).map(|((_, column, row), _)| (usize::from(column), row as usize));
         known.any(|of| of == (column, row) || (column >= self.core.map.k && of.1 == row))
@@ -604,7 +604,7 @@ impl Array {
                     .recover(&present, &mut [(column, &mut decoded[..])])
                     .expect("k distinct present columns decode any other");
             }
-            if !self.redo().verifies(fetch.slot, row, column, &decoded) {
+            if !self.pages.verifies(fetch.slot, row, column, &decoded) {
                 continue;
             }
             let part = &mut fetch.parts[at];

@@ -130,12 +130,11 @@ impl Array {
 
     /// Whether some block of a slot cannot be read, as far as is known.
     fn is_unreadable(&self, slot: SlotIndex) -> bool {
-        let redo = self.redo();
         // Not all is listed, or which stripe was there is not known now.
-        if self.damage.is_full() || !redo.is_serving() {
+        if self.damage.is_full() || !self.redo.is_serving() {
             return true;
         }
-        let stripe = redo.stripes.stripe_at(slot);
+        let stripe = self.pages.stripes().stripe_at(slot);
         stripe.is_some_and(|stripe| self.damage.of_stripe(stripe).next().is_some())
     }
 

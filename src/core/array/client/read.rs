@@ -102,7 +102,7 @@ impl Array {
             offset,
             len: buf.len(),
             buf: Some(buf),
-            life: self.redo().lives,
+            life: self.redo.lives(),
             stage: Stage::Lock,
             pages: PageHold::default(),
             fetch: Fetch::new(slot),
@@ -126,7 +126,7 @@ impl Array {
         if matches!(read.stage, Stage::Fetch | Stage::Repair) {
             return Flow::Wait;
         }
-        if self.core.is_failed() || read.life != self.redo().lives {
+        if self.core.is_failed() || read.life != self.redo.lives() {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         if read.stage == Stage::Repay {
@@ -232,7 +232,7 @@ impl Array {
     }
 
     fn answer_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        if self.core.is_failed() || read.life != self.redo().lives {
+        if self.core.is_failed() || read.life != self.redo.lives() {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         if !read.fetch.missing.is_empty() {

@@ -10,7 +10,7 @@ use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
 use crate::array::damage::BlockName;
-use crate::array::log::state::Share;
+use crate::array::log::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
@@ -156,7 +156,7 @@ impl Array {
             asked: None,
             rest: None,
             fua,
-            life: self.redo().lives,
+            life: self.redo.lives(),
             stage: Stage::Room,
             repays,
             locked: None,
@@ -186,7 +186,7 @@ impl Array {
             if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
                 return Flow::Wait;
             }
-            if self.core.is_failed() || write.life != self.redo().lives {
+            if self.core.is_failed() || write.life != self.redo.lives() {
                 return self.end_logged_write(key, write, Err(ClientError::Io));
             }
             if let Some(error) = write.expired {
@@ -207,7 +207,7 @@ impl Array {
                     _ => Flow::Wait,
                 },
                 Stage::Join => self.join_write(key, write),
-                Stage::Logged if self.redo().is_waiting(key) => Flow::Wait,
+                Stage::Logged if self.redo.is_waiting(key) => Flow::Wait,
                 Stage::Logged => return self.acknowledge_logged(key, write),
                 Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay => Flow::Wait,
             };
@@ -220,23 +220,19 @@ impl Array {
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_fresh(&self, write: &LoggedWrite) -> bool {
         let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
-        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo().fits_ring(record)
+        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo.fits_ring(record)
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.core.load.last_write = self.core.now;
         let share = self.share_of_write(write);
-        let used = self.redo().journal.used_blocks();
-        if !self.redo().waits.waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
+        if !self.redo.admits(share) {
             if let Some(error) = self.core.lasting_shortage() {
                 return self.end_logged_write(key, write, Err(error));
             }
-            let redo = self.redo_mut();
-            redo.checkpoint.want();
-            redo.waits.waiting_for_room.push_back(key);
+            self.redo.wait_for_room(key);
             return Flow::Wait;
         }
-        self.redo_mut().waits.promised += share;
         write.promised = share;
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
@@ -283,7 +279,7 @@ impl Array {
         if matches!(write.work, Work::Repay { .. }) && first {
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
-        if first && self.redo().checksums.is_none() && !self.core.is_whole(write) {
+        if first && self.pages.checksums().is_none() && !self.core.is_whole(write) {
             self.core.fill_stripe(write);
         }
         if self.core.is_whole(write) && (self.core.full_stripe_fresh() || first) {
@@ -408,7 +404,7 @@ impl Array {
         };
         let is_much =
             columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_company();
-        if self.redo().checksums.is_some() && is_much {
+        if self.pages.checksums().is_some() && is_much {
             let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
             let blend = parity::blend_of_band(&self.core.shape.codec, band, path, new_bytes);
             write.fetch.blend(blend);
@@ -438,8 +434,7 @@ impl Array {
         if !more {
             // Everything it did is in the open batch or in earlier ones.
             write.stage = Stage::Logged;
-            let redo = self.redo_mut();
-            redo.wait_for_all(key, write.fua);
+            self.redo.wait_for_all(key, write.fua);
             return Flow::Wait;
         }
         write.stripe = StripeIndex(write.stripe.0 + 1);
@@ -484,7 +479,7 @@ impl Array {
         if fetched == Fetched::Wait {
             return Flow::Wait;
         }
-        if self.core.is_failed() || write.life != self.redo().lives {
+        if self.core.is_failed() || write.life != self.redo.lives() {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         let flow = match write.stage {
@@ -508,8 +503,8 @@ impl Array {
             self.core.unlock(LockKey::Slot(target), key);
         }
         let promised = std::mem::take(&mut write.promised);
-        if write.life == self.redo().lives {
-            self.redo_mut().waits.promised -= promised;
+        if write.life == self.redo.lives() {
+            self.redo.take_back(promised);
         }
     }
 
@@ -520,10 +515,10 @@ impl Array {
         result: Result<StripeReply, ClientError>,
     ) -> Flow {
         // A free slot that did not become the stripe's is free again.
-        if let (Some(target), true, Err(_)) = (write.target, write.life == self.redo().lives, &result)
+        if let (Some(target), true, Err(_)) = (write.target, write.life == self.redo.lives(), &result)
             && target != write.slot
         {
-            self.redo_mut().stripes.give_back(target);
+            self.pages.give_back_slot(target);
         }
         self.let_go(key, write);
         if let Some(piece) = write.piece.take() {

@@ -129,7 +129,7 @@ impl Array {
             && !self.damage.is_empty()
             && !self.core.stop.hurried
             && !self.core.is_failed()
-            && self.redo().is_serving()
+            && self.redo.is_serving()
     }
 
     fn look_due(&self) -> Timestamp {

@@ -241,7 +241,7 @@ impl Array {
     /// only an earlier run knows, or is set aside, is not among it: each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
-        let behind_pages = self.ranges_without_pages();
+        let behind_pages = self.pages.ranges_given_up(&self.core.map);
         if behind_pages.is_empty() {
             return parts;
         }
@@ -337,7 +337,7 @@ impl Array {
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
         let listed = self.damage.revision().wrapping_add(self.damage.lacking.revision());
-        listed.wrapping_add(self.redo().page_waits.unreadable.revision())
+        listed.wrapping_add(self.pages.given_up_revision())
     }
 }
 

@@ -1,12 +1,16 @@
 //! What a log is told about itself.
 
 use crate::array::ArrayConfig;
+use crate::array::log::journal::Journal;
+use crate::array::pages::Pages;
 use crate::block_io::Pool;
 use crate::codec::BlockHasher;
 use crate::format::{
-    ChecksumKind, LOG_BLOCK_BYTES, LogKey, LogStart, PAGE_BYTES, Region, RegionKind, Superblock,
+    BatchHash, ChecksumKind, Geometry, LOG_BLOCK_BYTES, LogKey, LogStart, PAGE_BYTES, Region, RegionKind,
+    Superblock,
 };
 use crate::units::ByteOffset;
+use uuid::Uuid;
 
 /// What never changes about a log.
 #[derive(Clone)]
@@ -58,6 +62,18 @@ impl LogFacts {
             clean: superblock.clean,
             force: config.force,
         }
+    }
+
+    /// The pages of such an array, none of them loaded.
+    pub(in crate::array) fn empty_pages(&self, geometry: Geometry, array: Uuid) -> Pages {
+        Pages::new(geometry, self.checksums, self.key, array, self.cache_pages_max, self.pages_offset)
+    }
+
+    /// An empty log of such an array, of so many members.
+    pub(in crate::array) fn empty_journal(&self, array: Uuid, width: usize) -> Journal {
+        let heads = vec![0; width];
+        let first = self.start.sequence;
+        Journal::new(self.key, array, self.ring_blocks(), heads, first, BatchHash::default())
     }
 
     pub(in crate::array) fn ring_blocks(&self) -> u32 {

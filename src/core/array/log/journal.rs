@@ -63,7 +63,7 @@ struct Issued {
 
 /// What gathers until it is issued.
 #[derive(Default)]
-pub(in crate::array) struct OpenBatch {
+pub(super) struct OpenBatch {
     pub records: Vec<LogRecord>,
     /// Per member, in record order: blocks of payload.
     pub payload: Vec<Vec<Buf>>,
@@ -182,7 +182,7 @@ impl Journal {
     }
 
     /// Batches below are in place and flushed on all live members.
-    pub(in crate::array) fn tail(&self) -> u64 {
+    pub(super) fn tail(&self) -> u64 {
         self.tail
     }
 
@@ -212,7 +212,7 @@ impl Journal {
     }
 
     /// Blocks taken of the fullest ring; that of a member out of service only empties.
-    pub(in crate::array) fn used_blocks(&self) -> u32 {
+    pub(super) fn used_blocks(&self) -> u32 {
         self.rings.iter().map(|ring| ring.used).max().unwrap_or(0)
     }
 
@@ -342,7 +342,7 @@ impl Journal {
     }
 
     /// How many slots wait for a note to be used again.
-    pub(in crate::array) fn slots_waiting(&self) -> usize {
+    pub(super) fn slots_waiting(&self) -> usize {
         self.slots_waiting
     }
 
@@ -352,24 +352,24 @@ impl Journal {
     }
 
     /// The tail that members can show: that of the newest batch, or of a superblock whose log starts at `told`.
-    pub(in crate::array) fn shown_tail(&self, told: u64) -> u64 {
+    pub(super) fn shown_tail(&self, told: u64) -> u64 {
         self.tail.min(self.carried.1.max(told))
     }
 
     /// Takes the tail back to what members can show. Everything from there on is still in the log.
-    pub(in crate::array) fn withdraw_tail(&mut self, shown: u64) {
+    pub(super) fn withdraw_tail(&mut self, shown: u64) {
         assert!(shown >= self.durable_tail.min(self.tail), "the log is kept from the durable tail on");
         self.tail = self.tail.min(shown);
     }
 
     /// Whether nothing in the log is needed any more.
-    pub(in crate::array) fn is_drained(&self) -> bool {
+    pub(super) fn is_drained(&self) -> bool {
         self.tail >= self.filled
     }
 }
 
 /// The stripe that a record is about.
-pub(in crate::array) fn stripe_of(record: &LogRecord) -> StripeIndex {
+pub(super) fn stripe_of(record: &LogRecord) -> StripeIndex {
     match record {
         LogRecord::InPlace(record) => record.stripe,
         LogRecord::Fresh(record) => record.stripe,

@@ -484,7 +484,7 @@ impl PageStore {
     }
 
     /// The next page from `from` on that has a copy on `member`: the walk of a rebuild.
-    pub(super) fn next_page_on(&self, member: MemberIndex, from: PageIndex) -> Option<PageIndex> {
+    pub(in crate::array) fn next_page_on(&self, member: MemberIndex, from: PageIndex) -> Option<PageIndex> {
         let has_copy = |page: &PageIndex| self.layout.copy_on(*page, member).is_some();
         (from.0..self.layout.pages()).map(PageIndex).find(has_copy)
     }
@@ -554,6 +554,11 @@ impl PageStore {
     /// Pages that the next [`PageStore::freeze`] would take: changed ones, and those with copies to be written again.
     pub(in crate::array) fn dirty_pages(&self) -> usize {
         self.dirty.len() + self.due.len() + self.void_due.len()
+    }
+
+    /// Whether these are as many as the cache may hold pages of hashes, divided by so many.
+    pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
+        self.dirty_pages() >= self.cache_pages_max / divisor
     }
 
     #[cfg(test)]

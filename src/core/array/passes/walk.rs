@@ -115,7 +115,7 @@ impl Array {
     }
 
     fn new_hold(&self, slot: SlotIndex, work: &Work) -> SlotHold {
-        let life = self.redo().lives;
+        let life = self.redo.lives();
         match work {
             Work::Scrub => SlotHold::new(slot, life),
             Work::Build(_) => SlotHold::to_build(slot, None, life),
@@ -134,7 +134,7 @@ impl Array {
         if pass.stage != Stage::Hold {
             return Flow::Wait;
         }
-        if self.core.is_failed() || !self.redo().is_serving() {
+        if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
         if self.core.now < pass.not_before {
@@ -183,7 +183,7 @@ impl Array {
             wanted += 1;
         }
         // Equal hashes prove equal bytes only where nobody can make them collide; a CRC is looked at again, below.
-        let proves = self.redo().checksums == Some(BlockHasher::Blake3);
+        let proves = self.pages.checksums() == Some(BlockHasher::Blake3);
         if matches!(pass.work, Work::Scrub)
             && proves
             && self.core.map.m > 0
@@ -286,7 +286,7 @@ impl Array {
     }
 
     fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        if self.core.is_failed() || !self.redo().is_serving() {
+        if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
         if !pass.fetch.repairs.is_empty() && !self.acknowledgements_allowed() {
@@ -311,7 +311,7 @@ impl Array {
             return Flow::Wait;
         }
         let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
-        if !pass.fetch.missing.is_empty() && self.redo().checksums.is_none() {
+        if !pass.fetch.missing.is_empty() && self.pages.checksums().is_none() {
             // Nothing would tell these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
@@ -321,7 +321,7 @@ impl Array {
         }
         let targets = std::mem::take(targets);
         let missing = std::mem::take(&mut pass.fetch.missing);
-        match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
+        match self.pages.stripes().stripe_at(slot).filter(|_| !missing.is_empty()) {
             // Clients read the others of these rows, not what is missing here.
             Some(stripe) => {
                 let sources = std::mem::take(&mut pass.fetch.missing_sources);
@@ -480,7 +480,7 @@ impl Array {
         }
         let all = [pass.fetch.missing_data(&lost, self.core.map.k), unread].concat();
         if !all.is_empty()
-            && let Some(stripe) = self.redo().stripes.stripe_at(slot)
+            && let Some(stripe) = self.pages.stripes().stripe_at(slot)
         {
             self.note_missing(stripe, slot, &all);
         }
@@ -495,7 +495,7 @@ impl Array {
                 || self.core.shape.codec.consistent(&present),
                 |encoded| self.is_parity(slot, &encoded.output_hashes),
             );
-        if !agree && self.redo().checksums.is_none() {
+        if !agree && self.pages.checksums().is_none() {
             return self.judge_by_parity(key, pass, columns);
         }
         if !agree {
@@ -537,7 +537,7 @@ impl Array {
         let mut all = Vec::new();
         for column in (0..self.core.map.k).filter(is_out) {
             for row in 0..self.core.map.chunk / BLOCK {
-                let why = match self.redo().block_hash(slot, row, column) {
+                let why = match self.pages.block_hash(slot, row, column) {
                     Some(hash) if hash.is_set_aside() => Why::SetAside,
                     Some(BlockHash::LOST) => Why::Lost,
                     _ => continue,
@@ -558,7 +558,7 @@ impl Array {
         columns: &[(usize, Range<usize>, BufMut)],
         lost: &[Missing],
     ) {
-        let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !self.damage.is_empty()) else {
+        let Some(stripe) = self.pages.stripes().stripe_at(slot).filter(|_| !self.damage.is_empty()) else {
             return;
         };
         let is_lost =
@@ -581,7 +581,7 @@ impl Array {
     fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
         let rows = 0..self.core.map.chunk / BLOCK;
         let parities = (self.core.map.k..self.core.map.width()).map(|column| ColumnIndex(column as u16));
-        let expected = parities.flat_map(|column| self.redo().pages.hashes(slot, rows.clone(), column));
+        let expected = parities.flat_map(|column| self.pages.store().hashes(slot, rows.clone(), column));
         expected.eq(hashes.iter().copied())
     }
 

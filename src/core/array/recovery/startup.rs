@@ -10,9 +10,7 @@ use crate::array::base::shortage::changes_nothing;
 use crate::array::client::fetch::{Missing, Why};
 use crate::array::log::journal::Journal;
 use crate::array::log::life::Life;
-use crate::array::log::state::Redo;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::pages::store::PageStore;
 use crate::array::recovery::{
     Building, Lifted, LostRow, PageFault, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome,
     Ring, RolledBack,
@@ -132,7 +130,7 @@ impl Array {
     /// Moves the start on as far as it goes.
     pub(in crate::array) fn pump_startup(&mut self) {
         let losses = self.supers.losses();
-        match &self.redo.life {
+        match self.redo.life() {
             Life::Serving | Life::Refused(_) => {}
             Life::Starting => self.begin_recovery(),
             Life::Recovering if self.startup.running.as_ref().is_none_or(|run| run.losses != losses) => {
@@ -173,13 +171,13 @@ impl Array {
     /// Another recovery is to begin.
     fn start_over(&mut self) {
         self.startup.end_recovery();
-        self.redo.life = Life::Starting;
+        self.redo.set_life(Life::Starting);
     }
 
     /// Only when a test wants the rule broken that replay waits for its epoch.
     pub(in crate::array) fn is_epoch_late(&self) -> bool {
         (is_off(Mutation::EpochAfterRedo) || is_off(Mutation::EpochAfterRedoNorNote))
-            && matches!(self.redo.life, Life::Starting | Life::Recovering)
+            && matches!(self.redo.life(), Life::Starting | Life::Recovering)
     }
 
     /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
@@ -211,7 +209,7 @@ impl Array {
         }
         self.supers.forget_log_start();
         let epoch = self.supers.epoch();
-        let mut facts = self.redo().facts.clone();
+        let mut facts = self.redo.facts().clone();
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
         // rings hold from before is void, also what a device has brought along that joined since.
         facts.start = self.supers.template().redo.start;
@@ -245,7 +243,7 @@ impl Array {
             clean: facts.clean,
             map_pages: self.supers.template().map_pages,
             force: facts.force,
-            lift_max: lifts.then_some(2 * self.redo().place.overlay_max),
+            lift_max: lifts.then_some(2 * self.redo.overlay_max()),
             judge_only: self.is_unjudged(),
             durable: self.startup.durable_before,
             away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
@@ -255,45 +253,26 @@ impl Array {
             codec: self.core.shape.codec.clone(),
             pool: self.core.pool.clone(),
         };
-        let mut pages = PageStore::new(
-            self.core.shape.geometry,
-            facts.checksums.is_some(),
-            facts.key,
-            self.supers.template().array,
-            facts.cache_pages_max,
-        );
+        let mut pages = facts.empty_pages(self.core.shape.geometry, self.supers.template().array);
         let members = (0..self.core.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         // What devices that are being built lack of pages, and what was on its way to them, is not
         // known any more.
         self.core.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
-        let mut redo = Redo::new(facts, pages, self.empty_journal());
-        redo.lives = self.redo.lives;
-        redo.life = Life::Recovering;
-        *self.redo = redo;
+        let (array, width) = (self.supers.template().array, self.core.map.width());
+        let journal = self.redo.facts().empty_journal(array, width);
+        self.redo.begin_anew(facts, journal);
+        self.pages = pages;
         self.startup.running = Some(Running { recovery: Box::new(Recovery::new(context)), losses });
         self.poll_recovery();
-    }
-
-    fn empty_journal(&self) -> Journal {
-        let heads = vec![0; self.core.map.width()];
-        let facts = &self.redo().facts;
-        Journal::new(
-            facts.key,
-            self.supers.template().array,
-            facts.ring_blocks(),
-            heads,
-            facts.start.sequence,
-            Default::default(),
-        )
     }
 
     fn poll_recovery(&mut self) {
         let mut io = Vec::new();
         let now = self.core.now;
         let Some(Running { recovery, .. }) = &mut self.startup.running else { return };
-        let outcome = recovery.poll(now, &mut self.redo.pages, &mut io);
+        let outcome = recovery.poll(now, self.pages.store_for_replay(), &mut io);
         let tail = recovery.tail();
         let lifted = outcome.as_ref().and_then(|_| recovery.take_lifted());
         for io in io {
@@ -315,7 +294,7 @@ impl Array {
                 self.start_over();
             }
             Some(RecoveryOutcome::Refused(error)) => {
-                let yields = error.yields_to_force() && !self.redo().facts.force;
+                let yields = error.yields_to_force() && !self.redo.facts().force;
                 self.refuse_to_serve(&error.to_string(), yields);
             }
         }
@@ -354,12 +333,8 @@ impl Array {
 
     /// Batches below are in place on all members in service, as far as is known.
     pub(in crate::array) fn tail_in_place(&self) -> Option<u64> {
-        match &self.redo.life {
-            Life::Serving | Life::Marking(_) => match &self.redo.unsettled {
-                // Nothing has told the members of a higher one.
-                Some(unsettled) => unsettled.tail,
-                None => Some(self.redo().journal.tail()),
-            },
+        match self.redo.life() {
+            Life::Serving | Life::Marking(_) => self.redo.tail_in_place(),
             Life::Recovering => self.startup.running.as_ref().and_then(|running| running.recovery.tail()),
             Life::Starting | Life::Refused(_) => None,
         }
@@ -367,7 +342,7 @@ impl Array {
 
     /// What readers of a member's log have to know.
     pub(in crate::array) fn ring(&self) -> Ring {
-        let facts = &self.redo().facts;
+        let facts = self.redo.facts();
         Ring {
             blocks: facts.ring_blocks(),
             key: facts.key,
@@ -380,7 +355,7 @@ impl Array {
     /// `yields_to_force`: a forced start would go on.
     fn refuse_to_serve(&mut self, reason: &str, yields_to_force: bool) {
         self.startup.end_recovery();
-        self.redo.life = Life::Refused(reason.to_owned());
+        self.redo.set_life(Life::Refused(reason.to_owned()));
         self.startup.yields_to_force = yields_to_force;
         self.core.notice(
             NoticeKind::ArrayRefused,
@@ -521,34 +496,33 @@ impl Array {
         }
         self.tell_of_lost_writes(recovered.end);
         let array = self.supers.template().array;
-        let redo = self.redo_mut();
-        redo.stripes = recovered.stripes;
-        redo.journal = Journal::new(
-            redo.facts.key,
+        self.pages.replayed(recovered.stripes);
+        let facts = self.redo.facts();
+        let journal = Journal::new(
+            facts.key,
             array,
-            redo.facts.ring_blocks(),
+            facts.ring_blocks(),
             recovered.next_blocks,
             recovered.next_sequence,
             recovered.previous,
         );
+        self.redo.replayed(journal);
         self.startup.end_recovery();
         if let Some(Lifted { images, stripes }) = lifted {
-            self.settle(images, stripes, tail);
+            self.redo.settle(&mut self.core, images, stripes, tail);
             return self.begin_serving();
         }
         if is_off(Mutation::NoCut) {
             return self.begin_serving();
         }
         let start = self.start_log_anew(recovered.next_sequence);
-        self.redo_mut().life = Life::Marking(start);
+        self.redo.set_life(Life::Marking(start));
     }
 
     /// R9: the superblocks are to say that the log starts here, behind all that was replayed.
     pub(in crate::array) fn start_log_anew(&mut self, sequence: u64) -> LogStart {
         let start = LogStart { sequence, epoch: self.supers.epoch().number };
-        let facts = &mut self.redo_mut().facts;
-        facts.start = start;
-        facts.clean = false;
+        self.redo.starts_at(start);
         self.supers.set_log_start(start);
         start
     }
@@ -575,7 +549,7 @@ impl Array {
     /// R9 is done.
     fn begin_serving(&mut self) {
         let now = self.core.now;
-        self.redo.life = Life::Serving;
+        self.redo.set_life(Life::Serving);
         self.startup.durable_before = 0;
         let queued = self.startup.take_queued();
         if std::mem::take(&mut self.was_failed) {
@@ -589,9 +563,9 @@ impl Array {
 
     /// For the status.
     pub(in crate::array) fn log_state(&self) -> LogState {
-        match &self.redo.life {
+        match self.redo.life() {
             Life::Starting | Life::Recovering | Life::Marking(_) => LogState::Replaying,
-            Life::Serving if self.redo.unsettled.is_some() => LogState::Settling,
+            Life::Serving if self.redo.is_unsettled() => LogState::Settling,
             Life::Serving => LogState::Serving,
             Life::Refused(reason) => LogState::Refused(reason.clone()),
         }

@@ -47,8 +47,9 @@ impl Array {
         let mut repairs = std::mem::take(&mut fetch.repairs);
         repairs.retain(|repair| {
             // What fits an old hash may be older than what would be written over.
-            let redo = self.redo();
-            if redo.checksums.is_some() && redo.pages.is_doubted(fetch.slot, repair.row, repair.column) {
+            let pages = &self.pages;
+            let is_doubted = || pages.store().is_doubted(fetch.slot, repair.row, repair.column);
+            if pages.checksums().is_some() && is_doubted() {
                 return false;
             }
             let offset =

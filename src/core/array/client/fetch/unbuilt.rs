@@ -30,7 +30,7 @@ impl Array {
     pub(super) fn ask_unbuilt(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         // Without checksums nothing tells a block that was built from one that was not.
         let may_ask = !fetch.asked_unbuilt && !fetch.in_service_only;
-        if !may_ask || self.redo().checksums.is_none() || !self.core.any_building() {
+        if !may_ask || self.pages.checksums().is_none() || !self.core.any_building() {
             return false;
         }
         fetch.asked_unbuilt = true;
@@ -77,7 +77,7 @@ impl Array {
     ) {
         let (column, row) = (fetch.parts[at].column, fetch.parts[at].rows.start + block);
         let is_good = match result {
-            Ok(IoValue::Data(bytes)) if self.redo().verifies(fetch.slot, row, column, &bytes) => {
+            Ok(IoValue::Data(bytes)) if self.pages.verifies(fetch.slot, row, column, &bytes) => {
                 if let Some(buf) = &mut fetch.parts[at].buf {
                     buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
                 }

@@ -3,12 +3,12 @@
 use super::{BLOCK, LoggedWrite, Stage, Way, Work, parity};
 use crate::array::client::fetch::Blended;
 use crate::array::client::plan::ParityPath;
-use crate::array::log::journal::{record_bytes, stripe_of};
+use crate::array::log::journal::record_bytes;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::PagesHeld;
 use crate::array::{Array, ClientError, Flow};
 use crate::block_io::{Buf, BufMut};
-use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
+use crate::format::{FreshRecord, InPlaceRecord, LogRecord};
 use crate::units::{BlockHash, ColumnIndex, SlotIndex, StripeIndex};
 use std::ops::Range;
 
@@ -107,12 +107,12 @@ impl Array {
                     let mut hashes = Vec::with_capacity(columns.len() * piece.len());
                     for column in &columns {
                         match images.iter().find(|(c, _)| c == column) {
-                            Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
+                            Some((_, image)) => self.pages.log_hasher().hash_blocks(image, &mut hashes),
                             None if is_off(Mutation::LostWithoutEvidence) => {
                                 hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len()));
                             }
                             None => hashes.extend(piece.clone().map(|row| {
-                                self.redo().pages.hash(slot, row, ColumnIndex(*column)).set_aside()
+                                self.pages.store().hash(slot, row, ColumnIndex(*column)).set_aside()
                             })),
                         }
                     }
@@ -146,10 +146,10 @@ impl Array {
             .sum();
         let fits = write.records.iter().all(|(record, _)| {
             debug_assert!(record_bytes(record) > 0);
-            self.redo().open_has_room(record, payload)
+            self.redo.open_has_room(record, payload)
         });
         if !fits {
-            self.redo_mut().waits.waiting_for_batch.push(key);
+            self.redo.wait_for_next_batch(key);
             return Flow::Wait;
         }
         let records = std::mem::take(&mut write.records);
@@ -163,10 +163,10 @@ impl Array {
                 LogRecord::Fresh(_) | LogRecord::Discard { .. } => Vec::new(),
             };
             let width = self.core.map.width();
-            self.redo_mut().join(record, payload, width);
+            self.redo.join(record, payload, width);
         }
         let promised = std::mem::take(&mut write.promised);
-        self.redo_mut().waits.promised -= promised;
+        self.redo.take_back(promised);
         if let Work::Discard { left } = &write.work
             && *left > 1
         {
@@ -180,7 +180,7 @@ impl Array {
             self.cut_write(write);
             return Flow::Wait;
         }
-        self.redo_mut().open.waiters.push((key, write.fua));
+        self.redo.wait_for_open(key, write.fua);
         write.stage = Stage::Logged;
         self.let_go(key, write);
         Flow::Wait
@@ -188,53 +188,10 @@ impl Array {
 
     /// What a record says becomes true in memory.
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
-        let epoch = self.supers.epoch().number;
         let rows = self.core.map.chunk / BLOCK;
         self.forget_lost(record);
-        if !self.acknowledgements_allowed() {
-            // The epoch in which it will be written is not there yet.
-            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
-        }
-        let redo = self.redo_mut();
-        match record {
-            LogRecord::InPlace(record) => {
-                for (column, image) in images {
-                    redo.overlay.insert(record.slot, usize::from(*column), record.row as usize, image);
-                }
-                if redo.checksums.is_some() {
-                    if record.first {
-                        redo.pages.clear_slot(record.slot);
-                    }
-                    let first = record.row as usize;
-                    let columns = record.columns.iter().map(|column| ColumnIndex(*column));
-                    let rows = first..first + record.rows as usize;
-                    redo.pages.set_hashes(record.slot, rows, columns, &record.hashes);
-                }
-                redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
-            }
-            LogRecord::Fresh(record) => {
-                if redo.checksums.is_some() {
-                    let columns = (0..record.hashes.len() / rows).map(|column| ColumnIndex(column as u16));
-                    redo.pages.set_hashes(record.slot, 0..rows, columns, &record.hashes);
-                }
-                redo.overlay.give_up(record.old_slot);
-                if record.slot == record.old_slot {
-                    redo.set_map_entry(
-                        record.stripe,
-                        MapEntry { slot: record.slot, holds_data: true, epoch },
-                    );
-                } else {
-                    let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
-                    debug_assert_eq!(old, record.old_slot);
-                    redo.open.given_up.push(old);
-                }
-            }
-            LogRecord::Discard { stripe, slot } => {
-                redo.overlay.give_up(*slot);
-                redo.slots.discarded.insert(stripe.0);
-                redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
-            }
-        }
+        let permits = self.permits();
+        self.redo.apply(&mut self.pages, record, images, &permits, rows);
     }
 
     /// Blocks that are written again are not lost any more.

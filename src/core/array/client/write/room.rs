@@ -13,7 +13,7 @@ impl Array {
             return;
         }
         let Work::Data { offset, data } = &mut write.work else { return };
-        let rows_max = self.redo().rows_max(self.core.map.width());
+        let rows_max = self.redo.rows_max(self.core.map.width());
         if self.core.rows_of(*offset, data.len()).len() / BLOCK <= rows_max {
             return;
         }

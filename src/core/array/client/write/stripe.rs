@@ -19,16 +19,15 @@ impl Array {
             self.core.work.gated.push(key);
             return Flow::Wait;
         }
-        let entry = self.redo().pages.map_entry(write.stripe);
-        let redo = self.redo_mut();
+        let entry = self.pages.map_entry(write.stripe);
         // The slot of a stripe that never held anything is as good as a free one.
-        let target =
-            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let target = if entry.epoch == 0 && !entry.holds_data {
+            Some(entry.slot)
+        } else {
+            self.pages.take_free_slot()
+        };
         let Some(target) = target else {
-            redo.waits.waiting_for_slot.push(key);
-            if redo.journal.slots_waiting() == 0 {
-                redo.checkpoint.want();
-            }
+            self.redo.wait_for_slot(key);
             return Flow::Wait;
         };
         write.target = Some(target);
@@ -47,14 +46,12 @@ impl Array {
         self.hold_pages(key, &mut write.pages);
         let (k, chunk) = (self.core.map.k, self.core.map.chunk);
         let bytes = self.core.map.width() * chunk;
-        let redo = self.redo_mut();
-        redo.slots.fresh_bytes += bytes;
-        redo.slots.stripes_in_progress += 1;
+        self.redo.begin_stripe(bytes);
         write.stage = Stage::Code;
         let column = |column: usize| Column::Shared(data.slice(column * chunk..(column + 1) * chunk));
         let work = CodecJob {
             transform: Some(self.core.shape.encoding.clone()),
-            hasher: Some(self.redo().log_hasher()),
+            hasher: Some(self.pages.log_hasher()),
             inputs: (0..k).map(column).collect(),
             outputs: Outputs::Into((0..self.core.map.m).map(|_| self.core.pool.alloc(chunk)).collect()),
         };
@@ -72,7 +69,7 @@ impl Array {
         assert_eq!(write.stage, Stage::Code, "a stripe is coded once");
         let Some(target) = write.target else { unreachable!("a whole stripe has a slot") };
         write.stage = Stage::Stripe;
-        if !self.core.is_failed() && write.life == self.redo().lives {
+        if !self.core.is_failed() && write.life == self.redo.lives() {
             let columns = coded.inputs.into_iter().map(Column::into_shared);
             let images = (0..).zip(columns.chain(coded.outputs.into_iter().map(BufMut::freeze))).collect();
             let (stripe, old_slot, hashes) = (write.stripe, write.slot, coded.hashes);
@@ -96,10 +93,10 @@ impl Array {
     }
 
     pub(super) fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if write.life == self.redo().lives {
-            self.redo_mut().slots.stripes_in_progress -= 1;
+        if write.life == self.redo.lives() {
+            self.redo.end_stripe();
         }
-        if self.core.is_failed() || write.life != self.redo().lives {
+        if self.core.is_failed() || write.life != self.redo.lives() {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if let Some(error) = write.short {

@@ -68,7 +68,7 @@ impl Array {
         let is_proven = unknown.all(|block| block.why == Why::Proven);
         let has_waited = is_off(Mutation::NoPatience) || self.core.has_waited(write);
         let may_set_aside =
-            self.redo().checksums.is_some() && !write.fetch.host_is_short && !self.would_lose(write);
+            self.pages.checksums().is_some() && !write.fetch.host_is_short && !self.would_lose(write);
         if may_set_aside && (is_proven || has_waited) {
             return self.set_aside(write);
         }
@@ -208,7 +208,7 @@ impl Array {
         column: usize,
         row: usize,
     ) -> Flow {
-        let entry = self.redo().block_hash(write.slot, row, column);
+        let entry = self.pages.block_hash(write.slot, row, column);
         let member = self.core.member_at(write.slot, column);
         let device = self.core.readable(member, write.slot);
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
@@ -235,13 +235,13 @@ impl Array {
         result: Result<IoValue, IoFault>,
     ) -> Flow {
         let Work::Repay { column, row } = write.work else { unreachable!("a block is repaid") };
-        let is_void = self.core.is_failed() || write.life != self.redo().lives;
+        let is_void = self.core.is_failed() || write.life != self.redo.lives();
         if is_void {
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
         let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
-        let entry = self.redo().pages.hash(write.slot, row, ColumnIndex(column as u16));
-        if !entry.was_set_aside_from(self.redo().log_hasher().hash(&bytes)) {
+        let entry = self.pages.store().hash(write.slot, row, ColumnIndex(column as u16));
+        if !entry.was_set_aside_from(self.pages.log_hasher().hash(&bytes)) {
             // Nothing else could give it.
             self.damage.note(write.stripe, &[Missing { column, row, why: Why::Gone }]);
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
