@@ -27,10 +27,7 @@ pub(in crate::array) struct LoggedRead {
     stripe: StripeIndex,
     /// Where the stripe was when the lock was granted.
     slot: SlotIndex,
-    offset: usize,
-    /// The client's buffer, while nothing reads into it.
-    buf: Option<BufMut>,
-    len: usize,
+    target: ReadTarget,
     life: u64,
     stage: Stage,
     pages: PageHold,
@@ -42,6 +39,14 @@ pub(in crate::array) struct LoggedRead {
     looked_again: u32,
     /// The block that it looks at is set aside: its own member is asked for it next.
     is_aside: bool,
+}
+
+/// What of the stripe is read, and where it goes.
+struct ReadTarget {
+    offset: usize,
+    /// The client's buffer, while nothing reads into it.
+    buf: Option<BufMut>,
+    len: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +104,7 @@ impl Array {
             looks_at,
             stripe,
             slot,
-            offset,
-            len: buf.len(),
-            buf: Some(buf),
+            target: ReadTarget { offset, len: buf.len(), buf: Some(buf) },
             life: self.redo.lives(),
             stage: Stage::Lock,
             pages: PageHold::default(),
@@ -145,7 +148,7 @@ impl Array {
             if !self.holds_data(read.stripe) {
                 // It is known to be zeroes, whatever was damaged before it became that.
                 self.damage.forget_stripe(read.stripe);
-                let buf = read.buf.take().expect("nothing reads into it yet");
+                let buf = read.target.buf.take().expect("nothing reads into it yet");
                 let whole = 0..buf.len();
                 return self.end_logged_read(key, read, Ok(StripeReply::Sparse(buf, vec![whole])));
             }
@@ -170,21 +173,21 @@ impl Array {
         read.stage = Stage::Fetch;
         read.fetch = Fetch::new(read.slot);
         if let Some((column, row)) = read.looks_at {
-            read.fetch.background = true;
-            read.fetch.is_look = true;
-            read.fetch.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
-            let buf = read.buf.take().expect("nothing reads into it yet");
+            read.fetch.rules.background = true;
+            read.fetch.rules.is_look = true;
+            read.fetch.rules.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
+            let buf = read.target.buf.take().expect("nothing reads into it yet");
             read.fetch.want(column, row..row + 1, buf);
             return match self.fetch(key, &mut read.fetch) {
                 Fetched::Wait => Flow::Wait,
                 Fetched::Done => self.answer_logged_read(key, read),
             };
         }
-        let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
-        for part in self.core.map.columns(read.offset, read.len).collect::<Vec<_>>() {
+        let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
+        for part in self.core.map.columns(read.target.offset, read.target.len).collect::<Vec<_>>() {
             let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
             // Whole blocks are read into the client's buffer, others beside it.
-            let buf = match read.buf.as_mut().filter(|_| aligned) {
+            let buf = match read.target.buf.as_mut().filter(|_| aligned) {
                 Some(rest) => {
                     let tail = rest.split_off(part.range.len());
                     std::mem::replace(rest, tail)
@@ -235,7 +238,7 @@ impl Array {
         if self.core.is_failed() || read.life != self.redo.lives() {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
-        if !read.fetch.missing.is_empty() {
+        if !read.fetch.found.missing.is_empty() {
             return self.read_missing(key, read);
         }
         if let Some((column, row)) = read.looks_at {
@@ -245,15 +248,17 @@ impl Array {
             read.repairing = self.send_repairs(key, &mut read.fetch);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
-        self.forget_damage(read.stripe, read.offset, read.len);
-        let repairs = std::mem::take(&mut read.fetch.repairs);
-        let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
-        let unwritten: BTreeSet<(usize, usize)> = read.fetch.unwritten.drain(..).collect();
+        self.forget_damage(read.stripe, read.target.offset, read.target.len);
+        let repairs = std::mem::take(&mut read.fetch.found.repairs);
+        let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
+        let unwritten: BTreeSet<(usize, usize)> = read.fetch.found.unwritten.drain(..).collect();
         let mut zeroes: Vec<Range<usize>> = Vec::new();
         let parts = read.fetch.take();
-        let mut reply = if aligned { None } else { read.buf.take() };
+        let mut reply = if aligned { None } else { read.target.buf.take() };
         let mut at = 0;
-        for (range, (column, rows, part)) in self.core.map.columns(read.offset, read.len).zip(parts) {
+        for (range, (column, rows, part)) in
+            self.core.map.columns(read.target.offset, read.target.len).zip(parts)
+        {
             if aligned {
                 if !unwritten.is_empty() {
                     let of_part = rows.clone().filter(|&row| unwritten.contains(&(column, row)));
@@ -284,7 +289,7 @@ impl Array {
         if let Some(piece) = read.piece {
             self.core.done(piece, Ok(reply));
         }
-        read.fetch.repairs = repairs;
+        read.fetch.found.repairs = repairs;
         read.stage = Stage::Repair;
         read.repairing = self.send_repairs(key, &mut read.fetch);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
@@ -293,7 +298,7 @@ impl Array {
     /// Some blocks cannot be had. All is read again where that may help. Those that are set aside are looked for once on their
     /// own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        let missing = std::mem::take(&mut read.fetch.missing);
+        let missing = std::mem::take(&mut read.fetch.found.missing);
         // A repair counts parity as well.
         let columns = if self.repair.is_some() { self.core.map.width() } else { self.core.map.k };
         let all = read.fetch.missing_data(&missing, columns);
@@ -307,7 +312,7 @@ impl Array {
         if is_unread
             && missing.iter().all(|block| may_change(block.why))
             && read.looked_again < LOOKS_AGAIN
-            && !read.fetch.host_is_short
+            && !read.fetch.found.host_is_short
             && !self.core.stop.hurried
         {
             read.looked_again += 1;
@@ -382,7 +387,7 @@ impl Core {
     fn rows_of_read(&self, read: &LoggedRead) -> Range<usize> {
         match read.looks_at {
             Some((_, row)) => row * BLOCK..(row + 1) * BLOCK,
-            None => self.rows_of(read.offset, read.len),
+            None => self.rows_of(read.target.offset, read.target.len),
         }
     }
 
@@ -399,8 +404,8 @@ impl Core {
     /// The client's buffer, if it was split among the columns, is whole again.
     fn take_buffer_back(&self, read: &mut LoggedRead) {
         let parts = read.fetch.take();
-        if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
-            read.buf =
+        if read.target.buf.as_ref().is_none_or(|buf| buf.len() < read.target.len) {
+            read.target.buf =
                 parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
         }
     }

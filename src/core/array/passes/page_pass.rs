@@ -40,6 +40,14 @@ pub(in crate::array) struct PagePass {
     /// page named last, and may tell something, at least later.
     own: Option<OwnCopy>,
     offered: Option<(PageIndex, bool)>,
+    retries: Retries,
+    /// All pages were asked for; the checkpoint that must have ended.
+    last: Option<u64>,
+    life: u64,
+}
+
+/// Pages that could not be read, and are tried again.
+struct Retries {
     /// How often it has come back to pages that could not be read, and those that are left of this
     /// round, which begins at this time.
     rounds: u32,
@@ -53,9 +61,6 @@ pub(in crate::array) struct PagePass {
     /// They are, at least until then.
     patient_until: Timestamp,
     is_last_try: bool,
-    /// All pages were asked for; the checkpoint that must have ended.
-    last: Option<u64>,
-    life: u64,
 }
 
 /// See [`PagePass::own`].
@@ -140,13 +145,15 @@ impl Array {
             hold: None,
             own: None,
             offered: None,
-            rounds: 0,
-            again: VecDeque::new(),
-            not_before: self.core.now,
-            aside: VecDeque::new(),
-            lacking: BTreeSet::new(),
-            patient_until: self.core.now,
-            is_last_try: false,
+            retries: Retries {
+                rounds: 0,
+                again: VecDeque::new(),
+                not_before: self.core.now,
+                aside: VecDeque::new(),
+                lacking: BTreeSet::new(),
+                patient_until: self.core.now,
+                is_last_try: false,
+            },
             last: None,
             life,
         };
@@ -162,7 +169,7 @@ impl Array {
         if !ours || self.core.is_failed() || pass.life != self.redo.lives() || !self.redo.is_serving() {
             return self.end_page_pass(key, pass, false);
         }
-        if self.core.now < pass.not_before {
+        if self.core.now < pass.retries.not_before {
             return Flow::Wait;
         }
         loop {
@@ -188,9 +195,9 @@ impl Array {
                             return Flow::Wait;
                         }
                         Missed::None
-                            if pass.rounds == 0 && !self.redo.tells_of_nothing(&self.pages, page) =>
+                            if pass.retries.rounds == 0 && !self.redo.tells_of_nothing(&self.pages, page) =>
                         {
-                            pass.aside.push_back(page);
+                            pass.retries.aside.push_back(page);
                         }
                         Missed::None => match pass.offered {
                             Some((offered, tells)) if offered == page => {
@@ -230,7 +237,7 @@ impl Array {
                 continue;
             }
             if self.begin_round(pass) {
-                self.core.work.patient.push((pass.not_before, key));
+                self.core.work.patient.push((pass.retries.not_before, key));
                 return Flow::Wait;
             }
             if self.begin_last_try(pass) {
@@ -245,22 +252,22 @@ impl Array {
     /// Begins to ask for the pages again that could not be read. False: none is waited for.
     fn begin_round(&mut self, pass: &mut PagePass) -> bool {
         let pages = self.pages.store();
-        pass.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
-        if pass.is_last_try {
+        pass.retries.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
+        if pass.retries.is_last_try {
             return false;
         }
-        if pass.rounds == 0 {
-            pass.patient_until = Timestamp(self.core.now.0 + ROUNDS_MIN_NS);
+        if pass.retries.rounds == 0 {
+            pass.retries.patient_until = Timestamp(self.core.now.0 + ROUNDS_MIN_NS);
         }
-        if !pass.lacking.is_empty() && self.core.waits_for_pages(pass) {
-            pass.again = pass.lacking.iter().copied().collect();
+        if !pass.retries.lacking.is_empty() && self.core.waits_for_pages(pass) {
+            pass.retries.again = pass.retries.lacking.iter().copied().collect();
         }
-        let many = pass.again.len() + pass.aside.len();
+        let many = pass.retries.again.len() + pass.retries.aside.len();
         self.core.set_retried_pages(pass, many as u64);
         if many == 0 {
             return false;
         }
-        if pass.rounds == 0 {
+        if pass.retries.rounds == 0 {
             let text = format!(
                 "{} cannot be read for now{}: tried again for up to half a minute before the device of member {} is in service",
                 Count::of(many, "metadata page"),
@@ -269,28 +276,32 @@ impl Array {
             );
             self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
         }
-        pass.rounds += 1;
+        pass.retries.rounds += 1;
         pass.offered = None;
-        pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
+        pass.retries.not_before = Timestamp(self.core.now.0 + RETRY_NS);
         true
     }
 
     /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
     /// waited for it may be readable by now.
     fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
-        if pass.rounds == 0 || pass.is_last_try || self.core.stop.hurried || is_off(Mutation::JoinsLacking) {
+        if pass.retries.rounds == 0
+            || pass.retries.is_last_try
+            || self.core.stop.hurried
+            || is_off(Mutation::JoinsLacking)
+        {
             return false;
         }
-        pass.is_last_try = true;
+        pass.retries.is_last_try = true;
         pass.offered = None;
-        pass.again = self.pages.store().void_on(pass.member, pass.which).collect();
-        !pass.again.is_empty()
+        pass.retries.again = self.pages.store().void_on(pass.member, pass.which).collect();
+        !pass.retries.again.is_empty()
     }
 
     /// The page cannot be read, and the device has no good copy of it, as far as is known.
     fn page_lacks(&self, pass: &mut PagePass, page: PageIndex) {
-        if pass.lacking.len() < TRIED_AGAIN_MAX && !self.redo.tells_of_nothing(&self.pages, page) {
-            pass.lacking.insert(page);
+        if pass.retries.lacking.len() < TRIED_AGAIN_MAX && !self.redo.tells_of_nothing(&self.pages, page) {
+            pass.retries.lacking.insert(page);
         }
     }
 
@@ -438,13 +449,13 @@ impl Core {
     /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
     /// before it was tried.
     fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
-        if !pass.again.is_empty() && !pass.is_last_try && !self.waits_for_pages(pass) {
-            pass.again.clear();
+        if !pass.retries.again.is_empty() && !pass.retries.is_last_try && !self.waits_for_pages(pass) {
+            pass.retries.again.clear();
         }
-        if pass.rounds == 0 {
+        if pass.retries.rounds == 0 {
             return None;
         }
-        pass.aside.pop_front().or_else(|| pass.again.pop_front())
+        pass.retries.aside.pop_front().or_else(|| pass.retries.again.pop_front())
     }
 
     /// Whether pages that the device lacks are waited for still.
@@ -452,7 +463,9 @@ impl Core {
         let now = self.now;
         let build = self.build_of(pass.member, pass.which);
         let is_patient = build.is_some_and(|progress| progress.is_patient(now));
-        (is_patient || now < pass.patient_until) && !self.stop.hurried && !is_off(Mutation::JoinsLacking)
+        (is_patient || now < pass.retries.patient_until)
+            && !self.stop.hurried
+            && !is_off(Mutation::JoinsLacking)
     }
 
     fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {

@@ -132,7 +132,7 @@ impl Array {
             fetch.job = Some(JobOut { inputs: parts, sources: 0, yields: Yields::Nothing });
             CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Hashed }
         });
-        let urgency = if fetch.background { Urgency::Background } else { self.core.client_urgency() };
+        let urgency = if fetch.rules.background { Urgency::Background } else { self.core.client_urgency() };
         self.core.give_away(key, work, urgency);
         true
     }

@@ -44,7 +44,7 @@ impl Array {
     /// way, each of which ends in [`Array::mend_io`]. Nothing is written while a loss is not
     /// recorded (E3).
     pub(in crate::array) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
-        let mut repairs = std::mem::take(&mut fetch.repairs);
+        let mut repairs = std::mem::take(&mut fetch.found.repairs);
         repairs.retain(|repair| {
             // What fits an old hash may be older than what would be written over.
             let pages = &self.pages;
@@ -54,7 +54,7 @@ impl Array {
             }
             let offset =
                 self.core.map.device_offset(self.core.shape.data_offset, fetch.slot, repair.row * BLOCK);
-            self.bad.may_mend(self.core.now, repair.member, offset, fetch.background)
+            self.bad.may_mend(self.core.now, repair.member, offset, fetch.rules.background)
         });
         if self.core.is_failed() || !self.acknowledgements_allowed() {
             return 0;

@@ -29,13 +29,14 @@ impl Array {
     /// be read.
     pub(super) fn ask_unbuilt(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         // Without checksums nothing tells a block that was built from one that was not.
-        let may_ask = !fetch.asked_unbuilt && !fetch.in_service_only;
+        let may_ask = !fetch.asked_unbuilt && !fetch.rules.in_service_only;
         if !may_ask || self.pages.checksums().is_none() || !self.core.any_building() {
             return false;
         }
         fetch.asked_unbuilt = true;
-        let is_short =
-            |row: usize| fetch.missing.iter().any(|block| (block.row, block.why) == (row, Why::Unreadable));
+        let is_short = |row: usize| {
+            fetch.found.missing.iter().any(|block| (block.row, block.why) == (row, Why::Unreadable))
+        };
         let mut found = Vec::new();
         for column in 0..self.core.map.width() {
             let member = self.core.member_at(fetch.slot, column);
@@ -85,7 +86,7 @@ impl Array {
             }
             Ok(_) => false,
             Err(fault) => {
-                fetch.host_is_short |= fault.kind.passes();
+                fetch.found.host_is_short |= fault.kind.passes();
                 if fault.kind == IoFaultKind::Gone {
                     self.read_fault(entry.member, entry.device, fault);
                 }

@@ -15,9 +15,9 @@ use std::ops::Range;
 impl Array {
     /// New parity, hashes and records of every band.
     pub(in crate::array) fn make_records(&mut self, write: &mut LoggedWrite) {
-        let Work::Data { offset, data } = &write.work else { return };
+        let Work::Data { offset, data } = &write.task.work else { return };
         let first = !self.holds_data(write.stripe);
-        let missing = std::mem::take(&mut write.fetch.missing);
+        let missing = std::mem::take(&mut write.fetch.found.missing);
         let aside: Vec<(usize, usize)> = missing
             .iter()
             .filter(|block| !block.why.counts_as_zeroes())
@@ -25,7 +25,7 @@ impl Array {
             .collect();
         let mut blended = write.fetch.take_blended();
         let mut old = write.fetch.take().into_iter();
-        for (at, (band, path)) in write.plans.iter().enumerate() {
+        for (at, (band, path)) in write.parity.plans.iter().enumerate() {
             let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
             let count = match path {
                 _ if first => 0,
@@ -167,20 +167,20 @@ impl Array {
         }
         let promised = std::mem::take(&mut write.promised);
         self.redo.take_back(promised);
-        if let Work::Discard { left } = &write.work
+        if let Work::Discard { left } = &write.task.work
             && *left > 1
         {
             return self.next_discard(key, write);
         }
-        if let Some((offset, data)) = write.rest.take() {
+        if let Some((offset, data)) = write.task.rest.take() {
             self.let_go(key, write);
-            (write.work, write.asked) = (Work::Data { offset, data }, None);
-            (write.way, write.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
-            write.writes.clear();
+            (write.task.work, write.task.asked) = (Work::Data { offset, data }, None);
+            (write.parity.way, write.parity.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
+            write.whole.writes.clear();
             self.cut_write(write);
             return Flow::Wait;
         }
-        self.redo.wait_for_open(key, write.fua);
+        self.redo.wait_for_open(key, write.request.fua);
         write.stage = Stage::Logged;
         self.let_go(key, write);
         Flow::Wait

@@ -30,7 +30,7 @@ impl Array {
             self.redo.wait_for_slot(key);
             return Flow::Wait;
         };
-        write.target = Some(target);
+        write.whole.target = Some(target);
         write.pages = PageHold::new(self.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
         write.stage = Stage::SlotLock;
         let lock = LockKey::Slot(target);
@@ -40,7 +40,7 @@ impl Array {
 
     /// Has the stripe coded and hashed, once.
     pub(super) fn code_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Data { data, .. } = &write.work else { unreachable!("a whole stripe has data") };
+        let Work::Data { data, .. } = &write.task.work else { unreachable!("a whole stripe has data") };
         let data = data.clone();
         // The pages load meanwhile.
         self.hold_pages(key, &mut write.pages);
@@ -67,7 +67,7 @@ impl Array {
         coded: CodedColumns,
     ) -> Flow {
         assert_eq!(write.stage, Stage::Code, "a stripe is coded once");
-        let Some(target) = write.target else { unreachable!("a whole stripe has a slot") };
+        let Some(target) = write.whole.target else { unreachable!("a whole stripe has a slot") };
         write.stage = Stage::Stripe;
         if !self.core.is_failed() && write.life == self.redo.lives() {
             let columns = coded.inputs.into_iter().map(Column::into_shared);
@@ -78,13 +78,13 @@ impl Array {
             for column in 0..self.core.map.width() {
                 let member = self.core.member_at(target, column);
                 for device in self.core.targets(member, target).collect::<Vec<_>>() {
-                    write.writes.push(StripeWrite { member, device, column, retried: false });
+                    write.whole.writes.push(StripeWrite { member, device, column, retried: false });
                 }
             }
-            for item in 0..write.writes.len() {
+            for item in 0..write.whole.writes.len() {
                 self.core.send_stripe_write(key, write, item);
             }
-            if write.pending > 0 {
+            if write.whole.pending > 0 {
                 return Flow::Wait;
             }
         }
@@ -99,7 +99,7 @@ impl Array {
         if self.core.is_failed() || write.life != self.redo.lives() {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
-        if let Some(error) = write.short {
+        if let Some(error) = write.whole.short {
             if self.core.stop.hurried {
                 return self.end_logged_write(key, write, Err(ClientError::Stopping));
             }
@@ -120,20 +120,21 @@ impl Array {
         entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
-        write.pending -= 1;
+        write.whole.pending -= 1;
         if let Err(fault) = result {
-            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
+            let retry = fault.kind == IoFaultKind::Medium && !write.whole.writes[item].retried;
             if fault.kind.passes() && self.core.find_device(entry.device).is_some() {
-                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
-                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
+                let is_full =
+                    fault.kind == IoFaultKind::NoSpace || write.whole.short == Some(ClientError::NoSpace);
+                write.whole.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
             } else if retry && self.core.find_device(entry.device).is_some() {
-                write.writes[item].retried = true;
+                write.whole.writes[item].retried = true;
                 self.core.send_stripe_write(key, write, item);
             } else {
                 self.write_fault(entry.member, entry.device, "write", fault);
             }
         }
-        if write.pending > 0 {
+        if write.whole.pending > 0 {
             return Flow::Wait;
         }
         let flow = self.stripe_written(key, write);
@@ -143,11 +144,11 @@ impl Array {
 
 impl Core {
     pub(super) fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
-        let StripeWrite { member, device, column, .. } = write.writes[item];
-        let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
+        let StripeWrite { member, device, column, .. } = write.whole.writes[item];
+        let (Some(target), Some((_, images))) = (write.whole.target, write.records.first()) else { return };
         let buf = images[column].1.clone();
         let offset = self.map.device_offset(self.shape.data_offset, target, 0);
-        write.pending += 1;
+        write.whole.pending += 1;
         self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
     }
 }
