@@ -12,8 +12,8 @@ use crate::array::log::journal::Journal;
 use crate::array::log::life::Life;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::{
-    Building, Lifted, LostRow, PageFault, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome,
-    Ring, RolledBack,
+    Building, Checks, Judging, Known, Lifted, LostRow, PageFault, Recovered, Recovery, RecoveryContext,
+    RecoveryIo, RecoveryOutcome, Regions, Ring, RolledBack,
 };
 use crate::array::{
     Array, ArrayAction, ClientError, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner, StripeRequest,
@@ -230,24 +230,32 @@ impl Array {
         let context = RecoveryContext {
             map: self.core.map,
             geometry: self.core.shape.geometry,
-            array: self.supers.template().array,
-            key: facts.key,
-            data_offset: self.core.shape.data_offset,
-            log: facts.log,
-            pages_offset: facts.pages_offset,
-            hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
-            checksums: facts.checksums.is_some(),
+            regions: Regions {
+                data_offset: self.core.shape.data_offset,
+                log: facts.log,
+                pages_offset: facts.pages_offset,
+            },
+            checks: Checks {
+                array: self.supers.template().array,
+                key: facts.key,
+                hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
+                checksums: facts.checksums.is_some(),
+            },
             usable,
             building: building.collect(),
-            start: facts.start,
-            clean: facts.clean,
-            map_pages: self.supers.template().map_pages,
+            known: Known {
+                start: facts.start,
+                durable: self.startup.durable_before,
+                clean: facts.clean,
+                map_pages: self.supers.template().map_pages,
+            },
             force: facts.force,
             lift_max: lifts.then_some(2 * self.redo.overlay_max()),
-            judge_only: self.is_unjudged(),
-            durable: self.startup.durable_before,
-            away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
-            behind: usable.iter().filter(|member| self.startup.behind.contains(*member)).collect(),
+            judging: Judging {
+                judge_only: self.is_unjudged(),
+                away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
+                behind: usable.iter().filter(|member| self.startup.behind.contains(*member)).collect(),
+            },
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             stripes_at_once: STRIPES_AT_ONCE,
             codec: self.core.shape.codec.clone(),

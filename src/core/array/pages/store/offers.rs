@@ -78,7 +78,7 @@ impl PageStore {
         since: u64,
         places: [Option<&[u8]>; 2],
     ) -> bool {
-        let read = |bytes: &[u8]| decode_place(&self.key, self.array, page, bytes);
+        let read = |bytes: &[u8]| decode_place(&self.site.key, self.site.array, page, bytes);
         let [first, second] = places.map(|bytes| bytes.map_or((Place::Unreadable, None), read));
         let own = CopyFound { member, places: Some([first.0, second.0]) };
         let newest = newer(first.1, second.1);
@@ -136,11 +136,11 @@ impl PageStore {
     /// # Panics
     /// When the page has no copy on this member.
     pub(crate) fn leave_alone(&mut self, page: PageIndex, member: MemberIndex) {
-        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
+        assert!(self.site.layout.copy_on(page, member).is_some(), "{member} has a copy");
         if self.cached.contains_key(&page) {
             return self.rebuild(page, member, Which::Primary);
         }
-        self.void.insert((page, member, false));
+        self.void.all.insert((page, member, false));
         self.left_alone.insert(page);
     }
 
