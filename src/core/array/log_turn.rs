@@ -1,6 +1,6 @@
 //! What moves the log on, beside the superblocks, whose word it needs; and what the ends of its I/O say of members.
 
-use crate::array::client::fetch::Missing;
+use crate::array::blocks::Missing;
 use crate::array::log::permits::Permits;
 use crate::array::log::settle::Settling;
 use crate::array::{

@@ -15,6 +15,7 @@
 
 mod api;
 mod base;
+mod blocks;
 mod client;
 mod create;
 mod damage;
@@ -38,7 +39,7 @@ use crate::array::base::lock::LockTable;
 use crate::array::base::members::{Census, Device, Member, Progress, Replaced, Replacement};
 use crate::array::base::shortage::Shortages;
 use crate::array::base::{Core, Load, Roster, Shape, StopState, WorkQueues};
-use crate::array::client::fetch::Why;
+use crate::array::blocks::Why;
 use crate::array::client::notices::ClientNotices;
 use crate::array::client::read::LoggedRead;
 use crate::array::client::write::LoggedWrite;
@@ -459,6 +460,28 @@ impl Array {
             Owner::Probe => self.bad.probed(entry.member),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
+    }
+
+    /// Takes the end of a job.
+    ///
+    /// # Panics
+    /// When this array gave out no such job.
+    pub fn worked(&mut self, now: Timestamp, done: JobDone) {
+        self.core.now = now;
+        let JobDone { owner: OpKey(key), done: WorkDone::Code(columns) } = done;
+        self.core.load.jobs_out -= 1;
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let flow = match &mut op {
+            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
+            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
+            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
+            }
+        };
+        self.put_back(key, op, flow);
+        self.run();
     }
 
     /// Takes word that a device is gone although no operation failed.

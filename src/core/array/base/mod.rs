@@ -5,6 +5,7 @@
 //! pages, passes or administrators.
 
 pub(in crate::array) mod inflight;
+mod jobs;
 pub(in crate::array) mod lock;
 pub(in crate::array) mod members;
 pub(in crate::array) mod pace;

@@ -11,6 +11,7 @@ mod job;
 mod mend;
 mod unbuilt;
 
+use crate::array::blocks::{Missing, Why};
 use crate::array::{Array, Core, Inflight, Owner};
 use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
@@ -80,48 +81,6 @@ pub(in crate::array) struct Findings {
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
-}
-
-/// A wanted block that cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::array) struct Missing {
-    pub column: usize,
-    pub row: usize,
-    pub why: Why,
-}
-
-/// Why a block cannot be had. Only content is evidence of a loss (rule T1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::array) enum Why {
-    /// Its entry says that it is set aside: it counts as zeroes for coding.
-    SetAside,
-    /// Its entry says that it is lost: it counts as zeroes for coding.
-    Lost,
-    /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
-    /// readable again.
-    Unreadable,
-    /// It was read, and so were so many others of its row that do not match their hashes that nothing can give it.
-    Proven,
-    /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
-    /// from earlier ones.
-    Gone,
-}
-
-impl Why {
-    /// Whether coding knows the block as zeroes.
-    pub(super) fn counts_as_zeroes(self) -> bool {
-        matches!(self, Why::SetAside | Why::Lost | Why::Gone)
-    }
-
-    /// Whether the block is beyond repair: what could give it was read.
-    pub(in crate::array) fn is_beyond_repair(self) -> bool {
-        matches!(self, Why::Lost | Why::Proven | Why::Gone)
-    }
-
-    /// Whether only its own member can give it.
-    pub(in crate::array) fn is_aside(self) -> bool {
-        matches!(self, Why::SetAside | Why::Gone)
-    }
 }
 
 /// Some rows of one column.

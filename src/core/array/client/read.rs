@@ -1,8 +1,8 @@
 //! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
 
 use crate::array::base::lock::{LockKey, LockMode};
-use crate::array::client::fetch::{Fetch, Fetched, Missing, Why};
-use crate::array::damage::BlockName;
+use crate::array::blocks::{BlockName, Missing, Why};
+use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
 use crate::block_io::{BufMut, IoFault, IoValue};

@@ -7,9 +7,9 @@
 //! where a row cannot be read for its parity, `unreadable.rs` says how it goes on.
 
 use crate::array::base::lock::{LockKey, LockMode};
+use crate::array::blocks::BlockName;
 use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
-use crate::array::damage::BlockName;
 use crate::array::log::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};

@@ -10,7 +10,7 @@ mod lacking;
 pub(in crate::array) mod looks;
 
 use crate::array::Array;
-use crate::array::client::fetch::{Missing, Why};
+use crate::array::blocks::{BlockName, Missing, Why};
 use crate::format::MemberSet;
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex, VolumeOffset};
 use lacking::Lacking;
@@ -19,9 +19,6 @@ use std::ops::{Bound, Range};
 
 /// Blocks that are remembered; with more, "and more" is all a person needs.
 const BLOCKS_MAX: usize = 65_536;
-
-/// Names a block of a volume: its stripe, column and row.
-pub(super) type BlockName = (StripeIndex, u16, u32);
 
 /// See the head of this file.
 #[derive(Debug, Default)]

@@ -5,8 +5,7 @@
 //! take theirs, and these tell what came of it through the list of damage. A scrub, which reads everything, finds what no hash
 //! tells of. Must not know how a block is decoded.
 
-use crate::array::client::fetch::Why;
-use crate::array::damage::BlockName;
+use crate::array::blocks::{BlockName, Why};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Activity, ActivityKind, Array, Flow, NoticeKind, NoticeLevel, Op};
 use crate::units::{BlockHash, ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};

@@ -4,7 +4,8 @@
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
 use crate::array::Core;
-use crate::array::client::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Why};
+use crate::array::blocks::{Missing, Why, runs};
+use crate::array::client::fetch::{Blend, Fetch, Fetched, Ingredient};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::passes::rebuild::Target;
 use crate::array::passes::slot_hold::{Held, SlotHold};
@@ -630,16 +631,4 @@ impl Core {
         let unread = pass.fetch.found.missing.iter().filter(|block| block.why == Why::Unreadable);
         pass.unread = unread.map(|block| block.column).collect();
     }
-}
-
-/// The longest runs of rows for which `is_in` holds.
-pub(in crate::array) fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for row in rows.filter(|&row| is_in(row)) {
-        match runs.last_mut() {
-            Some(run) if run.end == row => run.end += 1,
-            _ => runs.push(row..row + 1),
-        }
-    }
-    runs
 }

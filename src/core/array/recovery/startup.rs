@@ -7,7 +7,7 @@
 use crate::array::Core;
 use crate::array::base::members::{PagesBuilt, Which};
 use crate::array::base::shortage::changes_nothing;
-use crate::array::client::fetch::{Missing, Why};
+use crate::array::blocks::{Missing, Why};
 use crate::array::log::journal::Journal;
 use crate::array::log::life::Life;
 use crate::array::mutation::{Mutation, is_off};

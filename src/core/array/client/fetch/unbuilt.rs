@@ -5,8 +5,8 @@
 //! nothing of a loss. Must not know what the bytes are for.
 
 use crate::array::Core;
-use crate::array::client::fetch::{BLOCK, Fetch, Part, State, Why};
-use crate::array::passes::walk::runs;
+use crate::array::blocks::{Why, runs};
+use crate::array::client::fetch::{BLOCK, Fetch, Part, State};
 use crate::array::{Array, Inflight, Owner};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;

@@ -11,10 +11,9 @@
 //! would give it but for an error: then the write ends with an error and has changed nothing.
 
 use crate::array::Core;
-use crate::array::client::fetch::{Missing, Why};
+use crate::array::blocks::{BlockName, Missing, Why};
 use crate::array::client::plan::ParityPath;
 use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Work};
-use crate::array::damage::BlockName;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, StripeReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
