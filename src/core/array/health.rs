@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 impl Array {
     /// Answers for `count` stripes.
-    pub(super) fn start_health(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
+    pub(super) fn start_health(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.core.map.slots, "health out of bounds");
         let stripe_bytes = self.core.map.stripe_bytes() as u64;
         let mut runs: Vec<(u64, Health)> = Vec::new();
@@ -47,7 +47,7 @@ impl Array {
                 }
             }
         }
-        self.core.done(piece, Ok(StripeReply::Health(runs)));
+        self.core.done(id, Ok(StripeReply::Health(runs)));
     }
 
     /// What members and rebuilds make of a stripe; and its columns of data that its own member may

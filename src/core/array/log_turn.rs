@@ -154,7 +154,7 @@ impl Array {
     }
 
     /// Which stripes of a run hold nothing.
-    pub(super) fn logged_extents(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
+    pub(super) fn logged_extents(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
         let mut runs: Vec<(u64, bool)> = Vec::new();
         for stripe in (first.0..first.0 + count).map(StripeIndex) {
             let hole = !self.pages.holds_data(stripe);
@@ -163,7 +163,7 @@ impl Array {
                 _ => runs.push((1, hole)),
             }
         }
-        self.core.done(piece, Ok(StripeReply::Holes(runs)));
+        self.core.done(id, Ok(StripeReply::Holes(runs)));
     }
 
     /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that
@@ -188,16 +188,16 @@ impl Array {
             let (durable, acknowledged) = self.redo.durable_and_acknowledged();
             self.startup.note_failure(durable, acknowledged);
         }
-        let (waiting, mut pieces) = self.redo.fail();
-        self.core.load.client_ops -= pieces.len();
-        pieces.extend(self.startup.take_queued().into_iter().map(|(piece, ..)| piece));
+        let (waiting, mut ended) = self.redo.fail();
+        self.core.load.client_ops -= ended.len();
+        ended.extend(self.startup.take_queued().into_iter().map(|(id, ..)| id));
         self.startup.end_recovery();
         self.passes.forget_owed_pages();
         self.core.work.ready.extend(waiting);
         let patient = std::mem::take(&mut self.core.work.patient);
         self.core.work.ready.extend(patient.into_iter().map(|(_, key)| key));
-        for piece in pieces {
-            self.core.done(piece, Err(ClientError::Io));
+        for id in ended {
+            self.core.done(id, Err(ClientError::Io));
         }
     }
 }

@@ -367,45 +367,45 @@ impl Array {
     }
 
     /// Starts a request; its end comes from [`Array::next_ended`].
-    pub fn submit(&mut self, now: Timestamp, piece: StripeRequestId, request: StripeRequest) {
+    pub fn submit(&mut self, now: Timestamp, id: StripeRequestId, request: StripeRequest) {
         self.core.now = now;
         self.core.load.last_client = now;
         if self.core.stop.stopping.is_some() {
-            self.core.done(piece, Err(ClientError::Stopping));
+            self.core.done(id, Err(ClientError::Stopping));
         } else if let (StripeRequest::Health { first, count }, true) = (&request, self.core.is_failed()) {
-            self.start_health(piece, *first, *count);
+            self.start_health(id, *first, *count);
         } else if self.core.is_failed() {
-            self.core.done(piece, Err(ClientError::Io));
+            self.core.done(id, Err(ClientError::Io));
         } else {
-            self.submit_logged(piece, request);
+            self.submit_logged(id, request);
         }
         self.run();
     }
 
     /// A request: once the log is replayed.
-    fn submit_logged(&mut self, piece: StripeRequestId, request: StripeRequest) {
+    fn submit_logged(&mut self, id: StripeRequestId, request: StripeRequest) {
         let redo = &self.redo;
         if redo.is_refused() {
             match request {
-                StripeRequest::Health { first, count } => self.start_health(piece, first, count),
-                _ => self.core.done(piece, Err(ClientError::Io)),
+                StripeRequest::Health { first, count } => self.start_health(id, first, count),
+                _ => self.core.done(id, Err(ClientError::Io)),
             }
             return;
         }
         if !redo.is_serving() {
-            self.queue(piece, request);
+            self.queue(id, request);
             return;
         }
         match request {
-            StripeRequest::Read { stripe, offset, buf } => self.start_logged_read(piece, stripe, offset, buf),
+            StripeRequest::Read { stripe, offset, buf } => self.start_logged_read(id, stripe, offset, buf),
             StripeRequest::Write { stripe, offset, data, fua } => {
-                self.start_logged_write(piece, stripe, offset, data, fua)
+                self.start_logged_write(id, stripe, offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            StripeRequest::Zero { first, count } => self.start_discard(piece, first, count),
-            StripeRequest::Flush => self.redo.start_flush(&mut self.core, piece),
-            StripeRequest::Extents { first, count } => self.logged_extents(piece, first, count),
-            StripeRequest::Health { first, count } => self.start_health(piece, first, count),
+            StripeRequest::Zero { first, count } => self.start_discard(id, first, count),
+            StripeRequest::Flush => self.redo.start_flush(&mut self.core, id),
+            StripeRequest::Extents { first, count } => self.logged_extents(id, first, count),
+            StripeRequest::Health { first, count } => self.start_health(id, first, count),
         }
     }
 

@@ -116,8 +116,8 @@ impl Core {
     }
 
     /// Ends a request towards the volume.
-    pub(super) fn done(&mut self, piece: StripeRequestId, result: Result<StripeReply, ClientError>) {
-        self.ended_requests.push_back((piece, result));
+    pub(super) fn done(&mut self, id: StripeRequestId, result: Result<StripeReply, ClientError>) {
+        self.ended_requests.push_back((id, result));
     }
 
     pub(super) fn unlock(&mut self, lock: LockKey, key: usize) {

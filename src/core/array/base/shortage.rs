@@ -291,13 +291,13 @@ impl Array {
             self.core.work.gated.retain(|other| *other != key);
             self.core.work.ready.push_back(key);
         }
-        for piece in self.redo.take_late_flushes(now, patience) {
+        for id in self.redo.take_late_flushes(now, patience) {
             self.core.load.client_ops -= 1;
-            self.core.done(piece, Err(error));
+            self.core.done(id, Err(error));
         }
-        for (piece, request, _) in self.startup.take_late(now, patience) {
+        for (id, request, _) in self.startup.take_late(now, patience) {
             let is_full = changes_nothing(&request) && error == ClientError::NoSpace;
-            self.core.done(piece, Err(if is_full { ClientError::Io } else { error }));
+            self.core.done(id, Err(if is_full { ClientError::Io } else { error }));
         }
     }
 
@@ -341,8 +341,8 @@ impl Array {
         for (_, token) in std::mem::take(&mut self.core.shortages).waiting {
             self.core.inflight.forget(token);
         }
-        for (piece, ..) in self.startup.take_queued() {
-            self.core.done(piece, Err(ClientError::Stopping));
+        for (id, ..) in self.startup.take_queued() {
+            self.core.done(id, Err(ClientError::Stopping));
         }
         self.core.stop.stopping = Some(Stopping::Marking(id));
         self.stop_now(id, false);

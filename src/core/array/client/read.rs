@@ -22,7 +22,7 @@ const LOOKS_AGAIN: u32 = 2;
 
 pub(in crate::array) struct LoggedRead {
     /// None: nobody waits for it, it looks at one block of a column again.
-    piece: Option<StripeRequestId>,
+    id: Option<StripeRequestId>,
     looks_at: Option<(usize, usize)>,
     stripe: StripeIndex,
     /// Where the stripe was when the lock was granted.
@@ -62,13 +62,13 @@ enum Stage {
 impl Array {
     pub(in crate::array) fn start_logged_read(
         &mut self,
-        piece: StripeRequestId,
+        id: StripeRequestId,
         stripe: StripeIndex,
         offset: usize,
         buf: BufMut,
     ) {
         self.core.load.client_ops += 1;
-        self.begin_logged_read(Some(piece), None, stripe, offset, buf);
+        self.begin_logged_read(Some(id), None, stripe, offset, buf);
     }
 
     /// Reads a block that could not be had again. What comes of it shows in the list of damage.
@@ -92,7 +92,7 @@ impl Array {
 
     fn begin_logged_read(
         &mut self,
-        piece: Option<StripeRequestId>,
+        id: Option<StripeRequestId>,
         looks_at: Option<(usize, usize)>,
         stripe: StripeIndex,
         offset: usize,
@@ -100,7 +100,7 @@ impl Array {
     ) {
         let slot = SlotIndex(stripe.0);
         let mut read = Box::new(LoggedRead {
-            piece,
+            id,
             looks_at,
             stripe,
             slot,
@@ -286,8 +286,8 @@ impl Array {
         self.core.load.client_ops -= 1;
         let reply =
             if zeroes.is_empty() { StripeReply::Data(reply) } else { StripeReply::Sparse(reply, zeroes) };
-        if let Some(piece) = read.piece {
-            self.core.done(piece, Ok(reply));
+        if let Some(id) = read.id {
+            self.core.done(id, Ok(reply));
         }
         read.fetch.found.repairs = repairs;
         read.stage = Stage::Repair;
@@ -355,9 +355,9 @@ impl Array {
     ) -> Flow {
         if !read.answered {
             read.answered = true;
-            if let Some(piece) = read.piece {
+            if let Some(id) = read.id {
                 self.core.load.client_ops -= 1;
-                self.core.done(piece, result);
+                self.core.done(id, result);
             }
         }
         self.release_logged_read(key, read)

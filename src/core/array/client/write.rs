@@ -55,7 +55,7 @@ pub(in crate::array) struct LoggedWrite {
 /// What the client of a write is told, and when.
 struct WriteRequest {
     /// None once the client has its answer.
-    piece: Option<StripeRequestId>,
+    id: Option<StripeRequestId>,
     fua: bool,
     /// When the client asked for it.
     since: Timestamp,
@@ -139,7 +139,7 @@ struct StripeWrite {
 impl Array {
     pub(in crate::array) fn start_logged_write(
         &mut self,
-        piece: StripeRequestId,
+        id: StripeRequestId,
         stripe: StripeIndex,
         offset: usize,
         data: Buf,
@@ -149,20 +149,20 @@ impl Array {
             !data.is_empty() && offset + data.len() <= self.core.map.stripe_bytes(),
             "a write beyond its stripe"
         );
-        self.start_logged(Some(piece), stripe, Work::Data { offset, data }, fua);
+        self.start_logged(Some(id), stripe, Work::Data { offset, data }, fua);
     }
 
-    pub(in crate::array) fn start_discard(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
+    pub(in crate::array) fn start_discard(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
         assert!(
             count > 0 && first.0 + count <= self.core.shape.geometry.stripes(),
             "a discard out of bounds"
         );
-        self.start_logged(Some(piece), first, Work::Discard { left: count }, false);
+        self.start_logged(Some(id), first, Work::Discard { left: count }, false);
     }
 
-    /// Without a piece no client waits for it.
-    fn start_logged(&mut self, piece: Option<StripeRequestId>, stripe: StripeIndex, work: Work, fua: bool) {
-        self.core.load.client_ops += usize::from(piece.is_some());
+    /// Without an `id` no client waits for it.
+    fn start_logged(&mut self, id: Option<StripeRequestId>, stripe: StripeIndex, work: Work, fua: bool) {
+        self.core.load.client_ops += usize::from(id.is_some());
         self.core.load.write_ops += 1;
         let slot = SlotIndex(stripe.0);
         let repays = match work {
@@ -170,7 +170,7 @@ impl Array {
             Work::Data { .. } | Work::Discard { .. } => None,
         };
         let mut write = Box::new(LoggedWrite {
-            request: WriteRequest { piece, fua, since: self.core.now, expired: None },
+            request: WriteRequest { id, fua, since: self.core.now, expired: None },
             stripe,
             slot,
             task: WriteTask { work, asked: None, rest: None },
@@ -534,9 +534,9 @@ impl Array {
             self.pages.give_back_slot(target);
         }
         self.let_go(key, write);
-        if let Some(piece) = write.request.piece.take() {
+        if let Some(id) = write.request.id.take() {
             self.core.load.client_ops -= 1;
-            self.core.done(piece, result);
+            self.core.done(id, result);
         }
         self.end_repay(write);
         self.core.load.write_ops -= 1;

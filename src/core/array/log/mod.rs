@@ -86,7 +86,7 @@ impl std::ops::SubAssign for Share {
 struct FlushRequest {
     /// Every batch below must be durable for it.
     target: u64,
-    piece: StripeRequestId,
+    id: StripeRequestId,
     since: Timestamp,
 }
 
@@ -539,7 +539,7 @@ impl Redo {
     }
 
     pub(super) fn take_flushes(&mut self) -> Vec<StripeRequestId> {
-        std::mem::take(&mut self.rounds.flushes).into_iter().map(|flush| flush.piece).collect()
+        std::mem::take(&mut self.rounds.flushes).into_iter().map(|flush| flush.id).collect()
     }
 
     /// Flush requests that have waited for so long.
@@ -549,7 +549,7 @@ impl Redo {
         patience_ns: u64,
     ) -> Vec<StripeRequestId> {
         let late = |flush: &mut FlushRequest| now.nanos_since(flush.since) >= patience_ns;
-        self.rounds.flushes.extract_if(.., late).map(|flush| flush.piece).collect()
+        self.rounds.flushes.extract_if(.., late).map(|flush| flush.id).collect()
     }
 
     /// An operation that may be waiting for something of the log waits for nothing any more.

@@ -82,19 +82,19 @@ impl Redo {
             .rounds
             .flushes
             .extract_if(.., |flush| flush.target <= durable)
-            .map(|flush| flush.piece)
+            .map(|flush| flush.id)
             .collect();
-        for piece in done {
+        for id in done {
             core.load.client_ops -= 1;
-            core.done(piece, Ok(StripeReply::Done));
+            core.done(id, Ok(StripeReply::Done));
         }
     }
 
     /// A flush of a client: everything acknowledged before is in written batches.
-    pub(in crate::array) fn start_flush(&mut self, core: &mut Core, piece: StripeRequestId) {
+    pub(in crate::array) fn start_flush(&mut self, core: &mut Core, id: StripeRequestId) {
         core.load.client_ops += 1;
         let target = self.journal.written();
-        self.rounds.flushes.push(FlushRequest { target, piece, since: core.now });
+        self.rounds.flushes.push(FlushRequest { target, id, since: core.now });
     }
 
     /// Writes the open batch to the logs, if it is its turn.

@@ -155,10 +155,10 @@ impl Array {
     }
 
     /// A request that came before the log was replayed waits for that.
-    pub(in crate::array) fn queue(&mut self, piece: StripeRequestId, request: StripeRequest) {
+    pub(in crate::array) fn queue(&mut self, id: StripeRequestId, request: StripeRequest) {
         match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
-            Some(error) => self.core.done(piece, Err(error)),
-            None => self.startup.queued.push_back((piece, request, self.core.now)),
+            Some(error) => self.core.done(id, Err(error)),
+            None => self.startup.queued.push_back((id, request, self.core.now)),
         }
     }
 
@@ -371,8 +371,8 @@ impl Array {
             None,
             format!("the array cannot be served: {reason}"),
         );
-        for (piece, ..) in self.startup.take_queued() {
-            self.core.done(piece, Err(ClientError::Io));
+        for (id, ..) in self.startup.take_queued() {
+            self.core.done(id, Err(ClientError::Io));
         }
     }
 
@@ -551,7 +551,7 @@ impl Array {
         let (flushes, others): (VecDeque<_>, VecDeque<_>) =
             queued.into_iter().partition(|(_, request, _)| matches!(request, StripeRequest::Flush));
         self.startup.queued = others;
-        flushes.into_iter().for_each(|(piece, ..)| self.core.done(piece, Err(ClientError::Io)));
+        flushes.into_iter().for_each(|(id, ..)| self.core.done(id, Err(ClientError::Io)));
     }
 
     /// R9 is done.
@@ -564,8 +564,8 @@ impl Array {
             let text = "enough members are back: the array serves again";
             self.core.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());
         }
-        for (piece, request, _) in queued {
-            self.submit(now, piece, request);
+        for (id, request, _) in queued {
+            self.submit(now, id, request);
         }
     }
 

@@ -10,7 +10,7 @@ impl LoggedWrite {
     pub(crate) fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
         let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
         let is_late = now.nanos_since(self.request.since) >= patience_ns;
-        let loses = waits && is_late && self.request.piece.is_some() && self.request.expired.is_none();
+        let loses = waits && is_late && self.request.id.is_some() && self.request.expired.is_none();
         if loses {
             self.request.expired = Some(error);
         }

@@ -85,33 +85,33 @@ impl Array {
         aside: &[(usize, usize)],
         records: &mut Vec<(LogRecord, Vec<(u16, Buf)>)>,
     ) {
-        let pieces: Vec<Range<usize>> = if aside.iter().any(|(_, row)| rows.contains(row)) {
+        let runs: Vec<Range<usize>> = if aside.iter().any(|(_, row)| rows.contains(row)) {
             rows.clone().map(|row| row..row + 1).collect()
         } else {
             vec![rows.clone()]
         };
         assert!(
-            hashed.is_none() || pieces.len() == 1,
+            hashed.is_none() || runs.len() == 1,
             "what is blended has no row with blocks that are set aside"
         );
-        for (nth, piece) in pieces.into_iter().enumerate() {
-            let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
+        for (nth, run) in runs.into_iter().enumerate() {
+            let bytes = (run.start - rows.start) * BLOCK..(run.end - rows.start) * BLOCK;
             let images: Vec<(u16, Buf)> =
                 images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
-            let aside_here = aside.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
+            let aside_here = aside.iter().filter(|(_, row)| *row == run.start).map(|(c, _)| *c as u16);
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(aside_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
             columns.sort_unstable();
             let hashes =
                 hashed.clone().unwrap_or_else(|| {
-                    let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+                    let mut hashes = Vec::with_capacity(columns.len() * run.len());
                     for column in &columns {
                         match images.iter().find(|(c, _)| c == column) {
                             Some((_, image)) => self.pages.log_hasher().hash_blocks(image, &mut hashes),
                             None if is_off(Mutation::LostWithoutEvidence) => {
-                                hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len()));
+                                hashes.extend(std::iter::repeat_n(BlockHash::LOST, run.len()));
                             }
-                            None => hashes.extend(piece.clone().map(|row| {
+                            None => hashes.extend(run.clone().map(|row| {
                                 self.pages.store().hash(slot, row, ColumnIndex(*column)).set_aside()
                             })),
                         }
@@ -122,8 +122,8 @@ impl Array {
                 stripe,
                 slot,
                 first: first && nth == 0,
-                row: piece.start as u32,
-                rows: piece.len() as u32,
+                row: run.start as u32,
+                rows: run.len() as u32,
                 columns,
                 hashes,
             };
