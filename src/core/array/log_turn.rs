@@ -1,15 +1,10 @@
 //! What moves the log on, beside the superblocks, whose word it needs; and what the ends of its I/O say of members.
 
-use crate::array::blocks::Missing;
 use crate::array::log::permits::Permits;
 use crate::array::log::settle::Settling;
-use crate::array::{
-    Array, ClientError, Core, Inflight, NoticeKind, NoticeLevel, StripeReply, StripeRequestId,
-};
+use crate::array::{Array, ClientError, Inflight};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::EpochStamp;
-use crate::units::{ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset};
-use std::ops::Range;
 
 impl Array {
     /// What the superblocks permit the log now.
@@ -127,45 +122,6 @@ impl Array {
         self.redo.wake_waiting_for_room(&mut self.core);
     }
 
-    /// Where a stripe is.
-    pub(in crate::array) fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
-        self.pages.map_entry(stripe).slot
-    }
-
-    /// Whether a stripe holds data; otherwise it reads as zeroes.
-    pub(in crate::array) fn holds_data(&self, stripe: StripeIndex) -> bool {
-        self.pages.holds_data(stripe)
-    }
-
-    /// Tells the operator of blocks that cannot be had, and keeps them for the status.
-    pub(in crate::array) fn note_missing(
-        &mut self,
-        stripe: StripeIndex,
-        slot: SlotIndex,
-        missing: &[Missing],
-    ) {
-        self.damage.note(stripe, missing);
-        self.notice_unreadable(slot, self.core.offset_of(stripe, missing));
-    }
-
-    /// The pages with the hashes of these rows; none where there are no checksums.
-    pub(in crate::array) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
-        self.pages.hash_pages(slot, rows)
-    }
-
-    /// Which stripes of a run hold nothing.
-    pub(super) fn logged_extents(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
-        let mut runs: Vec<(u64, bool)> = Vec::new();
-        for stripe in (first.0..first.0 + count).map(StripeIndex) {
-            let hole = !self.pages.holds_data(stripe);
-            match runs.last_mut() {
-                Some((stripes, last)) if *last == hole => *stripes += 1,
-                _ => runs.push((1, hole)),
-            }
-        }
-        self.core.done(id, Ok(StripeReply::Holes(runs)));
-    }
-
     /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that
     /// have to be written again included.
     pub(in crate::array) fn drained_log(&self) -> Option<u64> {
@@ -199,41 +155,5 @@ impl Array {
         for id in ended {
             self.core.done(id, Err(ClientError::Io));
         }
-    }
-}
-
-impl Core {
-    /// Whether whole stripes go to free slots.
-    pub(in crate::array) fn full_stripe_fresh(&self) -> bool {
-        self.config.full_stripe == crate::array::FullStripe::Fresh
-    }
-
-    pub(in crate::array) fn notice_repair(
-        &mut self,
-        member: MemberIndex,
-        slot: SlotIndex,
-        row: usize,
-        rows: usize,
-    ) {
-        let text = format!(
-            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
-            Count::of(rows, "block"),
-            Count::of(rows, "block").were(),
-            if rows == 1 { "it is" } else { "they are" }
-        );
-        self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
-    }
-
-    /// The member that has a column of a slot.
-    pub(in crate::array) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
-        self.map.member_of(slot, ColumnIndex(column as u16))
-    }
-
-    /// Where in the volume the first of these blocks of a stripe lies; blocks of parity are those of its
-    /// start.
-    pub(in crate::array) fn offset_of(&self, stripe: StripeIndex, missing: &[Missing]) -> VolumeOffset {
-        let data = missing.iter().filter(|block| block.column < self.map.k);
-        let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();
-        VolumeOffset(stripe.0 * self.map.stripe_bytes() as u64 + within.unwrap_or(0) as u64)
     }
 }

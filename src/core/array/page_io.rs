@@ -1,13 +1,29 @@
-//! What the ends of page I/O say: of the pages, of the members that hold their copies, and of a scrub that reads them.
+//! Pages as operations see them, and what the ends of page I/O say: of the pages, of the members that hold their copies, and of a scrub that reads them.
 
 use crate::array::pages::hold::{PageHold, PageTask, PagesHeld};
 use crate::array::pages::store::{Answer, LoadOutcome, PageRead};
 use crate::array::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState, PageIndex};
-use crate::units::MemberIndex;
+use crate::units::{MemberIndex, SlotIndex, StripeIndex};
+use std::ops::Range;
 
 impl Array {
+    /// Where a stripe is.
+    pub(in crate::array) fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
+        self.pages.map_entry(stripe).slot
+    }
+
+    /// Whether a stripe holds data; otherwise it reads as zeroes.
+    pub(in crate::array) fn holds_data(&self, stripe: StripeIndex) -> bool {
+        self.pages.holds_data(stripe)
+    }
+
+    /// The pages with the hashes of these rows; none where there are no checksums.
+    pub(in crate::array) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
+        self.pages.hash_pages(slot, rows)
+    }
+
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
     pub(in crate::array) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
         let held = self.pages.hold(&mut self.core, key, hold);

@@ -23,7 +23,7 @@ use crate::array::{
 use crate::block_io::{DeviceId, IoOp, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{Geometry, MemberSet};
-use crate::units::{ByteOffset, MemberIndex, Timestamp, VolumeOffset};
+use crate::units::{ByteOffset, ColumnIndex, MemberIndex, SlotIndex, Timestamp, VolumeOffset};
 use std::collections::VecDeque;
 
 /// See the head of this file.
@@ -113,6 +113,11 @@ impl Core {
         };
         let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op, self.now);
         self.actions.push(ArrayAction::Io { device, token, op });
+    }
+
+    /// The member that has a column of a slot.
+    pub(in crate::array) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
+        self.map.member_of(slot, ColumnIndex(column as u16))
     }
 
     /// Ends a request towards the volume.

@@ -71,6 +71,19 @@ impl Array {
         self.begin_logged_read(Some(id), None, stripe, offset, buf);
     }
 
+    /// Which stripes of a run hold nothing.
+    pub(in crate::array) fn logged_extents(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        for stripe in (first.0..first.0 + count).map(StripeIndex) {
+            let hole = !self.pages.holds_data(stripe);
+            match runs.last_mut() {
+                Some((stripes, last)) if *last == hole => *stripes += 1,
+                _ => runs.push((1, hole)),
+            }
+        }
+        self.core.done(id, Ok(StripeReply::Holes(runs)));
+    }
+
     /// Reads a block that could not be had again. What comes of it shows in the list of damage.
     /// `waiter` is advanced when that is over.
     pub(in crate::array) fn look_again(&mut self, block: BlockName, waiter: Option<usize>) {

@@ -150,6 +150,16 @@ impl Array {
 }
 
 impl Core {
+    fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
+        let text = format!(
+            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
+            Count::of(rows, "block"),
+            Count::of(rows, "block").were(),
+            if rows == 1 { "it is" } else { "they are" }
+        );
+        self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
+    }
+
     /// Rewrites adjacent rows of a member.
     pub(in crate::array) fn send_repair(
         &mut self,

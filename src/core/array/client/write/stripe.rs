@@ -4,7 +4,7 @@ use crate::array::Core;
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::client::write::{Flow, LoggedWrite, Stage, StripeWrite, Work};
 use crate::array::pages::hold::PageHold;
-use crate::array::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner};
+use crate::array::{Array, ClientError, FullStripe, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
@@ -143,6 +143,11 @@ impl Array {
 }
 
 impl Core {
+    /// Whether whole stripes go to free slots.
+    pub(super) fn full_stripe_fresh(&self) -> bool {
+        self.config.full_stripe == FullStripe::Fresh
+    }
+
     pub(super) fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
         let StripeWrite { member, device, column, .. } = write.whole.writes[item];
         let (Some(target), Some((_, images))) = (write.whole.target, write.records.first()) else { return };
