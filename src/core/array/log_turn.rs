@@ -1,4 +1,5 @@
-//! What moves the log on, beside the superblocks, whose word it needs; and what the ends of its I/O say of members.
+//! What moves the log on, beside the superblocks, whose word it needs; and what the ends of its I/O say of
+//! members.
 
 use crate::array::log::permits::Permits;
 use crate::array::log::settle::Settling;

@@ -1,4 +1,5 @@
-//! Pages as operations see them, and what the ends of page I/O say: of the pages, of the members that hold their copies, and of a scrub that reads them.
+//! Pages as operations see them, and what the ends of page I/O say: of the pages, of the members that hold
+//! their copies, and of a scrub that reads them.
 
 use crate::array::pages::hold::{PageHold, PageTask, PagesHeld};
 use crate::array::pages::store::{Answer, LoadOutcome, PageRead};

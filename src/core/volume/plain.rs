@@ -515,7 +515,8 @@ mod tests {
     use super::*;
     use crate::volume::Health;
 
-    /// A part of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes, elsewhere.
+    /// A part of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes,
+    /// elsewhere.
     fn part(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
         let tail = buf.split_off(bytes);
         let mut part = std::mem::replace(buf, tail);

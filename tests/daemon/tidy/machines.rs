@@ -1,6 +1,7 @@
 //! A machine of the array keeps its fields to itself: others ask it, and call its functions.
 
-/// Machines with fields that other folders reach; each is still to be closed. An entry that is not needed fails the test.
+/// Machines with fields that other folders reach; each is still to be closed. An entry that is not needed
+/// fails the test.
 const OPEN: &[&str] = &["Damage", "Passes"];
 
 /// What the machines stand on: its fields are for all of them.

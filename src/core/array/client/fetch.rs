@@ -58,8 +58,9 @@ pub(in crate::array) struct FetchRules {
     pub is_look: bool,
     /// Wrong blocks were counted by an earlier run.
     pub was_counted: bool,
-    /// Devices that are being built are not to be asked. So for new parity: what is written beside it does not go to them, and
-    /// then what was decoded with the help of what it replaces there could be had from nobody.
+    /// Devices that are being built are not to be asked. So for new parity: what is written beside it does
+    /// not go to them, and then what was decoded with the help of what it replaces there could be had from
+    /// nobody.
     pub in_service_only: bool,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,

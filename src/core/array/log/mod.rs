@@ -1,7 +1,9 @@
-//! The redo log while the array serves: batches, what they hold until it is in place, checkpoints, and who waits for that.
+//! The redo log while the array serves: batches, what they hold until it is in place, checkpoints, and who
+//! waits for that.
 //!
-//! Above the pages, which it changes as its batches say. What happens to it is in `redo.rs`, `checkpoint.rs` and `settle.rs`.
-//! Must not know of superblocks, clients or passes: what the superblocks permit comes with each call.
+//! Above the pages, which it changes as its batches say. What happens to it is in `redo.rs`, `checkpoint.rs`
+//! and `settle.rs`. Must not know of superblocks, clients or passes: what the superblocks permit comes with
+//! each call.
 
 mod checkpoint;
 pub(in crate::array) mod facts;
@@ -54,7 +56,7 @@ pub(in crate::array) struct Redo {
     slots: SlotsInUse,
     /// A device waits to join: no new writes until the log is empty.
     held: bool,
-    /// What such a replay has found is not all in place.
+    /// A replay of which not all is in place; see `settle.rs`.
     unsettled: Option<Unsettled>,
     /// The open batch found no room in the rings.
     is_stuck: bool,
@@ -228,8 +230,8 @@ impl Redo {
             && !layout.slots_of(page).map(SlotIndex).any(may_count)
     }
 
-    /// What a record says becomes true in memory: its images, which are by column, are in the overlay. A slot has so many
-    /// rows.
+    /// What a record says becomes true in memory: its images, which are by column, are in the overlay. A slot
+    /// has so many rows.
     pub(in crate::array) fn apply(
         &mut self,
         pages: &mut Pages,
@@ -279,7 +281,8 @@ impl Redo {
         }
     }
 
-    /// Whether a write that adds so much may begin; it is promised the room then. None: later ones wait behind those that wait.
+    /// Whether a write that adds so much may begin; it is promised the room then. Not before others
+    /// that wait for room.
     pub(in crate::array) fn admits(&mut self, share: Share) -> bool {
         let may_begin = self.waits.waiting_for_room.is_empty() && self.has_room(share);
         if may_begin {
@@ -329,7 +332,7 @@ impl Redo {
         self.slots.stripes_in_progress += 1;
     }
 
-    /// It is there, or is not going to be.
+    /// It has been written, or is not going to be.
     pub(in crate::array) fn end_stripe(&mut self) {
         self.slots.stripes_in_progress -= 1;
     }
@@ -349,12 +352,12 @@ impl Redo {
         self.held = true;
     }
 
-    /// Whether one does.
+    /// Whether writes are held for that.
     pub(in crate::array) fn holds_writes(&self) -> bool {
         self.held
     }
 
-    /// None does any more.
+    /// No device does any more: writes go on.
     pub(in crate::array) fn release_writes(&mut self, core: &mut Core) {
         self.held = false;
         self.wake_waiting_for_room(core);
@@ -381,7 +384,7 @@ impl Redo {
         self.facts.clean = false;
     }
 
-    /// Images that gather before a checkpoint, in bytes, at most.
+    /// Most bytes of images that gather before a checkpoint.
     pub(in crate::array) fn overlay_max(&self) -> usize {
         self.room.overlay_max
     }
@@ -426,7 +429,8 @@ impl Redo {
         }
     }
 
-    /// The tail that members can show where a superblock names `told`; the log is kept from there on if it is below `tail`.
+    /// The tail that members can show where a superblock names `told`; the log is kept from there on if it is
+    /// below `tail`.
     pub(in crate::array) fn tail_to_show(&mut self, told: u64, tail: u64) -> u64 {
         let shown = self.journal.shown_tail(told);
         if shown < tail && !is_off(Mutation::ToldTailAlone) {
@@ -436,8 +440,8 @@ impl Redo {
         shown
     }
 
-    /// Whether everything that is in the log is in place too, and flushed, copies of pages that have to be written again
-    /// included.
+    /// Whether everything that is in the log is in place too, and flushed, copies of pages that have to be
+    /// written again included.
     pub(in crate::array) fn is_in_place(&self, pages: &Pages) -> bool {
         self.is_settled()
             && self.journal.is_drained()

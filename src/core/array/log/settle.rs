@@ -52,7 +52,8 @@ pub(in crate::array) enum Settling {
 }
 
 impl Redo {
-    /// Takes over what a replay has not put in place: blocks by slot, column and row, and the stripes that the log names.
+    /// Takes over what a replay has not put in place: blocks by slot, column and row, and the stripes that
+    /// the log names.
     pub(in crate::array) fn settle(
         &mut self,
         core: &mut Core,

@@ -99,8 +99,8 @@ impl PageHold {
 }
 
 impl Pages {
-    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed; with
-    /// [`PageHold::is_to_ask_later`] also after the next checkpoint, and that is the caller's.
+    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have
+    /// changed; with [`PageHold::is_to_ask_later`] also after the next checkpoint, and that is the caller's.
     pub(in crate::array) fn hold(&mut self, core: &mut Core, key: usize, hold: &mut PageHold) -> PagesHeld {
         let ticket = match hold.ticket {
             Some(ticket) => ticket,
@@ -190,7 +190,8 @@ impl Pages {
         hold.later.push(page);
     }
 
-    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log than `life` went with it.
+    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log than
+    /// `life` went with it.
     pub(in crate::array) fn release(&mut self, hold: &mut PageHold, life: u64) {
         let hold = std::mem::take(hold);
         if hold.life != life {
@@ -246,8 +247,8 @@ impl Pages {
         self.store.write_done(write, succeeded);
     }
 
-    /// A read has ended; some when it was the last of its load, with what is to be made of that. `tells_of_nothing`: no slot that
-    /// the page tells of counts.
+    /// A read has ended; some when it was the last of its load, with what is to be made of that.
+    /// `tells_of_nothing`: no slot that the page tells of counts.
     pub(in crate::array) fn read_done(
         &mut self,
         core: &mut Core,

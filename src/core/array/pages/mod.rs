@@ -1,7 +1,8 @@
 //! Metadata pages: stripe map and checksums, their copies on the members, and who holds them.
 //!
-//! Invariants: an operation sees only pages that it holds; a page that is asked for by many is loaded once; nothing is decided
-//! about a page that cannot be read. Must not know of batches, checkpoints, passes or administrators.
+//! Invariants: an operation sees only pages that it holds; a page that is asked for by many is loaded once;
+//! nothing is decided about a page that cannot be read. Must not know of batches, checkpoints, passes or
+//! administrators.
 
 pub(in crate::array) mod copies;
 pub(in crate::array) mod hold;
@@ -47,7 +48,8 @@ pub(in crate::array) struct Pages {
 }
 
 impl Pages {
-    /// Pages of which none is loaded. At most `cache_pages_max` pages of hashes are kept unless more are in use.
+    /// Pages of which none is loaded. At most `cache_pages_max` pages of hashes are kept unless more are in
+    /// use.
     pub(in crate::array) fn new(
         geometry: Geometry,
         checksums: Option<BlockHasher>,
@@ -214,7 +216,8 @@ impl Pages {
         self.store.freeze(epoch);
     }
 
-    /// Sends writes of frozen pages to every device in service or being built, while fewer than so many are under way.
+    /// Sends writes of frozen pages to every device in service or being built, while fewer than so many are
+    /// under way.
     pub(in crate::array) fn write_back(&mut self, core: &mut Core, in_flight_max: usize) {
         if self.store.writes_pending() >= in_flight_max || self.store.all_sent() {
             return;
@@ -256,8 +259,8 @@ impl Pages {
         self.store.given_up(member);
     }
 
-    /// A device that was built for a member is in service: pages that were given up are looked at again, as there are copies
-    /// that were not there before.
+    /// A device that was built for a member is in service: pages that were given up are looked at again, as
+    /// there are copies that were not there before.
     pub(in crate::array) fn joined(&mut self, member: MemberIndex, which: Which, now: Timestamp) {
         self.store.joined(member, which);
         self.unreadable.look_soon(now);

@@ -286,7 +286,8 @@ struct WriteBack {
     probes: BTreeMap<(PageIndex, u16), Probe>,
 }
 
-/// Devices under construction that are to be told of a page that they hold none of its versions; true for a replacement.
+/// Devices under construction that are to be told of a page that they hold none of its versions; true for a
+/// replacement.
 #[derive(Default)]
 struct VoidCopies {
     all: BTreeSet<(PageIndex, MemberIndex, bool)>,

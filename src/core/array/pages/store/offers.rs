@@ -1,9 +1,10 @@
 //! Pages of which only a device that is caught up holds the newest version.
 //!
 //! Its member was away, and its copies count for nothing until it has joined. But where it has missed nothing of what a page
-//! tells of (`passes/page_pass.rs` knows), its copy says the same as the newest version; and if that cannot be read elsewhere, it is
-//! all there is. So it is taken, as a new version that is written to every copy, before anything goes over it: to the
-//! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
+//! tells of (`passes/page_pass.rs` knows), its copy says the same as the newest version; and if that cannot
+//! be read elsewhere, it is all there is. So it is taken, as a new version that is written to every copy,
+//! before anything goes over it: to the device itself first in the place that the version which it has is not
+//! in, and in both with the write-back after that.
 //!
 //! A copy with a fault of its own may show an older version. It is taken once every other copy was
 //! read and none tells more; its blank entries then count as lost, as those of such a copy on a
