@@ -6,14 +6,13 @@
 //! scrub finds it. Must not know who asks.
 
 use crate::array::api::Health;
-use crate::array::recovery::startup::Life;
 use crate::array::{Array, StripeReply, StripeRequestId};
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex};
 use std::collections::BTreeSet;
 
 impl Array {
     /// Answers for `count` stripes.
-    pub(super) fn start_health(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
+    pub(super) fn start_health(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.core.map.slots, "health out of bounds");
         let stripe_bytes = self.core.map.stripe_bytes() as u64;
         let mut runs: Vec<(u64, Health)> = Vec::new();
@@ -48,7 +47,7 @@ impl Array {
                 }
             }
         }
-        self.core.done(piece, Ok(StripeReply::Health(runs)));
+        self.core.done(id, Ok(StripeReply::Health(runs)));
     }
 
     /// What members and rebuilds make of a stripe; and its columns of data that its own member may
@@ -73,6 +72,6 @@ impl Array {
     }
 
     pub(super) fn log_is_refused(&self) -> bool {
-        matches!(self.redo.life, Life::Refused(_))
+        self.redo.is_refused()
     }
 }

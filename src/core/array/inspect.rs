@@ -11,12 +11,11 @@ impl Array {
         column: ColumnIndex,
         row: usize,
     ) -> Option<BlockHash> {
-        let redo = self.redo();
-        redo.facts.checksums.as_ref()?;
-        let entry = redo.pages.cached_map_entry(stripe)?;
+        self.pages.checksums()?;
+        let entry = self.pages.store().cached_map_entry(stripe)?;
         if !entry.holds_data {
             return Some(BlockHash::UNWRITTEN);
         }
-        redo.pages.cached_hash(entry.slot, row, column)
+        self.pages.store().cached_hash(entry.slot, row, column)
     }
 }

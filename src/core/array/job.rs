@@ -3,9 +3,7 @@
 //!
 //! A new kind of work is a variant of [`Work`] and of [`WorkDone`], and is run in this file.
 
-use crate::array::{Array, ArrayAction, Core, Op};
 use crate::codec::{CodecJob, CodedColumns};
-use crate::units::Timestamp;
 
 /// The operation of an array that waits for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,43 +98,5 @@ impl WorkDone {
         match self {
             WorkDone::Code(columns) => columns.input_bytes(),
         }
-    }
-}
-
-impl Core {
-    /// Of a job that a client waits for.
-    pub(in crate::array) fn client_urgency(&self) -> Urgency {
-        if self.load.client_ops == 1 { Urgency::Alone } else { Urgency::Client }
-    }
-
-    /// Gives columns away to be coded, for an operation, which waits for its end.
-    pub(in crate::array) fn give_away(&mut self, key: usize, job: CodecJob, urgency: Urgency) {
-        self.load.jobs_out += 1;
-        let job = Job { owner: OpKey(key), work: Work::Code(job), urgency };
-        self.actions.push(ArrayAction::Work(job));
-    }
-}
-
-impl Array {
-    /// Takes the end of a job.
-    ///
-    /// # Panics
-    /// When this array gave out no such job.
-    pub fn worked(&mut self, now: Timestamp, done: JobDone) {
-        self.core.now = now;
-        let JobDone { owner: OpKey(key), done: WorkDone::Code(columns) } = done;
-        self.core.load.jobs_out -= 1;
-        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
-        let flow = match &mut op {
-            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
-            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
-            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
-            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
-                unreachable!("pages and logs are no bulk work")
-            }
-        };
-        self.put_back(key, op, flow);
-        self.run();
     }
 }

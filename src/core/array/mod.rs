@@ -15,6 +15,7 @@
 
 mod api;
 mod base;
+mod blocks;
 mod client;
 mod create;
 mod damage;
@@ -24,8 +25,10 @@ mod health;
 mod inspect;
 mod job;
 mod log;
+mod log_turn;
 mod members;
 pub mod mutation;
+mod page_io;
 mod pages;
 mod passes;
 mod recovery;
@@ -36,32 +39,32 @@ use crate::array::base::lock::LockTable;
 use crate::array::base::members::{Census, Device, Member, Progress, Replaced, Replacement};
 use crate::array::base::shortage::Shortages;
 use crate::array::base::{Core, Load, Roster, Shape, StopState, WorkQueues};
-use crate::array::client::fetch::Why;
+use crate::array::blocks::Why;
 use crate::array::client::notices::ClientNotices;
 use crate::array::client::read::LoggedRead;
 use crate::array::client::write::LoggedWrite;
 use crate::array::damage::Damage;
 use crate::array::damage::looks::Looks;
-use crate::array::log::journal::Journal;
-use crate::array::log::state::Redo;
+use crate::array::log::Redo;
+use crate::array::log::facts::LogFacts;
 use crate::array::members::admin::WaitingRequests;
 pub use crate::array::members::assembly;
 use crate::array::members::assembly::Assembled;
 use crate::array::members::bad_blocks::BadBlocks;
 use crate::array::members::ring_check::RingCheck;
 use crate::array::members::supers::Supers;
+use crate::array::pages::Pages;
 use crate::array::pages::hold::PageTask;
-use crate::array::pages::pass::PagePass;
-use crate::array::pages::store::PageStore;
+use crate::array::passes::page_pass::PagePass;
 use crate::array::passes::page_scrub::PageScrub;
 use crate::array::passes::repair::{Repair, RepairProgress};
 use crate::array::passes::schedule::Passes;
 use crate::array::passes::super_scrub::SuperScrub;
 use crate::array::passes::walk::LoggedPass;
-use crate::array::recovery::startup::{Life, LogFacts};
+use crate::array::recovery::startup::Startup;
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
-use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
+use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{SlotIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health,
@@ -157,6 +160,8 @@ pub struct Array {
     /// Requests of administrators that are answered later.
     waiting: WaitingRequests,
     redo: Box<Redo>,
+    pages: Pages,
+    startup: Startup,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,19 +283,11 @@ impl Array {
         let scrub = superblock.scrub;
         let start = superblock.redo.start;
         let facts = LogFacts::new(&superblock, start, &config, &pool);
-        let checksums = facts.checksums.is_some();
-        let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
-        let journal = Journal::new(
-            facts.key,
-            superblock.array,
-            facts.ring_blocks(),
-            vec![0; map.width()],
-            start.sequence,
-            BatchHash::default(),
-        );
-        let mut redo = Box::new(Redo::new(facts, pages, journal));
-        redo.start.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
-        redo.start.behind = assembled.behind;
+        let pages = facts.empty_pages(geometry, superblock.array);
+        let journal = facts.empty_journal(superblock.array, map.width());
+        let redo = Box::new(Redo::new(facts, journal));
+        let unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
+        let startup = Startup::new(unjudged, assembled.behind);
         let passes = Passes::new(geometry.slots, &scrub);
         let core = Core {
             map,
@@ -340,6 +337,8 @@ impl Array {
             client_notices: ClientNotices::default(),
             waiting: WaitingRequests::default(),
             redo,
+            pages,
+            startup,
         };
         array.run();
         array
@@ -368,45 +367,45 @@ impl Array {
     }
 
     /// Starts a request; its end comes from [`Array::next_ended`].
-    pub fn submit(&mut self, now: Timestamp, piece: StripeRequestId, request: StripeRequest) {
+    pub fn submit(&mut self, now: Timestamp, id: StripeRequestId, request: StripeRequest) {
         self.core.now = now;
         self.core.load.last_client = now;
         if self.core.stop.stopping.is_some() {
-            self.core.done(piece, Err(ClientError::Stopping));
+            self.core.done(id, Err(ClientError::Stopping));
         } else if let (StripeRequest::Health { first, count }, true) = (&request, self.core.is_failed()) {
-            self.start_health(piece, *first, *count);
+            self.start_health(id, *first, *count);
         } else if self.core.is_failed() {
-            self.core.done(piece, Err(ClientError::Io));
+            self.core.done(id, Err(ClientError::Io));
         } else {
-            self.submit_logged(piece, request);
+            self.submit_logged(id, request);
         }
         self.run();
     }
 
     /// A request: once the log is replayed.
-    fn submit_logged(&mut self, piece: StripeRequestId, request: StripeRequest) {
-        let redo = self.redo_mut();
-        if matches!(redo.life, Life::Refused(_)) {
+    fn submit_logged(&mut self, id: StripeRequestId, request: StripeRequest) {
+        let redo = &self.redo;
+        if redo.is_refused() {
             match request {
-                StripeRequest::Health { first, count } => self.start_health(piece, first, count),
-                _ => self.core.done(piece, Err(ClientError::Io)),
+                StripeRequest::Health { first, count } => self.start_health(id, first, count),
+                _ => self.core.done(id, Err(ClientError::Io)),
             }
             return;
         }
         if !redo.is_serving() {
-            self.queue(piece, request);
+            self.queue(id, request);
             return;
         }
         match request {
-            StripeRequest::Read { stripe, offset, buf } => self.start_logged_read(piece, stripe, offset, buf),
+            StripeRequest::Read { stripe, offset, buf } => self.start_logged_read(id, stripe, offset, buf),
             StripeRequest::Write { stripe, offset, data, fua } => {
-                self.start_logged_write(piece, stripe, offset, data, fua)
+                self.start_logged_write(id, stripe, offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            StripeRequest::Zero { first, count } => self.start_discard(piece, first, count),
-            StripeRequest::Flush => self.start_logged_flush(piece),
-            StripeRequest::Extents { first, count } => self.logged_extents(piece, first, count),
-            StripeRequest::Health { first, count } => self.start_health(piece, first, count),
+            StripeRequest::Zero { first, count } => self.start_discard(id, first, count),
+            StripeRequest::Flush => self.redo.start_flush(&mut self.core, id),
+            StripeRequest::Extents { first, count } => self.logged_extents(id, first, count),
+            StripeRequest::Health { first, count } => self.start_health(id, first, count),
         }
     }
 
@@ -463,6 +462,28 @@ impl Array {
         }
     }
 
+    /// Takes the end of a job.
+    ///
+    /// # Panics
+    /// When this array gave out no such job.
+    pub fn worked(&mut self, now: Timestamp, done: JobDone) {
+        self.core.now = now;
+        let JobDone { owner: OpKey(key), done: WorkDone::Code(columns) } = done;
+        self.core.load.jobs_out -= 1;
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let flow = match &mut op {
+            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
+            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
+            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
+            }
+        };
+        self.put_back(key, op, flow);
+        self.run();
+    }
+
     /// Takes word that a device is gone although no operation failed.
     pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
         self.core.now = now;
@@ -502,7 +523,6 @@ impl Array {
         self.core.wake_patient();
         self.look_at_damage();
         self.retry_pages();
-        self.look_at_pages();
         self.checkpoint_when_idle();
         self.save_progress();
         self.judge_requests();
@@ -533,12 +553,12 @@ impl Array {
             client_errors: self.client_notices.errors(),
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            yields_to_force: self.redo.start.yields_to_force,
+            yields_to_force: self.startup.yields_to_force(),
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
-            unreadable_pages: self.pages_given_up(),
+            unreadable_pages: self.pages.count_given_up(),
             unconfirmed_lost: self.unconfirmed_lost_ranges(),
             unconfirmed: self.unconfirmed_ranges(),
         }
@@ -548,7 +568,7 @@ impl Array {
     #[must_use]
     pub fn state(&self) -> ArrayState {
         match self.core.map.width() - self.core.online().len() {
-            _ if matches!(self.redo.life, Life::Refused(_)) => ArrayState::Failed,
+            _ if self.redo.is_refused() => ArrayState::Failed,
             0 => ArrayState::Online,
             gone if gone <= self.core.map.m => ArrayState::Degraded,
             _ => ArrayState::Failed,
@@ -562,6 +582,7 @@ impl Array {
             while let Some((entry, fault)) = self.core.inflight.next_orphan() {
                 self.io_ended(entry, Err(fault));
             }
+            self.end_gone_page_io();
             while let Some(key) = self.core.work.ready.pop_front() {
                 self.advance(key);
             }
@@ -570,7 +591,11 @@ impl Array {
             self.pump_passes();
             self.pump_stop();
             let has_ended = self.pump_shortages();
-            if self.core.work.ready.is_empty() && !has_ended && !self.core.inflight.has_orphans() {
+            if self.core.work.ready.is_empty()
+                && !has_ended
+                && !self.core.inflight.has_orphans()
+                && !self.pages.has_gone()
+            {
                 for key in self.core.work.ended.drain(..) {
                     self.ops.remove(key);
                 }

@@ -153,6 +153,7 @@ pub enum LogState {
 }
 
 /// The facts of one array and its volume.
+// More than 15 fields: one for each thing that `calpe status` tells of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
     /// State of the array.

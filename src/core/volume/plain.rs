@@ -1,8 +1,8 @@
-//! The plain volume: logical stripe `i` is slot `i`. Cuts client requests into pieces of one slot each, hands
-//! them to the array with bounded parallelism, and answers when the last piece is done.
+//! The plain volume: logical stripe `i` is slot `i`. Cuts client requests into parts of one slot each, hands
+//! them to the array with bounded parallelism, and answers when the last part is done.
 //!
-//! Invariant: a request is answered once, after all its pieces have ended; the first error is its answer. A
-//! zeroing request of any length holds a bounded number of pieces. Must not know of members.
+//! Invariant: a request is answered once, after all its parts have ended; the first error is its answer. A
+//! zeroing request of any length holds a bounded number of parts. Must not know of members.
 
 use super::api::{
     AdminError, AdminOutcome, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
@@ -44,7 +44,7 @@ struct Request {
 }
 
 enum Kind {
-    /// The pieces of the reply, by place, and whether zeroes may stay out of it.
+    /// The parts of the reply, by place, and whether zeroes may stay out of it.
     Read {
         parts: Vec<Option<Part>>,
         sparse: bool,
@@ -62,21 +62,21 @@ enum Kind {
     Health(Range<u64>),
 }
 
-/// A piece of a read: its bytes, and what of them is zeroes and not filled in.
+/// A part of a read: its bytes, and what of them is zeroes and not filled in.
 type Part = (BufMut, Vec<Range<usize>>);
 
 /// Runs of data in one answer. What is split further costs more to send than the zeroes in between.
 const SPARSE_RUNS_MAX: usize = 16;
 
-/// Pieces of one zeroing request under way at one time.
-const ZERO_PIECES_MAX: usize = 4;
+/// Parts of one zeroing request under way at one time.
+const ZERO_PARTS_MAX: usize = 4;
 
 /// Chunks, with parity, that one part of a request without payload covers: a discard takes 60 ns
 /// for each, so that a part keeps the thread that serves everybody for 50 us.
 const PART_CHUNKS: u64 = 768;
 
-/// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest
-/// stripes (one 4 KiB chunk) has 2^13 pieces.
+/// Names of parts carry their place in the request in these low bits; a request of 32 MiB in the smallest
+/// stripes (one 4 KiB chunk) has 2^13 parts.
 const PLACE_BITS: u32 = 20;
 
 impl PlainVolume {
@@ -124,7 +124,7 @@ impl PlainVolume {
     }
 
     /// Cuts a byte range of the volume at stripe boundaries: (stripe, offset in it, length).
-    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = (StripeIndex, usize, usize)> + use<> {
+    fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = (StripeIndex, usize, usize)> + use<> {
         let (stripe_bytes, end) = (self.stripe_bytes, offset + len);
         let mut at = offset;
         std::iter::from_fn(move || {
@@ -132,10 +132,10 @@ impl PlainVolume {
                 return None;
             }
             let within = at % stripe_bytes;
-            let piece = (stripe_bytes - within).min(end - at);
+            let part = (stripe_bytes - within).min(end - at);
             let stripe = StripeIndex(at / stripe_bytes);
-            at += piece;
-            Some((stripe, within as usize, piece as usize))
+            at += part;
+            Some((stripe, within as usize, part as usize))
         })
     }
 
@@ -189,15 +189,15 @@ impl PlainVolume {
 
     fn submit(&mut self, now: Timestamp, request: usize, place: usize, stripe_request: StripeRequest) {
         self.requests[request].pending += 1;
-        let piece = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
-        self.driven.array_mut().submit(now, piece, stripe_request);
+        let id = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
+        self.driven.array_mut().submit(now, id, stripe_request);
     }
 
     fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
-        let pieces = self.pieces(offset.0, buf.len() as u64);
+        let cut = self.parts(offset.0, buf.len() as u64);
         let request = self.start(id, Kind::Read { parts: Vec::new(), sparse });
         let mut rest = buf;
-        for (place, (stripe, within, len)) in pieces.enumerate() {
+        for (place, (stripe, within, len)) in cut.enumerate() {
             let tail = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, tail);
             if let Kind::Read { parts, .. } = &mut self.requests[request].kind {
@@ -210,9 +210,9 @@ impl PlainVolume {
     fn write(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, data: &Buf, fua: bool) {
         let request = self.start(id, Kind::Write);
         let mut at = 0;
-        for (place, (stripe, within, len)) in self.pieces(offset.0, data.len() as u64).enumerate() {
-            let piece = StripeRequest::Write { stripe, offset: within, data: data.slice(at..at + len), fua };
-            self.submit(now, request, place, piece);
+        for (place, (stripe, within, len)) in self.parts(offset.0, data.len() as u64).enumerate() {
+            let part = StripeRequest::Write { stripe, offset: within, data: data.slice(at..at + len), fua };
+            self.submit(now, request, place, part);
             at += len;
         }
     }
@@ -229,9 +229,9 @@ impl PlainVolume {
         }
     }
 
-    /// Sends the next pieces of a zeroing request.
+    /// Sends the next parts of a zeroing request.
     fn continue_zero(&mut self, now: Timestamp, request: usize) {
-        while self.requests[request].pending < ZERO_PIECES_MAX && self.requests[request].error.is_none() {
+        while self.requests[request].pending < ZERO_PARTS_MAX && self.requests[request].error.is_none() {
             let Kind::Zero { left, .. } = &mut self.requests[request].kind else {
                 return;
             };
@@ -280,15 +280,15 @@ impl PlainVolume {
         (StripeIndex(first), end - first)
     }
 
-    fn piece_done(
+    fn part_done(
         &mut self,
         now: Timestamp,
-        piece: StripeRequestId,
+        id: StripeRequestId,
         result: Result<StripeReply, ClientError>,
         out: &mut VolumeOutput,
     ) {
-        let key = (piece.0 >> PLACE_BITS) as usize;
-        let place = (piece.0 & ((1 << PLACE_BITS) - 1)) as usize;
+        let key = (id.0 >> PLACE_BITS) as usize;
+        let place = (id.0 & ((1 << PLACE_BITS) - 1)) as usize;
         let request = &mut self.requests[key];
         request.pending -= 1;
         let (mut holes, mut health) = (None, Vec::new());
@@ -350,8 +350,8 @@ impl Volume for PlainVolume {
         if let Some((id, request)) = self.driven.take(now, event, out) {
             self.client(now, id, request, out);
         }
-        while let Some((piece, result)) = self.driven.next_ended() {
-            self.piece_done(now, piece, result, out);
+        while let Some((id, result)) = self.driven.next_ended() {
+            self.part_done(now, id, result, out);
         }
         self.driven.pass_on(now, self.requests.is_empty(), out);
     }
@@ -443,7 +443,7 @@ fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientRepl
     ClientReply::Sparse(runs)
 }
 
-/// Runs of data between the zeroes of the pieces of a read, which touch one another.
+/// Runs of data between the zeroes of the parts of a read, which touch one another.
 fn data_runs(parts: &[Part]) -> usize {
     let (mut count, mut in_data) = (0, false);
     for (buf, zeroes) in parts {
@@ -472,7 +472,7 @@ fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
     runs.extend(rest.map(ReadRun::Data));
 }
 
-/// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in memory;
+/// The parts of a read as one buffer again. A part that the array had to read anew lies elsewhere in memory;
 /// only then are bytes copied.
 fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
     let mut runs: Vec<BufMut> = Vec::with_capacity(1);
@@ -515,13 +515,14 @@ mod tests {
     use super::*;
     use crate::volume::Health;
 
-    /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes, elsewhere.
-    fn piece(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
+    /// A part of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes,
+    /// elsewhere.
+    fn part(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
         let tail = buf.split_off(bytes);
-        let mut piece = std::mem::replace(buf, tail);
-        piece.fill(7);
-        zeroes.iter().for_each(|zeroes| piece[zeroes.clone()].fill(0xbb));
-        (piece, zeroes.to_vec())
+        let mut part = std::mem::replace(buf, tail);
+        part.fill(7);
+        zeroes.iter().for_each(|zeroes| part[zeroes.clone()].fill(0xbb));
+        (part, zeroes.to_vec())
     }
 
     /// Runs as (bytes, whether they are data).
@@ -542,11 +543,11 @@ mod tests {
         }
     }
 
-    /// A read of 64 KiB in pieces of 16 KiB with these zeroes.
+    /// A read of 64 KiB in parts of 16 KiB with these zeroes.
     fn reply(sparse: bool, zeroes: [&[Range<usize>]; 4]) -> ClientReply {
         let pool = Pool::new(1 << 20).expect("address space");
         let mut buf = pool.alloc(65536);
-        let parts = zeroes.map(|zeroes| Some(piece(&mut buf, 16384, zeroes))).into();
+        let parts = zeroes.map(|zeroes| Some(part(&mut buf, 16384, zeroes))).into();
         read_reply(&pool, parts, sparse)
     }
 

@@ -6,9 +6,9 @@ const FIELDS_MAX: usize = 15;
 /// How a reason begins: a line of its own above the type.
 const REASON: &str = "// More than 15 fields: ";
 
-/// Folders below src/ whose types are still to be split or given a reason. An entry that is not
+/// Folders and files below src/ whose types are still to be split or given a reason. An entry that is not
 /// needed fails the test.
-const EXCEPTIONS: &[&str] = &["array/"];
+const EXCEPTIONS: &[&str] = &["array/members/supers.rs"];
 
 /// A struct in a source that rustfmt has laid out.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 //! pages, passes or administrators.
 
 pub(in crate::array) mod inflight;
+mod jobs;
 pub(in crate::array) mod lock;
 pub(in crate::array) mod members;
 pub(in crate::array) mod pace;
@@ -22,7 +23,7 @@ use crate::array::{
 use crate::block_io::{DeviceId, IoOp, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{Geometry, MemberSet};
-use crate::units::{ByteOffset, MemberIndex, Timestamp, VolumeOffset};
+use crate::units::{ByteOffset, ColumnIndex, MemberIndex, SlotIndex, Timestamp, VolumeOffset};
 use std::collections::VecDeque;
 
 /// See the head of this file.
@@ -114,9 +115,14 @@ impl Core {
         self.actions.push(ArrayAction::Io { device, token, op });
     }
 
+    /// The member that has a column of a slot.
+    pub(in crate::array) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
+        self.map.member_of(slot, ColumnIndex(column as u16))
+    }
+
     /// Ends a request towards the volume.
-    pub(super) fn done(&mut self, piece: StripeRequestId, result: Result<StripeReply, ClientError>) {
-        self.ended_requests.push_back((piece, result));
+    pub(super) fn done(&mut self, id: StripeRequestId, result: Result<StripeReply, ClientError>) {
+        self.ended_requests.push_back((id, result));
     }
 
     pub(super) fn unlock(&mut self, lock: LockKey, key: usize) {

@@ -14,16 +14,14 @@
 use crate::array::Core;
 use crate::array::base::inflight::{Inflight, Short};
 use crate::array::base::members::{Member, Which};
-use crate::array::recovery::startup::Life;
 use crate::array::status::MemberCondition;
 use crate::array::{
     Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, RequestId, Stopping, StripeRequest,
-    StripeRequestId,
 };
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoToken};
 use crate::format::{MemberSet, MemberState};
 use crate::units::{MemberIndex, Timestamp};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The first wait before an operation is tried again; doubled with each further one. Memory is often there again as soon
 /// as the kernel has written something back.
@@ -149,7 +147,7 @@ impl Array {
         if is_new {
             self.core.notice_shortage(entry.member, entry.device, fault);
             // They hold stripes that clients want.
-            self.wake_waiting_for_drain();
+            self.redo.wake_waiting_for_checkpoint(&mut self.core);
         }
         true
     }
@@ -190,7 +188,7 @@ impl Array {
     }
 
     fn is_recovering(&self) -> bool {
-        matches!(self.redo.life, Life::Recovering { .. })
+        self.redo.is_recovering()
     }
 
     /// Submits again what is due, and ends what is void. True: something has ended.
@@ -211,7 +209,7 @@ impl Array {
     fn end_void(&mut self) -> bool {
         let era = Era {
             losses: self.supers.losses(),
-            lives: self.redo.lives,
+            lives: self.redo.lives(),
             is_failed: self.core.is_failed(),
             is_recovering: self.is_recovering(),
         };
@@ -289,48 +287,32 @@ impl Array {
             }
         }
         for key in late {
-            self.redo_mut().forget_waiting(key);
+            self.redo.forget_waiting(key);
             self.core.work.gated.retain(|other| *other != key);
             self.core.work.ready.push_back(key);
         }
-        for piece in self.redo.take_late_flushes(now, patience) {
+        for id in self.redo.take_late_flushes(now, patience) {
             self.core.load.client_ops -= 1;
-            self.core.done(piece, Err(error));
+            self.core.done(id, Err(error));
         }
-        let queued = std::mem::take(&mut self.redo.start.queued).into_iter();
-        let is_late =
-            |(_, _, since): &(StripeRequestId, StripeRequest, Timestamp)| now.nanos_since(*since) >= patience;
-        let (late, others): (VecDeque<_>, VecDeque<_>) = queued.partition(is_late);
-        self.redo.start.queued = others;
-        for (piece, request, _) in late {
+        for (id, request, _) in self.startup.take_late(now, patience) {
             let is_full = changes_nothing(&request) && error == ClientError::NoSpace;
-            self.core.done(piece, Err(if is_full { ClientError::Io } else { error }));
-        }
-    }
-
-    /// A request that came before the log was replayed waits for that.
-    pub(in crate::array) fn queue(&mut self, piece: StripeRequestId, request: StripeRequest) {
-        match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
-            Some(error) => self.core.done(piece, Err(error)),
-            None => self.redo.start.queued.push_back((piece, request, self.core.now)),
+            self.core.done(id, Err(if is_full { ClientError::Io } else { error }));
         }
     }
 
     /// A replay that lacks room to put in place what it found begins again, and leaves that to be put in place while reads are
     /// served.
     fn lift_replay(&mut self) {
-        let Life::Recovering { recovery, .. } = &self.redo.life else { return };
         let is_long = |token: &IoToken| {
             self.core.short(*token).is_some_and(|short| {
                 short.fault.kind == IoFaultKind::NoSpace && self.core.now.nanos_since(short.since) >= LIFT_NS
             })
         };
         let mut tokens = self.core.shortages.episodes.values().flat_map(|episode| &episode.tokens);
-        if recovery.may_lift() && self.core.stop.stopping.is_none() && tokens.any(is_long) {
+        if self.startup.may_lift() && self.core.stop.stopping.is_none() && tokens.any(is_long) {
             // Its writes are void from here on.
-            let redo = self.redo_mut();
-            redo.life = Life::Starting;
-            redo.start.lifts = true;
+            self.begin_lifting();
         }
     }
 
@@ -359,9 +341,8 @@ impl Array {
         for (_, token) in std::mem::take(&mut self.core.shortages).waiting {
             self.core.inflight.forget(token);
         }
-        let queued = std::mem::take(&mut self.redo.start.queued);
-        for (piece, ..) in queued {
-            self.core.done(piece, Err(ClientError::Stopping));
+        for (id, ..) in self.startup.take_queued() {
+            self.core.done(id, Err(ClientError::Stopping));
         }
         self.core.stop.stopping = Some(Stopping::Marking(id));
         self.stop_now(id, false);
@@ -555,7 +536,7 @@ impl Core {
     }
 }
 
-fn changes_nothing(request: &StripeRequest) -> bool {
+pub(in crate::array) fn changes_nothing(request: &StripeRequest) -> bool {
     match request {
         StripeRequest::Read { .. } | StripeRequest::Extents { .. } | StripeRequest::Health { .. } => true,
         StripeRequest::Write { .. } | StripeRequest::Zero { .. } | StripeRequest::Flush => false,

@@ -11,6 +11,7 @@ mod job;
 mod mend;
 mod unbuilt;
 
+use crate::array::blocks::{Missing, Why};
 use crate::array::{Array, Core, Inflight, Owner};
 use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
@@ -38,12 +39,36 @@ pub(in crate::array) struct Fetch {
     /// What is to be computed on the way, and what it came to.
     blend: Option<Blend>,
     blended: Option<Blended>,
+    /// What it may do, and for whom.
+    pub rules: FetchRules,
+    /// What it came to, besides the bytes.
+    pub found: Findings,
+    /// Repairs that were sent.
+    sent: Vec<Sent>,
+    /// Devices that are being built were asked for what members in service cannot give.
+    asked_unbuilt: bool,
+}
+
+/// What a fetch may do, and for whom.
+#[derive(Default)]
+pub(in crate::array) struct FetchRules {
     /// Nobody waits for it: whoever is served goes first.
     pub background: bool,
     /// It looks again at what could not be had: what cannot be read then was counted before.
     pub is_look: bool,
     /// Wrong blocks were counted by an earlier run.
     pub was_counted: bool,
+    /// Devices that are being built are not to be asked. So for new parity: what is written beside it does
+    /// not go to them, and then what was decoded with the help of what it replaces there could be had from
+    /// nobody.
+    pub in_service_only: bool,
+    /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
+    pub believes_parity: bool,
+}
+
+/// What a fetch came to, besides the bytes.
+#[derive(Default)]
+pub(in crate::array) struct Findings {
     /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
     pub host_is_short: bool,
     /// Columns of which a member in service did not give a block for that reason: what is good of
@@ -57,57 +82,6 @@ pub(in crate::array) struct Fetch {
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
-    /// Repairs that were sent.
-    sent: Vec<Sent>,
-    /// Devices that are being built were asked for what members in service cannot give.
-    asked_unbuilt: bool,
-    /// They are not to be asked. So for new parity: what is written beside it does not go to them, and then what was decoded with
-    /// the help of what it replaces there could be had from nobody.
-    pub in_service_only: bool,
-    /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
-    pub believes_parity: bool,
-}
-
-/// A wanted block that cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::array) struct Missing {
-    pub column: usize,
-    pub row: usize,
-    pub why: Why,
-}
-
-/// Why a block cannot be had. Only content is evidence of a loss (rule T1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::array) enum Why {
-    /// Its entry says that it is set aside: it counts as zeroes for coding.
-    SetAside,
-    /// Its entry says that it is lost: it counts as zeroes for coding.
-    Lost,
-    /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
-    /// readable again.
-    Unreadable,
-    /// It was read, and so were so many others of its row that do not match their hashes that nothing can give it.
-    Proven,
-    /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
-    /// from earlier ones.
-    Gone,
-}
-
-impl Why {
-    /// Whether coding knows the block as zeroes.
-    pub(super) fn counts_as_zeroes(self) -> bool {
-        matches!(self, Why::SetAside | Why::Lost | Why::Gone)
-    }
-
-    /// Whether the block is beyond repair: what could give it was read.
-    pub(in crate::array) fn is_beyond_repair(self) -> bool {
-        matches!(self, Why::Lost | Why::Proven | Why::Gone)
-    }
-
-    /// Whether only its own member can give it.
-    pub(in crate::array) fn is_aside(self) -> bool {
-        matches!(self, Why::SetAside | Why::Gone)
-    }
 }
 
 /// Some rows of one column.
@@ -168,19 +142,10 @@ impl Fetch {
             job: None,
             blend: None,
             blended: None,
-            background: false,
-            is_look: false,
-            was_counted: false,
-            host_is_short: false,
-            short_columns: BTreeSet::new(),
-            missing: Vec::new(),
-            missing_sources: Vec::new(),
-            unwritten: Vec::new(),
-            repairs: Vec::new(),
+            rules: FetchRules::default(),
+            found: Findings::default(),
             sent: Vec::new(),
             asked_unbuilt: false,
-            in_service_only: false,
-            believes_parity: false,
         }
     }
 
@@ -252,7 +217,7 @@ impl Fetch {
     /// What there is to tell of the rows with blocks that cannot be had: those, and others of these rows that
     /// are in the first so many columns, which are those of data.
     pub(in crate::array) fn missing_data(&self, missing: &[Missing], columns: usize) -> Vec<Missing> {
-        let others = self.missing_sources.iter().filter(|block| block.column < columns);
+        let others = self.found.missing_sources.iter().filter(|block| block.column < columns);
         missing.iter().chain(others).copied().collect()
     }
 
@@ -307,7 +272,7 @@ impl Part {
 impl Array {
     /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`] and [`Array::fetch_coded`].
     pub(in crate::array) fn fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
-        fetch.in_company = !fetch.background && self.gains_from_company();
+        fetch.in_company = !fetch.rules.background && self.gains_from_company();
         for at in 0..fetch.parts.len() {
             self.issue_part(key, fetch, at);
         }
@@ -339,13 +304,13 @@ impl Array {
         for row in rows.clone() {
             let state = &mut part.blocks[row - rows.start];
             let bytes = &mut buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK];
-            match self.redo().block_hash(slot, row, part.column) {
+            match self.pages.block_hash(slot, row, part.column) {
                 Some(BlockHash::UNWRITTEN) => {
                     bytes.fill(0);
                     *state = State::Good;
                     not_needed.extend(has_bad.then_some(row));
                     if part.wanted {
-                        fetch.unwritten.push((part.column, row));
+                        fetch.found.unwritten.push((part.column, row));
                     }
                 }
                 Some(hash) if !hash.is_stored() => {
@@ -353,7 +318,7 @@ impl Array {
                     not_needed.extend(has_bad.then_some(row));
                     *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
                 }
-                _ => match self.redo().overlay.get(slot, part.column, row) {
+                _ => match self.redo.image(slot, part.column, row) {
                     Some(image) => {
                         bytes.copy_from_slice(image);
                         *state = State::Good;
@@ -415,8 +380,8 @@ impl Array {
             (Ok(_), _) => unreachable!("a read yields data"),
             // That says nothing about the blocks; others may have what is needed.
             (Err(fault), _) if fault.kind.passes() => {
-                fetch.host_is_short = true;
-                fetch.short_columns.insert(fetch.parts[at].column);
+                fetch.found.host_is_short = true;
+                fetch.found.short_columns.insert(fetch.parts[at].column);
                 let part = &mut fetch.parts[at];
                 let bytes = part.blocks.len() * BLOCK;
                 part.buf.get_or_insert_with(|| self.core.pool.alloc_zeroed(bytes));
@@ -453,7 +418,7 @@ impl Array {
         let Some(bytes) = part.buf.as_deref() else { return };
         let bytes = &bytes[blocks.start * BLOCK..blocks.end * BLOCK];
         let row = part.rows.start + blocks.start;
-        let verdicts = self.redo().verify_blocks(fetch.slot, row, part.column, bytes);
+        let verdicts = self.pages.verify_blocks(fetch.slot, row, part.column, bytes);
         self.pass_verdicts(fetch, at, blocks, member, verdicts);
     }
 
@@ -468,14 +433,14 @@ impl Array {
     ) {
         let part = &mut fetch.parts[at];
         let column = part.column;
-        let believed = fetch.believes_parity && part.wanted && part.column >= self.core.map.k;
+        let believed = fetch.rules.believes_parity && part.wanted && part.column >= self.core.map.k;
         let mut wrong = 0;
         let first = part.rows.start + blocks.start;
         for (at, (state, good)) in part.blocks[blocks].iter_mut().zip(verdicts).enumerate() {
             let good = believed || good;
             *state = if good { State::Good } else { State::Wrong };
             let is_new = self.note_verdict(member, fetch.slot, first + at, good);
-            let counts = !good && is_new && !fetch.was_counted;
+            let counts = !good && is_new && !fetch.rules.was_counted;
             wrong += u64::from(counts && !self.is_expected_wrong(fetch.slot, column, first + at));
         }
         self.core.member_mut(member).counters.checksum_errors += wrong;
@@ -487,7 +452,7 @@ impl Array {
         if self.damage.is_empty() {
             return false;
         }
-        let Some(stripe) = self.redo().stripes.stripe_at(slot) else { return false };
+        let Some(stripe) = self.pages.stripes().stripe_at(slot) else { return false };
         let mut known =
             self.damage.of_stripe(stripe).map(|((_, column, row), _)| (usize::from(column), row as usize));
         known.any(|of| of == (column, row) || (column >= self.core.map.k && of.1 == row))
@@ -495,7 +460,7 @@ impl Array {
 
     /// A read of the fetch has failed.
     fn fetch_fault(&mut self, fetch: &Fetch, entry: &Inflight, fault: IoFault) {
-        if !fetch.is_look || fault.kind != IoFaultKind::Medium {
+        if !fetch.rules.is_look || fault.kind != IoFaultKind::Medium {
             self.read_fault(entry.member, entry.device, fault);
         }
     }
@@ -514,14 +479,14 @@ impl Array {
         for row in broken {
             self.decode_row(fetch, row);
         }
-        fetch.missing = self.core.missing_of(fetch, true);
-        if !fetch.missing.is_empty() && self.ask_unbuilt(key, fetch) {
+        fetch.found.missing = self.core.missing_of(fetch, true);
+        if !fetch.found.missing.is_empty() && self.ask_unbuilt(key, fetch) {
             return Fetched::Wait;
         }
-        fetch.missing_sources = Vec::new();
-        if !fetch.missing.is_empty() {
+        fetch.found.missing_sources = Vec::new();
+        if !fetch.found.missing.is_empty() {
             let mut sources = self.core.missing_of(fetch, false);
-            let is_missing = |row: usize| fetch.missing.iter().any(|block| block.row == row);
+            let is_missing = |row: usize| fetch.found.missing.iter().any(|block| block.row == row);
             // A block of a member that is out is decoded on demand only. Enough others could do it.
             let (width, k) = (self.core.map.width(), self.core.map.k);
             let could_be_decoded = |block: &Missing| {
@@ -529,7 +494,7 @@ impl Array {
                     && fetch.known(block.row, width) >= k
             };
             sources.retain(|block| is_missing(block.row) && !could_be_decoded(block));
-            fetch.missing_sources = sources;
+            fetch.found.missing_sources = sources;
         }
         Fetched::Done
     }
@@ -604,7 +569,7 @@ impl Array {
                     .recover(&present, &mut [(column, &mut decoded[..])])
                     .expect("k distinct present columns decode any other");
             }
-            if !self.redo().verifies(fetch.slot, row, column, &decoded) {
+            if !self.pages.verifies(fetch.slot, row, column, &decoded) {
                 continue;
             }
             let part = &mut fetch.parts[at];
@@ -613,12 +578,12 @@ impl Array {
             }
             part.blocks[block] = State::Good;
             let member = self.core.map.member_of(fetch.slot, ColumnIndex(column as u16));
-            let known = fetch.repairs.iter().any(|repair| repair.column == column && repair.row == row);
+            let known = fetch.found.repairs.iter().any(|repair| repair.column == column && repair.row == row);
             if let (State::Wrong | State::Unread, false, MemberState::Online, Some(device)) =
                 (state, known, self.core.member(member).state, self.core.readable(member, fetch.slot))
             {
                 let bytes = decoded.freeze();
-                fetch.repairs.push(Repair { member, device, column, row, bytes });
+                fetch.found.repairs.push(Repair { member, device, column, row, bytes });
             }
         }
     }

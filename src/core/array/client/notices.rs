@@ -2,8 +2,9 @@
 //! client that reads on in spite of errors does not flood the log. Must not know why a slot cannot be read, nor what is listed
 //! in the status.
 
+use crate::array::blocks::Missing;
 use crate::array::{Array, ArrayAction, ArrayNotice, ClientError, Core, NoticeKind, NoticeLevel};
-use crate::units::{Count, SlotIndex, Timestamp, VolumeOffset};
+use crate::units::{Count, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 use std::collections::BTreeMap;
 
 /// Time between two notices.
@@ -121,6 +122,17 @@ impl Array {
         self.client_notices.note_unreadable(&mut self.core, slot, offset);
     }
 
+    /// Tells the operator of blocks that cannot be had, and keeps them for the status.
+    pub(in crate::array) fn note_missing(
+        &mut self,
+        stripe: StripeIndex,
+        slot: SlotIndex,
+        missing: &[Missing],
+    ) {
+        self.damage.note(stripe, missing);
+        self.notice_unreadable(slot, self.core.offset_of(stripe, missing));
+    }
+
     /// Tick: tells of the slots that were met since the last notice.
     pub(in crate::array) fn judge_unreadable_notices(&mut self) {
         if self.client_notices.is_due(self.core.now) {
@@ -130,12 +142,11 @@ impl Array {
 
     /// Whether some block of a slot cannot be read, as far as is known.
     fn is_unreadable(&self, slot: SlotIndex) -> bool {
-        let redo = self.redo();
         // Not all is listed, or which stripe was there is not known now.
-        if self.damage.is_full() || !redo.is_serving() {
+        if self.damage.is_full() || !self.redo.is_serving() {
             return true;
         }
-        let stripe = redo.stripes.stripe_at(slot);
+        let stripe = self.pages.stripes().stripe_at(slot);
         stripe.is_some_and(|stripe| self.damage.of_stripe(stripe).next().is_some())
     }
 
@@ -155,5 +166,15 @@ impl Array {
             self.supers.template().name
         );
         self.core.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+    }
+}
+
+impl Core {
+    /// Where in the volume the first of these blocks of a stripe lies; blocks of parity are those of its
+    /// start.
+    pub(in crate::array) fn offset_of(&self, stripe: StripeIndex, missing: &[Missing]) -> VolumeOffset {
+        let data = missing.iter().filter(|block| block.column < self.map.k);
+        let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();
+        VolumeOffset(stripe.0 * self.map.stripe_bytes() as u64 + within.unwrap_or(0) as u64)
     }
 }

@@ -1,8 +1,8 @@
 //! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
 
 use crate::array::base::lock::{LockKey, LockMode};
-use crate::array::client::fetch::{Fetch, Fetched, Missing, Why};
-use crate::array::damage::BlockName;
+use crate::array::blocks::{BlockName, Missing, Why};
+use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
 use crate::block_io::{BufMut, IoFault, IoValue};
@@ -22,15 +22,12 @@ const LOOKS_AGAIN: u32 = 2;
 
 pub(in crate::array) struct LoggedRead {
     /// None: nobody waits for it, it looks at one block of a column again.
-    piece: Option<StripeRequestId>,
+    id: Option<StripeRequestId>,
     looks_at: Option<(usize, usize)>,
     stripe: StripeIndex,
     /// Where the stripe was when the lock was granted.
     slot: SlotIndex,
-    offset: usize,
-    /// The client's buffer, while nothing reads into it.
-    buf: Option<BufMut>,
-    len: usize,
+    target: ReadTarget,
     life: u64,
     stage: Stage,
     pages: PageHold,
@@ -42,6 +39,14 @@ pub(in crate::array) struct LoggedRead {
     looked_again: u32,
     /// The block that it looks at is set aside: its own member is asked for it next.
     is_aside: bool,
+}
+
+/// What of the stripe is read, and where it goes.
+struct ReadTarget {
+    offset: usize,
+    /// The client's buffer, while nothing reads into it.
+    buf: Option<BufMut>,
+    len: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +62,26 @@ enum Stage {
 impl Array {
     pub(in crate::array) fn start_logged_read(
         &mut self,
-        piece: StripeRequestId,
+        id: StripeRequestId,
         stripe: StripeIndex,
         offset: usize,
         buf: BufMut,
     ) {
         self.core.load.client_ops += 1;
-        self.begin_logged_read(Some(piece), None, stripe, offset, buf);
+        self.begin_logged_read(Some(id), None, stripe, offset, buf);
+    }
+
+    /// Which stripes of a run hold nothing.
+    pub(in crate::array) fn logged_extents(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        for stripe in (first.0..first.0 + count).map(StripeIndex) {
+            let hole = !self.pages.holds_data(stripe);
+            match runs.last_mut() {
+                Some((stripes, last)) if *last == hole => *stripes += 1,
+                _ => runs.push((1, hole)),
+            }
+        }
+        self.core.done(id, Ok(StripeReply::Holes(runs)));
     }
 
     /// Reads a block that could not be had again. What comes of it shows in the list of damage.
@@ -87,7 +105,7 @@ impl Array {
 
     fn begin_logged_read(
         &mut self,
-        piece: Option<StripeRequestId>,
+        id: Option<StripeRequestId>,
         looks_at: Option<(usize, usize)>,
         stripe: StripeIndex,
         offset: usize,
@@ -95,14 +113,12 @@ impl Array {
     ) {
         let slot = SlotIndex(stripe.0);
         let mut read = Box::new(LoggedRead {
-            piece,
+            id,
             looks_at,
             stripe,
             slot,
-            offset,
-            len: buf.len(),
-            buf: Some(buf),
-            life: self.redo().lives,
+            target: ReadTarget { offset, len: buf.len(), buf: Some(buf) },
+            life: self.redo.lives(),
             stage: Stage::Lock,
             pages: PageHold::default(),
             fetch: Fetch::new(slot),
@@ -126,7 +142,7 @@ impl Array {
         if matches!(read.stage, Stage::Fetch | Stage::Repair) {
             return Flow::Wait;
         }
-        if self.core.is_failed() || read.life != self.redo().lives {
+        if self.core.is_failed() || read.life != self.redo.lives() {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         if read.stage == Stage::Repay {
@@ -145,7 +161,7 @@ impl Array {
             if !self.holds_data(read.stripe) {
                 // It is known to be zeroes, whatever was damaged before it became that.
                 self.damage.forget_stripe(read.stripe);
-                let buf = read.buf.take().expect("nothing reads into it yet");
+                let buf = read.target.buf.take().expect("nothing reads into it yet");
                 let whole = 0..buf.len();
                 return self.end_logged_read(key, read, Ok(StripeReply::Sparse(buf, vec![whole])));
             }
@@ -170,21 +186,21 @@ impl Array {
         read.stage = Stage::Fetch;
         read.fetch = Fetch::new(read.slot);
         if let Some((column, row)) = read.looks_at {
-            read.fetch.background = true;
-            read.fetch.is_look = true;
-            read.fetch.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
-            let buf = read.buf.take().expect("nothing reads into it yet");
+            read.fetch.rules.background = true;
+            read.fetch.rules.is_look = true;
+            read.fetch.rules.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
+            let buf = read.target.buf.take().expect("nothing reads into it yet");
             read.fetch.want(column, row..row + 1, buf);
             return match self.fetch(key, &mut read.fetch) {
                 Fetched::Wait => Flow::Wait,
                 Fetched::Done => self.answer_logged_read(key, read),
             };
         }
-        let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
-        for part in self.core.map.columns(read.offset, read.len).collect::<Vec<_>>() {
+        let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
+        for part in self.core.map.columns(read.target.offset, read.target.len).collect::<Vec<_>>() {
             let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
             // Whole blocks are read into the client's buffer, others beside it.
-            let buf = match read.buf.as_mut().filter(|_| aligned) {
+            let buf = match read.target.buf.as_mut().filter(|_| aligned) {
                 Some(rest) => {
                     let tail = rest.split_off(part.range.len());
                     std::mem::replace(rest, tail)
@@ -232,10 +248,10 @@ impl Array {
     }
 
     fn answer_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        if self.core.is_failed() || read.life != self.redo().lives {
+        if self.core.is_failed() || read.life != self.redo.lives() {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
-        if !read.fetch.missing.is_empty() {
+        if !read.fetch.found.missing.is_empty() {
             return self.read_missing(key, read);
         }
         if let Some((column, row)) = read.looks_at {
@@ -245,15 +261,17 @@ impl Array {
             read.repairing = self.send_repairs(key, &mut read.fetch);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
-        self.forget_damage(read.stripe, read.offset, read.len);
-        let repairs = std::mem::take(&mut read.fetch.repairs);
-        let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
-        let unwritten: BTreeSet<(usize, usize)> = read.fetch.unwritten.drain(..).collect();
+        self.forget_damage(read.stripe, read.target.offset, read.target.len);
+        let repairs = std::mem::take(&mut read.fetch.found.repairs);
+        let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
+        let unwritten: BTreeSet<(usize, usize)> = read.fetch.found.unwritten.drain(..).collect();
         let mut zeroes: Vec<Range<usize>> = Vec::new();
         let parts = read.fetch.take();
-        let mut reply = if aligned { None } else { read.buf.take() };
+        let mut reply = if aligned { None } else { read.target.buf.take() };
         let mut at = 0;
-        for (range, (column, rows, part)) in self.core.map.columns(read.offset, read.len).zip(parts) {
+        for (range, (column, rows, part)) in
+            self.core.map.columns(read.target.offset, read.target.len).zip(parts)
+        {
             if aligned {
                 if !unwritten.is_empty() {
                     let of_part = rows.clone().filter(|&row| unwritten.contains(&(column, row)));
@@ -281,10 +299,10 @@ impl Array {
         self.core.load.client_ops -= 1;
         let reply =
             if zeroes.is_empty() { StripeReply::Data(reply) } else { StripeReply::Sparse(reply, zeroes) };
-        if let Some(piece) = read.piece {
-            self.core.done(piece, Ok(reply));
+        if let Some(id) = read.id {
+            self.core.done(id, Ok(reply));
         }
-        read.fetch.repairs = repairs;
+        read.fetch.found.repairs = repairs;
         read.stage = Stage::Repair;
         read.repairing = self.send_repairs(key, &mut read.fetch);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
@@ -293,7 +311,7 @@ impl Array {
     /// Some blocks cannot be had. All is read again where that may help. Those that are set aside are looked for once on their
     /// own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        let missing = std::mem::take(&mut read.fetch.missing);
+        let missing = std::mem::take(&mut read.fetch.found.missing);
         // A repair counts parity as well.
         let columns = if self.repair.is_some() { self.core.map.width() } else { self.core.map.k };
         let all = read.fetch.missing_data(&missing, columns);
@@ -307,7 +325,7 @@ impl Array {
         if is_unread
             && missing.iter().all(|block| may_change(block.why))
             && read.looked_again < LOOKS_AGAIN
-            && !read.fetch.host_is_short
+            && !read.fetch.found.host_is_short
             && !self.core.stop.hurried
         {
             read.looked_again += 1;
@@ -350,9 +368,9 @@ impl Array {
     ) -> Flow {
         if !read.answered {
             read.answered = true;
-            if let Some(piece) = read.piece {
+            if let Some(id) = read.id {
                 self.core.load.client_ops -= 1;
-                self.core.done(piece, result);
+                self.core.done(id, result);
             }
         }
         self.release_logged_read(key, read)
@@ -382,7 +400,7 @@ impl Core {
     fn rows_of_read(&self, read: &LoggedRead) -> Range<usize> {
         match read.looks_at {
             Some((_, row)) => row * BLOCK..(row + 1) * BLOCK,
-            None => self.rows_of(read.offset, read.len),
+            None => self.rows_of(read.target.offset, read.target.len),
         }
     }
 
@@ -399,8 +417,8 @@ impl Core {
     /// The client's buffer, if it was split among the columns, is whole again.
     fn take_buffer_back(&self, read: &mut LoggedRead) {
         let parts = read.fetch.take();
-        if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
-            read.buf =
+        if read.target.buf.as_ref().is_none_or(|buf| buf.len() < read.target.len) {
+            read.target.buf =
                 parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
         }
     }

@@ -7,10 +7,10 @@
 //! where a row cannot be read for its parity, `unreadable.rs` says how it goes on.
 
 use crate::array::base::lock::{LockKey, LockMode};
+use crate::array::blocks::BlockName;
 use crate::array::client::fetch::{Fetch, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
-use crate::array::damage::BlockName;
-use crate::array::log::state::Share;
+use crate::array::log::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
@@ -32,43 +32,64 @@ use unreadable::Way;
 const BLOCK: usize = ROW_BYTES as usize;
 
 pub(in crate::array) struct LoggedWrite {
-    /// None once the client has its answer.
-    piece: Option<StripeRequestId>,
+    /// What its client is told, and when.
+    request: WriteRequest,
     stripe: StripeIndex,
     slot: SlotIndex,
-    work: Work,
-    /// The data as they were asked for, where `work` has whole blocks made of them and of what the blocks held. That is
-    /// true only while the rows are locked.
-    asked: Option<(usize, Buf)>,
-    /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
-    rest: Option<(usize, Buf)>,
-    fua: bool,
+    task: WriteTask,
     life: u64,
     stage: Stage,
     /// The block that it writes again if its member still has it.
     repays: Option<BlockName>,
     /// The rows locked, in bytes within the chunk; none while unlocked.
     locked: Option<Range<usize>>,
-    /// The free slot that a whole stripe goes to, locked as such.
-    target: Option<SlotIndex>,
     pages: PageHold,
     promised: Share,
     fetch: Fetch,
-    plans: Vec<(Band, ParityPath)>,
-    /// How new parity comes about.
-    way: Way,
-    /// When the rows could not be read for the first time.
-    unreadable_since: Option<Timestamp>,
+    parity: ParityWork,
     records: Vec<(LogRecord, Vec<(u16, Buf)>)>,
-    /// Writes of a whole stripe under way, and what each is.
-    pending: usize,
-    writes: Vec<StripeWrite>,
-    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
-    short: Option<ClientError>,
+    /// Of a whole stripe.
+    whole: WholeStripe,
+}
+
+/// What the client of a write is told, and when.
+struct WriteRequest {
+    /// None once the client has its answer.
+    id: Option<StripeRequestId>,
+    fua: bool,
     /// When the client asked for it.
     since: Timestamp,
     /// It has waited for too long for what a shortage holds up.
     expired: Option<ClientError>,
+}
+
+/// What is to be written.
+struct WriteTask {
+    work: Work,
+    /// The data as they were asked for, where `work` has whole blocks made of them and of what the blocks held. That is
+    /// true only while the rows are locked.
+    asked: Option<(usize, Buf)>,
+    /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
+    rest: Option<(usize, Buf)>,
+}
+
+/// How new parity comes about.
+struct ParityWork {
+    plans: Vec<(Band, ParityPath)>,
+    way: Way,
+    /// When the rows could not be read for the first time.
+    unreadable_since: Option<Timestamp>,
+}
+
+/// The writes of a whole stripe.
+struct WholeStripe {
+    /// The free slot that it goes to, locked as such.
+    target: Option<SlotIndex>,
+    /// Writes under way, and what each is.
+    pending: usize,
+    writes: Vec<StripeWrite>,
+    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
+    short: Option<ClientError>,
 }
 
 enum Work {
@@ -118,7 +139,7 @@ struct StripeWrite {
 impl Array {
     pub(in crate::array) fn start_logged_write(
         &mut self,
-        piece: StripeRequestId,
+        id: StripeRequestId,
         stripe: StripeIndex,
         offset: usize,
         data: Buf,
@@ -128,20 +149,20 @@ impl Array {
             !data.is_empty() && offset + data.len() <= self.core.map.stripe_bytes(),
             "a write beyond its stripe"
         );
-        self.start_logged(Some(piece), stripe, Work::Data { offset, data }, fua);
+        self.start_logged(Some(id), stripe, Work::Data { offset, data }, fua);
     }
 
-    pub(in crate::array) fn start_discard(&mut self, piece: StripeRequestId, first: StripeIndex, count: u64) {
+    pub(in crate::array) fn start_discard(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
         assert!(
             count > 0 && first.0 + count <= self.core.shape.geometry.stripes(),
             "a discard out of bounds"
         );
-        self.start_logged(Some(piece), first, Work::Discard { left: count }, false);
+        self.start_logged(Some(id), first, Work::Discard { left: count }, false);
     }
 
-    /// Without a piece no client waits for it.
-    fn start_logged(&mut self, piece: Option<StripeRequestId>, stripe: StripeIndex, work: Work, fua: bool) {
-        self.core.load.client_ops += usize::from(piece.is_some());
+    /// Without an `id` no client waits for it.
+    fn start_logged(&mut self, id: Option<StripeRequestId>, stripe: StripeIndex, work: Work, fua: bool) {
+        self.core.load.client_ops += usize::from(id.is_some());
         self.core.load.write_ops += 1;
         let slot = SlotIndex(stripe.0);
         let repays = match work {
@@ -149,30 +170,20 @@ impl Array {
             Work::Data { .. } | Work::Discard { .. } => None,
         };
         let mut write = Box::new(LoggedWrite {
-            piece,
+            request: WriteRequest { id, fua, since: self.core.now, expired: None },
             stripe,
             slot,
-            work,
-            asked: None,
-            rest: None,
-            fua,
-            life: self.redo().lives,
+            task: WriteTask { work, asked: None, rest: None },
+            life: self.redo.lives(),
             stage: Stage::Room,
             repays,
             locked: None,
-            target: None,
             pages: PageHold::default(),
             promised: Share::default(),
             fetch: Fetch::new(slot),
-            plans: Vec::new(),
-            way: Way::Usual,
-            unreadable_since: None,
+            parity: ParityWork { plans: Vec::new(), way: Way::Usual, unreadable_since: None },
             records: Vec::new(),
-            pending: 0,
-            writes: Vec::new(),
-            short: None,
-            since: self.core.now,
-            expired: None,
+            whole: WholeStripe { target: None, pending: 0, writes: Vec::new(), short: None },
         });
         self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
@@ -186,10 +197,10 @@ impl Array {
             if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
                 return Flow::Wait;
             }
-            if self.core.is_failed() || write.life != self.redo().lives {
+            if self.core.is_failed() || write.life != self.redo.lives() {
                 return self.end_logged_write(key, write, Err(ClientError::Io));
             }
-            if let Some(error) = write.expired {
+            if let Some(error) = write.request.expired {
                 return self.end_logged_write(key, write, Err(error));
             }
             let before = write.stage;
@@ -200,14 +211,14 @@ impl Array {
                 Stage::Patience(until) => self.core.try_again(write, until),
                 Stage::Pages => self.load_write(key, write),
                 Stage::Slot => self.choose_slot(key, write),
-                Stage::SlotLock => match write.target {
+                Stage::SlotLock => match write.whole.target {
                     Some(target) if self.core.locks.is_held(LockKey::Slot(target), key) => {
                         self.code_stripe(key, write)
                     }
                     _ => Flow::Wait,
                 },
                 Stage::Join => self.join_write(key, write),
-                Stage::Logged if self.redo().is_waiting(key) => Flow::Wait,
+                Stage::Logged if self.redo.is_waiting(key) => Flow::Wait,
                 Stage::Logged => return self.acknowledge_logged(key, write),
                 Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay => Flow::Wait,
             };
@@ -220,23 +231,19 @@ impl Array {
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_fresh(&self, write: &LoggedWrite) -> bool {
         let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
-        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo().fits_ring(record)
+        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo.fits_ring(record)
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.core.load.last_write = self.core.now;
         let share = self.share_of_write(write);
-        let used = self.redo().journal.used_blocks();
-        if !self.redo().waits.waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
+        if !self.redo.admits(share) {
             if let Some(error) = self.core.lasting_shortage() {
                 return self.end_logged_write(key, write, Err(error));
             }
-            let redo = self.redo_mut();
-            redo.checkpoint.want();
-            redo.waits.waiting_for_room.push_back(key);
+            self.redo.wait_for_room(key);
             return Flow::Wait;
         }
-        self.redo_mut().waits.promised += share;
         write.promised = share;
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
@@ -248,7 +255,7 @@ impl Array {
     /// Rows that the write has to itself: all where the stripe holds no data yet, since its first write decides about
     /// every block.
     fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
-        match &write.work {
+        match &write.task.work {
             Work::Data { offset, data } if self.holds_data(write.stripe) && !self.core.is_whole(write) => {
                 self.core.rows_of(*offset, data.len())
             }
@@ -272,7 +279,7 @@ impl Array {
         }
         write.slot = self.slot_of(write.stripe);
         let first = !self.holds_data(write.stripe);
-        if let Work::Discard { .. } = write.work {
+        if let Work::Discard { .. } = write.task.work {
             if first {
                 return self.next_discard(key, write);
             }
@@ -280,10 +287,10 @@ impl Array {
             write.stage = Stage::Join;
             return Flow::Wait;
         }
-        if matches!(write.work, Work::Repay { .. }) && first {
+        if matches!(write.task.work, Work::Repay { .. }) && first {
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
-        if first && self.redo().checksums.is_none() && !self.core.is_whole(write) {
+        if first && self.pages.checksums().is_none() && !self.core.is_whole(write) {
             self.core.fill_stripe(write);
         }
         if self.core.is_whole(write) && (self.core.full_stripe_fresh() || first) {
@@ -304,10 +311,10 @@ impl Array {
             PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
             PagesHeld::All { .. } => {}
         }
-        if let Work::Repay { column, row } = write.work {
+        if let Work::Repay { column, row } = write.task.work {
             return self.read_set_aside(key, write, column, row);
         }
-        let Work::Data { offset, data } = &write.work else { unreachable!("a discard needs no pages") };
+        let Work::Data { offset, data } = &write.task.work else { unreachable!("a discard needs no pages") };
         let (start, end) = (*offset, *offset + data.len());
         if start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK) {
             return self.plan_logged(key, write);
@@ -336,10 +343,10 @@ impl Array {
 
     /// The payload becomes whole blocks.
     fn merge_edges(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !write.fetch.missing.is_empty() {
+        if !write.fetch.found.missing.is_empty() {
             return self.edges_missing(key, write);
         }
-        let Work::Data { offset, data } = &mut write.work else { unreachable!("only data has edges") };
+        let Work::Data { offset, data } = &mut write.task.work else { unreachable!("only data has edges") };
         let start = *offset / BLOCK * BLOCK;
         let end = (*offset + data.len()).next_multiple_of(BLOCK);
         let rows = self.core.map.chunk / BLOCK;
@@ -350,23 +357,23 @@ impl Array {
         }
         merged[*offset - start..*offset - start + data.len()].copy_from_slice(data);
         let asked = (std::mem::replace(offset, start), std::mem::replace(data, merged.freeze()));
-        write.asked = Some(asked);
+        write.task.asked = Some(asked);
         self.plan_logged(key, write)
     }
 
     /// Decides per band how parity comes about, and fetches what that takes.
     fn plan_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Data { offset, data } = &write.work else { unreachable!("a discard has no parity") };
+        let Work::Data { offset, data } = &write.task.work else { unreachable!("a discard has no parity") };
         let parities: Vec<usize> = (self.core.map.k..self.core.map.width()).collect();
         let slot = write.slot;
         let readable = |column: usize| self.core.readable(self.core.member_at(slot, column), slot).is_some();
         let first = !self.holds_data(write.stripe);
-        write.plans.clear();
+        write.parity.plans.clear();
         write.fetch = Fetch::new(slot);
-        write.fetch.in_service_only = true;
+        write.fetch.rules.in_service_only = true;
         for band in plan::bands(&self.core.map, *offset, data.len()) {
             let usual = plan::path(&self.core.map, &band, readable, &parities);
-            let path = match (usual, write.way) {
+            let path = match (usual, write.parity.way) {
                 (ParityPath::Direct, _) => ParityPath::Direct,
                 _ if first => ParityPath::ReconstructWrite,
                 (ParityPath::ReadModifyWrite, Way::Usual) | (_, Way::Delta) => ParityPath::ReadModifyWrite,
@@ -384,9 +391,9 @@ impl Array {
             for column in columns {
                 write.fetch.want(column, rows.clone(), self.core.pool.alloc(rows.len() * BLOCK));
             }
-            write.plans.push((band, path));
+            write.parity.plans.push((band, path));
         }
-        write.fetch.believes_parity = is_off(Mutation::OldParityNotVerified);
+        write.fetch.rules.believes_parity = is_off(Mutation::OldParityNotVerified);
         self.blend_parity(write);
         write.stage = Stage::Old;
         match self.fetch(key, &mut write.fetch) {
@@ -398,7 +405,7 @@ impl Array {
     /// Where a write is one band and much, its parity is computed in the pass that verifies what it is computed from.
     fn blend_parity(&self, write: &mut LoggedWrite) {
         let (Work::Data { offset, data }, [(band, path)], Way::Usual) =
-            (&write.work, &write.plans[..], write.way)
+            (&write.task.work, &write.parity.plans[..], write.parity.way)
         else {
             return;
         };
@@ -408,7 +415,7 @@ impl Array {
         };
         let is_much =
             columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_company();
-        if self.redo().checksums.is_some() && is_much {
+        if self.pages.checksums().is_some() && is_much {
             let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
             let blend = parity::blend_of_band(&self.core.shape.codec, band, path, new_bytes);
             write.fetch.blend(blend);
@@ -417,7 +424,7 @@ impl Array {
 
     fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         // What counts as zeroes is known to coding, whatever it once held.
-        if write.fetch.missing.iter().any(|block| self.core.keeps_from_coding(block)) {
+        if write.fetch.found.missing.iter().any(|block| self.core.keeps_from_coding(block)) {
             return self.old_missing(key, write);
         }
         self.records_made(write)
@@ -431,15 +438,16 @@ impl Array {
 
     /// Goes on to the next stripe of a discard, or waits for the last batch.
     fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Discard { left } = &mut write.work else { unreachable!("only discards have more stripes") };
+        let Work::Discard { left } = &mut write.task.work else {
+            unreachable!("only discards have more stripes")
+        };
         *left -= 1;
         let more = *left > 0;
         self.let_go(key, write);
         if !more {
             // Everything it did is in the open batch or in earlier ones.
             write.stage = Stage::Logged;
-            let redo = self.redo_mut();
-            redo.wait_for_all(key, write.fua);
+            self.redo.wait_for_all(key, write.request.fua);
             return Flow::Wait;
         }
         write.stripe = StripeIndex(write.stripe.0 + 1);
@@ -484,7 +492,7 @@ impl Array {
         if fetched == Fetched::Wait {
             return Flow::Wait;
         }
-        if self.core.is_failed() || write.life != self.redo().lives {
+        if self.core.is_failed() || write.life != self.redo.lives() {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         let flow = match write.stage {
@@ -504,12 +512,12 @@ impl Array {
         if write.locked.take().is_some() {
             self.core.unlock(LockKey::Stripe(write.stripe), key);
         }
-        if let Some(target) = write.target.take() {
+        if let Some(target) = write.whole.target.take() {
             self.core.unlock(LockKey::Slot(target), key);
         }
         let promised = std::mem::take(&mut write.promised);
-        if write.life == self.redo().lives {
-            self.redo_mut().waits.promised -= promised;
+        if write.life == self.redo.lives() {
+            self.redo.take_back(promised);
         }
     }
 
@@ -520,15 +528,15 @@ impl Array {
         result: Result<StripeReply, ClientError>,
     ) -> Flow {
         // A free slot that did not become the stripe's is free again.
-        if let (Some(target), true, Err(_)) = (write.target, write.life == self.redo().lives, &result)
+        if let (Some(target), true, Err(_)) = (write.whole.target, write.life == self.redo.lives(), &result)
             && target != write.slot
         {
-            self.redo_mut().stripes.give_back(target);
+            self.pages.give_back_slot(target);
         }
         self.let_go(key, write);
-        if let Some(piece) = write.piece.take() {
+        if let Some(id) = write.request.id.take() {
             self.core.load.client_ops -= 1;
-            self.core.done(piece, result);
+            self.core.done(id, result);
         }
         self.end_repay(write);
         self.core.load.write_ops -= 1;
@@ -540,12 +548,12 @@ impl Array {
 
 impl Core {
     fn is_whole(&self, write: &LoggedWrite) -> bool {
-        matches!(&write.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
+        matches!(&write.task.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
     }
 
     /// Without checksums unwritten blocks are not known: the first write of a stripe writes all of it.
     fn fill_stripe(&mut self, write: &mut LoggedWrite) {
-        let Work::Data { offset, data } = &mut write.work else { return };
+        let Work::Data { offset, data } = &mut write.task.work else { return };
         let mut whole = self.pool.alloc_zeroed(self.map.stripe_bytes());
         whole[*offset..*offset + data.len()].copy_from_slice(data);
         (*offset, *data) = (0, whole.freeze());

@@ -6,8 +6,7 @@
 //! event or `calpe wait` says that it is back, the list is true. Must not know how a block is read.
 
 use crate::array::Array;
-use crate::array::client::fetch::Why;
-use crate::array::damage::BlockName;
+use crate::array::blocks::{BlockName, Why};
 use crate::units::{MemberIndex, Timestamp};
 use std::collections::{BTreeMap, HashMap};
 
@@ -129,7 +128,7 @@ impl Array {
             && !self.damage.is_empty()
             && !self.core.stop.hurried
             && !self.core.is_failed()
-            && self.redo().is_serving()
+            && self.redo.is_serving()
     }
 
     fn look_due(&self) -> Timestamp {

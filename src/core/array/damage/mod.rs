@@ -10,7 +10,7 @@ mod lacking;
 pub(in crate::array) mod looks;
 
 use crate::array::Array;
-use crate::array::client::fetch::{Missing, Why};
+use crate::array::blocks::{BlockName, Missing, Why};
 use crate::format::MemberSet;
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex, VolumeOffset};
 use lacking::Lacking;
@@ -19,9 +19,6 @@ use std::ops::{Bound, Range};
 
 /// Blocks that are remembered; with more, "and more" is all a person needs.
 const BLOCKS_MAX: usize = 65_536;
-
-/// Names a block of a volume: its stripe, column and row.
-pub(super) type BlockName = (StripeIndex, u16, u32);
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -241,7 +238,7 @@ impl Array {
     /// only an earlier run knows, or is set aside, is not among it: each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
-        let behind_pages = self.ranges_without_pages();
+        let behind_pages = self.pages.ranges_given_up(&self.core.map);
         if behind_pages.is_empty() {
             return parts;
         }
@@ -337,7 +334,7 @@ impl Array {
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
         let listed = self.damage.revision().wrapping_add(self.damage.lacking.revision());
-        listed.wrapping_add(self.redo().page_waits.unreadable.revision())
+        listed.wrapping_add(self.pages.given_up_revision())
     }
 }
 

@@ -25,6 +25,12 @@ pub(in crate::array) struct Journal {
     next: u64,
     previous: BatchHash,
     issued: VecDeque<Issued>,
+    marks: Marks,
+    slots_waiting: usize,
+}
+
+/// How far batches have come.
+struct Marks {
     written: u64,
     /// Batches below were on every live member when clients were told last.
     told: u64,
@@ -37,7 +43,6 @@ pub(in crate::array) struct Journal {
     carried: (u64, u64),
     /// Batches from here on are empty.
     filled: u64,
-    slots_waiting: usize,
 }
 
 /// One member's ring: where the next segment goes, and how many blocks are taken.
@@ -63,7 +68,7 @@ struct Issued {
 
 /// What gathers until it is issued.
 #[derive(Default)]
-pub(in crate::array) struct OpenBatch {
+pub(super) struct OpenBatch {
     pub records: Vec<LogRecord>,
     /// Per member, in record order: blocks of payload.
     pub payload: Vec<Vec<Buf>>,
@@ -144,14 +149,16 @@ impl Journal {
             next,
             previous,
             issued: VecDeque::new(),
-            written: next,
-            told: next,
-            durable: next,
-            noted: next,
-            tail: next,
-            durable_tail: next,
-            carried: (next, next),
-            filled: next,
+            marks: Marks {
+                written: next,
+                told: next,
+                durable: next,
+                noted: next,
+                tail: next,
+                durable_tail: next,
+                carried: (next, next),
+                filled: next,
+            },
             slots_waiting: 0,
         }
     }
@@ -163,56 +170,56 @@ impl Journal {
 
     /// Batches below are on every live member.
     pub(super) fn written(&self) -> u64 {
-        self.written
+        self.marks.written
     }
 
     /// What clients were told is written is in batches below.
     pub(super) fn acknowledged(&self) -> u64 {
-        self.told.min(self.filled)
+        self.marks.told.min(self.marks.filled)
     }
 
     /// Clients are told of all that is on every live member.
     pub(super) fn tell_written(&mut self) {
-        self.told = self.written;
+        self.marks.told = self.marks.written;
     }
 
     /// Batches below are durable.
     pub(super) fn durable(&self) -> u64 {
-        self.durable
+        self.marks.durable
     }
 
     /// Batches below are in place and flushed on all live members.
-    pub(in crate::array) fn tail(&self) -> u64 {
-        self.tail
+    pub(super) fn tail(&self) -> u64 {
+        self.marks.tail
     }
 
     /// Batches below are durable, and a durable batch says so.
     pub(super) fn noted(&self) -> u64 {
-        self.noted
+        self.marks.noted
     }
 
     /// Whether an empty batch would tell something new.
     pub(super) fn has_news(&self) -> bool {
-        self.carried != (self.durable, self.tail)
+        self.marks.carried != (self.marks.durable, self.marks.tail)
     }
 
     /// The newest batch, once durable, notes the batches below this.
     pub(super) fn carried_note(&self) -> u64 {
-        self.carried.0
+        self.marks.carried.0
     }
 
     /// Whether space is taken that a durable tail would free.
     pub(super) fn tail_is_news(&self) -> bool {
-        self.durable_tail < self.tail && self.filled > self.durable_tail
+        self.marks.durable_tail < self.marks.tail && self.marks.filled > self.marks.durable_tail
     }
 
     /// Batches that are on their way.
     pub(super) fn in_flight(&self) -> usize {
-        (self.next - self.written) as usize
+        (self.next - self.marks.written) as usize
     }
 
     /// Blocks taken of the fullest ring; that of a member out of service only empties.
-    pub(in crate::array) fn used_blocks(&self) -> u32 {
+    pub(super) fn used_blocks(&self) -> u32 {
         self.rings.iter().map(|ring| ring.used).max().unwrap_or(0)
     }
 
@@ -228,7 +235,10 @@ impl Journal {
 
     /// Logical stripes that batches not yet in place have touched.
     pub(super) fn stripes_not_in_place(&self) -> impl Iterator<Item = StripeIndex> + '_ {
-        self.issued.iter().filter(|batch| batch.sequence >= self.tail).flat_map(|b| b.stripes.iter().copied())
+        self.issued
+            .iter()
+            .filter(|batch| batch.sequence >= self.marks.tail)
+            .flat_map(|b| b.stripes.iter().copied())
     }
 
     /// Makes the next batch. None: some live member's ring has no room for its piece and `reserve` blocks yet.
@@ -244,8 +254,8 @@ impl Journal {
             lane: 0,
             sequence: self.next,
             epoch,
-            durable_upto: self.durable,
-            tail: self.tail,
+            durable_upto: self.marks.durable,
+            tail: self.marks.tail,
             previous: self.previous,
             places: vec![NO_PLACE; width],
             records: open.records.clone(),
@@ -285,17 +295,17 @@ impl Journal {
         self.issued.push_back(Issued {
             sequence: self.next,
             pending: pieces.len(),
-            note: self.durable,
-            tail: self.tail,
+            note: self.marks.durable,
+            tail: self.marks.tail,
             taken,
             stripes,
             given_up: open.given_up.clone(),
         });
-        self.carried = (self.durable, self.tail);
+        self.marks.carried = (self.marks.durable, self.marks.tail);
         self.slots_waiting += open.given_up.len();
         self.next += 1;
         if !open.is_empty() {
-            self.filled = self.next;
+            self.marks.filled = self.next;
         }
         Some((manifest, pieces))
     }
@@ -306,32 +316,35 @@ impl Journal {
         let place = |sequence: u64| (sequence - first) as usize;
         // A batch is kept until its space is used again, and that is after it is written.
         self.issued[place(sequence)].pending -= 1;
-        let before = self.written;
-        while self.written < self.next && self.issued[place(self.written)].pending == 0 {
-            self.written += 1;
+        let before = self.marks.written;
+        while self.marks.written < self.next && self.issued[place(self.marks.written)].pending == 0 {
+            self.marks.written += 1;
         }
-        self.written > before
+        self.marks.written > before
     }
 
     /// A flush of every live member that began when batches below `upto` were written has succeeded. Returns slots
     /// that may be used again (W2: their records are noted).
     pub(super) fn flushed(&mut self, upto: u64) -> Vec<SlotIndex> {
-        self.durable = self.durable.max(upto);
+        self.marks.durable = self.marks.durable.max(upto);
         // Notes and tails only grow: the newest durable batch says it all.
-        if let Some(batch) = self.issued.iter().rev().find(|batch| batch.sequence < self.durable) {
-            self.noted = self.noted.max(batch.note);
-            self.durable_tail = self.durable_tail.max(batch.tail);
+        if let Some(batch) = self.issued.iter().rev().find(|batch| batch.sequence < self.marks.durable) {
+            self.marks.noted = self.marks.noted.max(batch.note);
+            self.marks.durable_tail = self.marks.durable_tail.max(batch.tail);
         }
         let mut free = Vec::new();
         if self.slots_waiting > 0 {
-            let upto = if is_off(Mutation::ReuseBeforeDurable) { self.next } else { self.noted };
+            let upto = if is_off(Mutation::ReuseBeforeDurable) { self.next } else { self.marks.noted };
             for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < upto) {
                 free.append(&mut batch.given_up);
             }
         }
         self.slots_waiting -= free.len();
-        let free_below =
-            if is_off(Mutation::OverwriteBeforeTailDurable) { self.tail } else { self.durable_tail };
+        let free_below = if is_off(Mutation::OverwriteBeforeTailDurable) {
+            self.marks.tail
+        } else {
+            self.marks.durable_tail
+        };
         while self.issued.front().is_some_and(|batch| batch.sequence < free_below) {
             let Some(batch) = self.issued.pop_front() else { break };
             for (ring, blocks) in self.rings.iter_mut().zip(batch.taken) {
@@ -342,34 +355,37 @@ impl Journal {
     }
 
     /// How many slots wait for a note to be used again.
-    pub(in crate::array) fn slots_waiting(&self) -> usize {
+    pub(super) fn slots_waiting(&self) -> usize {
         self.slots_waiting
     }
 
     /// Batches below `tail` are in place and flushed.
     pub(super) fn in_place(&mut self, tail: u64) {
-        self.tail = self.tail.max(tail);
+        self.marks.tail = self.marks.tail.max(tail);
     }
 
     /// The tail that members can show: that of the newest batch, or of a superblock whose log starts at `told`.
-    pub(in crate::array) fn shown_tail(&self, told: u64) -> u64 {
-        self.tail.min(self.carried.1.max(told))
+    pub(super) fn shown_tail(&self, told: u64) -> u64 {
+        self.marks.tail.min(self.marks.carried.1.max(told))
     }
 
     /// Takes the tail back to what members can show. Everything from there on is still in the log.
-    pub(in crate::array) fn withdraw_tail(&mut self, shown: u64) {
-        assert!(shown >= self.durable_tail.min(self.tail), "the log is kept from the durable tail on");
-        self.tail = self.tail.min(shown);
+    pub(super) fn withdraw_tail(&mut self, shown: u64) {
+        assert!(
+            shown >= self.marks.durable_tail.min(self.marks.tail),
+            "the log is kept from the durable tail on"
+        );
+        self.marks.tail = self.marks.tail.min(shown);
     }
 
     /// Whether nothing in the log is needed any more.
-    pub(in crate::array) fn is_drained(&self) -> bool {
-        self.tail >= self.filled
+    pub(super) fn is_drained(&self) -> bool {
+        self.marks.tail >= self.marks.filled
     }
 }
 
 /// The stripe that a record is about.
-pub(in crate::array) fn stripe_of(record: &LogRecord) -> StripeIndex {
+pub(super) fn stripe_of(record: &LogRecord) -> StripeIndex {
     match record {
         LogRecord::InPlace(record) => record.stripe,
         LogRecord::Fresh(record) => record.stripe,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// See the head of this file.
 #[derive(Default)]
-pub(in crate::array) struct Overlay {
+pub(super) struct Overlay {
     active: Generation,
     frozen: Generation,
 }
@@ -36,13 +36,13 @@ pub(super) struct Run {
 
 impl Overlay {
     /// The newest image of a block.
-    pub(in crate::array) fn get(&self, slot: SlotIndex, column: usize, row: usize) -> Option<&Buf> {
+    pub(super) fn get(&self, slot: SlotIndex, column: usize, row: usize) -> Option<&Buf> {
         let key = (column as u16, row as u32);
         self.active.find(slot, key).or_else(|| self.frozen.find(slot, key))
     }
 
     /// Whether some block of the slot has an image.
-    pub(in crate::array) fn has_slot(&self, slot: SlotIndex) -> bool {
+    pub(super) fn has_slot(&self, slot: SlotIndex) -> bool {
         self.active.slots.contains_key(&slot.0) || self.is_frozen(slot)
     }
 
@@ -52,7 +52,7 @@ impl Overlay {
     }
 
     /// Takes new images of `column` from `row` on.
-    pub(in crate::array) fn insert(&mut self, slot: SlotIndex, column: usize, row: usize, bytes: &Buf) {
+    pub(super) fn insert(&mut self, slot: SlotIndex, column: usize, row: usize, bytes: &Buf) {
         let images = self.active.slots.entry(slot.0).or_default();
         for at in 0..bytes.len() / ROW_BYTES as usize {
             let start = at * ROW_BYTES as usize;
@@ -65,7 +65,7 @@ impl Overlay {
 
     /// The slot was given up: its newer images are not needed. Frozen ones go in place all the same: until the log
     /// says durably that the slot was given up, it may be what a restart finds.
-    pub(in crate::array) fn give_up(&mut self, slot: SlotIndex) {
+    pub(super) fn give_up(&mut self, slot: SlotIndex) {
         if is_off(Mutation::DestageBySlotNumber) {
             return;
         }

@@ -9,41 +9,73 @@
 //! that of one that was replayed, and no member joins. Writes wait; what was acknowledged before is durable,
 //! so flushes do not.
 
-use crate::array::recovery::Lifted;
-use crate::array::{Array, NoticeKind, NoticeLevel};
+use crate::array::log::Redo;
+use crate::array::pages::Pages;
+use crate::array::{Core, NoticeKind, NoticeLevel};
+use crate::block_io::Buf;
 use crate::format::LogStart;
-use crate::units::{Count, StripeIndex};
+use crate::units::{Count, SlotIndex, StripeIndex};
 
 /// A replay that is not all in place.
-pub(in crate::array) struct Unsettled {
+pub(super) struct Unsettled {
     /// The highest tail of the log as it was read.
-    pub tail: Option<u64>,
+    tail: Option<u64>,
     /// What the log names, ascending.
-    pub stripes: Vec<StripeIndex>,
+    stripes: Vec<StripeIndex>,
     /// All is in place, and the log is to start here.
     start: Option<LogStart>,
 }
 
-impl Array {
-    /// Takes over what a replay has not put in place.
-    pub(in crate::array) fn settle(&mut self, lifted: Lifted, tail: Option<u64>) {
-        let Lifted { images, stripes } = lifted;
+impl Unsettled {
+    pub(super) fn tail(&self) -> Option<u64> {
+        self.tail
+    }
+
+    pub(super) fn stripes(&self) -> impl Iterator<Item = StripeIndex> + '_ {
+        self.stripes.iter().copied()
+    }
+
+    /// Whether the log names a stripe.
+    pub(super) fn names(&self, stripe: StripeIndex) -> bool {
+        self.stripes.binary_search(&stripe).is_ok()
+    }
+}
+
+/// What the end of a replay beside clients needs next.
+pub(in crate::array) enum Settling {
+    /// Nothing, for now.
+    Wait,
+    /// The log is to start anew at this batch.
+    StartAnew(u64),
+    /// The superblocks are to say that it starts here.
+    Record(LogStart),
+}
+
+impl Redo {
+    /// Takes over what a replay has not put in place: blocks by slot, column and row, and the stripes that
+    /// the log names.
+    pub(in crate::array) fn settle(
+        &mut self,
+        core: &mut Core,
+        images: Vec<(SlotIndex, usize, usize, Buf)>,
+        stripes: Vec<StripeIndex>,
+        tail: Option<u64>,
+    ) {
         let text = format!(
             "the redo log was read, and waits for room: {} of it are to be put in place. Reads are served meanwhile, writes wait",
             Count::of(images.len(), "block")
         );
-        let redo = self.redo_mut();
         for (slot, column, row, block) in images {
-            redo.overlay.insert(slot, column, row, &block);
+            self.overlay.insert(slot, column, row, &block);
         }
-        redo.checkpoint.want();
-        redo.unsettled = Some(Unsettled { tail, stripes, start: None });
-        self.core.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);
+        self.checkpoint.want();
+        self.unsettled = Some(Unsettled { tail, stripes, start: None });
+        core.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);
     }
 
     /// Whether a replay is not all in place, for lack of room: neither writes nor passes go on before it is.
     pub(in crate::array) fn is_settling(&self) -> bool {
-        self.redo.unsettled.is_some() && self.redo.is_serving()
+        self.unsettled.is_some() && self.is_serving()
     }
 
     /// What is said of a request that begins a rebuild now.
@@ -54,33 +86,31 @@ impl Array {
         }
     }
 
-    /// Moves the end of a replay on: when all is in place, the log starts anew.
-    pub(super) fn pump_settling(&mut self) {
-        let Some(unsettled) = &self.redo.unsettled else { return };
-        let Some(end) = self.log_end_if_empty() else {
+    /// What the end of a replay needs: when all is in place, the log starts anew.
+    pub(in crate::array) fn settling(&mut self, pages: &Pages) -> Settling {
+        let Some(unsettled) = &self.unsettled else { return Settling::Wait };
+        let Some(end) = self.end_if_empty(pages) else {
             // Members that left meanwhile lack some of it: the stripe map must say so first.
-            if self.redo.checkpoint.is_quiet() {
-                self.redo_mut().checkpoint.want();
+            if self.checkpoint.is_quiet() {
+                self.checkpoint.want();
             }
-            return;
+            return Settling::Wait;
         };
-        match unsettled.start {
-            None if self.acknowledgements_allowed() => {
-                let start = self.start_log_anew(end);
-                if let Some(unsettled) = &mut self.redo_mut().unsettled {
-                    unsettled.start = Some(start);
-                }
-                self.pump_supers();
-            }
-            Some(start)
-                if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() =>
-            {
-                self.redo_mut().unsettled = None;
-                let text = "what the redo log held is in place: writes go on";
-                self.core.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text.into());
-                self.wake_waiting_for_room();
-            }
-            _ => {}
+        unsettled.start.map_or(Settling::StartAnew(end), Settling::Record)
+    }
+
+    /// The superblocks are asked to say that the log starts here.
+    pub(in crate::array) fn starts_anew(&mut self, start: LogStart) {
+        if let Some(unsettled) = &mut self.unsettled {
+            unsettled.start = Some(start);
         }
+    }
+
+    /// They say so.
+    pub(in crate::array) fn settled(&mut self, core: &mut Core) {
+        self.unsettled = None;
+        let text = "what the redo log held is in place: writes go on";
+        core.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text.into());
+        self.wake_waiting_for_room(core);
     }
 }

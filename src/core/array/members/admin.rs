@@ -1,9 +1,9 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
 use crate::array::base::members::{Device, Progress, Replacement};
+use crate::array::log::life::Life;
 use crate::array::members::current::{Mark, is_current, was_in_service};
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::recovery::startup::Life;
 use crate::array::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use crate::array::{Array, ArrayAction, Core, STOPPED_CLEANLY, Stopping};
 use crate::block_io::DeviceId;
@@ -207,18 +207,14 @@ impl Array {
 
     /// Whether the log has what is not in its place on a member in service.
     pub(super) fn may_lack(&self, index: MemberIndex) -> bool {
-        let redo = &self.redo;
         let is_online = self.core.member(index).state == MemberState::Online;
         // What was replayed is in place there, but it was not told so yet: it would not show it
         // when it comes back. Before that it is not even in place.
-        let is_untold = matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_));
-        let is_in_place = redo.is_settled()
-            && redo.journal.is_drained()
-            && redo.pages.dirty_pages() == 0
-            && redo.checkpoint.is_over();
+        let is_untold = matches!(self.redo.life(), Life::Starting | Life::Recovering | Life::Marking(_));
+        let is_in_place = self.redo.is_in_place(&self.pages);
         // The superblock of a device that has just replaced another does not say so yet.
         let is_told = self.core.roster.exchanged.is_empty();
-        is_online && (is_untold || redo.is_serving() && !(is_in_place && is_told))
+        is_online && (is_untold || self.redo.is_serving() && !(is_in_place && is_told))
     }
 
     /// How many checkpoints must have ended before a member goes offline; none where that is not
@@ -227,9 +223,7 @@ impl Array {
         if !self.redo.is_serving() {
             return None;
         }
-        let checkpoint = &mut self.redo_mut().checkpoint;
-        checkpoint.want();
-        Some(checkpoint.begun + 1)
+        Some(self.redo.want_whole_checkpoint())
     }
 
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
@@ -242,7 +236,7 @@ impl Array {
                 .iter_mut()
                 .for_each(|departure| _ = departure.checkpoint.get_or_insert(checkpoint));
         }
-        let (now, ended) = (self.core.now, self.redo.checkpoint.ended);
+        let (now, ended) = (self.core.now, self.redo.checkpoints_ended());
         let is_in_place =
             |departure: &Departure| departure.checkpoint.is_some_and(|checkpoint| ended >= checkpoint);
         let (is_failed, is_told) = (self.core.is_failed(), self.core.roster.exchanged.is_empty());
@@ -352,7 +346,7 @@ impl Array {
             }
             None => self.supers.note_loss(),
         }
-        Ok(format!("member {index} is REBUILDING ({how}){}", self.after_settling()))
+        Ok(format!("member {index} is REBUILDING ({how}){}", self.redo.after_settling()))
     }
 
     /// While the array has failed nothing was written, so a member that was in service at that moment is current.
@@ -393,10 +387,8 @@ impl Array {
 
     fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
         let epoch = self.supers.epoch();
-        match new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch) {
-            true => drop(self.redo_mut().start.behind.insert(index)),
-            false => drop(self.redo_mut().start.behind.remove(index)),
-        }
+        let is_behind = new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch);
+        self.startup.note_return(index, is_behind);
         let member = self.core.member_mut(index);
         member.device = Some(new_device(new));
         member.away = None;
@@ -439,7 +431,7 @@ impl Array {
         // beyond the end that replay finds (A4, R9).
         self.supers.note_exchange();
         // What comes back may be older than what went: no epoch says otherwise before the log has been read.
-        self.redo_mut().start.unjudged = true;
+        self.startup.judge_anew();
         self.was_failed = true;
     }
 
@@ -472,7 +464,7 @@ impl Array {
             _ => member.device = Some(device),
         }
         // Nor does what the one before it was told of pages that it lacks.
-        self.redo.pages.left(index);
+        self.pages.left(index);
         self.bad.forget(index);
         let member = self.core.member_mut(index);
         member.uuid = new.uuid;
@@ -510,7 +502,7 @@ impl Array {
 
     /// Nothing begins in an array whose log cannot be replayed.
     pub(super) fn check_served(&self) -> Result<(), String> {
-        if let Life::Refused(reason) = &self.redo.life {
+        if let Life::Refused(reason) = self.redo.life() {
             let name = &self.supers.template().name;
             return Err(format!(
                 "the array cannot be served: {reason}. Stop it with 'calpe export {name}', bring back members that are missing, and \
@@ -571,13 +563,13 @@ impl Array {
             return;
         }
         let mut emptied = false;
-        match self.redo.life {
-            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
-            Life::Refused(_) if self.redo.start.unjudged => return self.finish_stop(id),
+        match self.redo.life() {
+            Life::Starting | Life::Recovering | Life::Marking(_) => return,
+            Life::Refused(_) if self.is_unjudged() => return self.finish_stop(id),
             Life::Refused(_) => {}
             Life::Serving if self.drained_log().is_some() => emptied = true,
             Life::Serving => {
-                self.redo_mut().checkpoint.want();
+                self.redo.want_checkpoint();
                 return;
             }
         }
@@ -616,7 +608,7 @@ impl Array {
     pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
         let is_marked =
             !self.supers.is_dirty() && !matches!(self.core.stop.stopping, Some(Stopping::Marking(_)));
-        match &self.redo.life {
+        match self.redo.life() {
             // An array that was idle has the mark already.
             _ if self.core.is_failed() && is_marked => {
                 "stopped while FAILED; it had been idle, and is marked clean"

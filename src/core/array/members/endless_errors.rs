@@ -74,7 +74,7 @@ impl Array {
             let chunk = self.core.map.chunk as u64;
             let slot = SlotIndex(within / chunk);
             let (column, row) = (self.core.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
-            match self.redo.stripes.stripe_at(slot) {
+            match self.pages.stripes().stripe_at(slot) {
                 Some(stripe) if self.holds_data(stripe) => self.look_again((stripe, column, row), None),
                 _ => self.note_slot_not_needed(slot),
             }
@@ -113,15 +113,16 @@ impl Array {
         if gone > self.core.map.m || self.damage.is_full() {
             return false;
         }
-        let redo = &self.redo;
+        let pages = &self.pages;
         let holds_data = |block: u64| {
             let slot = self.core.slot_of_block(block);
-            redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
+            self.redo.is_serving()
+                && pages.stripes().stripe_at(slot).is_some_and(|stripe| pages.holds_data(stripe))
         };
         let rows = self.bad.blocks(index);
         let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.core.map.m || !holds_data(block));
         rows && self.bad.pages(index).into_iter().all(|(page, bad)| {
-            let copies = redo.pages.layout().copies(page).map(|(member, _)| member);
+            let copies = pages.store().layout().copies(page).map(|(member, _)| member);
             let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
             gone + bad + unlisted <= self.core.map.m
         })

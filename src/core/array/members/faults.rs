@@ -5,7 +5,6 @@
 use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
 use crate::array::members::bad_blocks::Ill;
-use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, Owner};
 use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
@@ -76,7 +75,7 @@ impl Array {
     }
 
     fn is_in_log(&self, offset: ByteOffset) -> bool {
-        let log = &self.redo.facts.log;
+        let log = self.redo.region();
         (log.offset.0..log.offset.0 + log.len).contains(&offset.0)
     }
 
@@ -201,7 +200,7 @@ impl Array {
         self.bad.forget(index);
         self.core.paces.forget(index);
         self.damage.look_at_all();
-        self.redo.pages.left(index);
+        self.pages.left(index);
         if self.redo.is_serving() {
             self.redo.member_lost();
         }
@@ -262,17 +261,11 @@ impl Array {
     /// much, so the log keeps what it has from there on, and the map says of it that it was written without the member.
     fn tail_of_leaving(&mut self) -> Option<u64> {
         let tail = self.tail_in_place()?;
-        if !self.redo.is_serving() || self.redo.unsettled.is_some() {
+        if !self.redo.is_settled() {
             return Some(tail);
         }
         let told = self.supers.template().redo.start.sequence;
-        let redo = self.redo_mut();
-        let shown = redo.journal.shown_tail(told);
-        if shown < tail && !is_off(Mutation::ToldTailAlone) {
-            redo.journal.withdraw_tail(shown);
-            redo.checkpoint.want();
-        }
-        Some(shown)
+        Some(self.redo.tail_to_show(told, tail))
     }
 
     /// Gives up the construction of a replacement.
@@ -290,7 +283,7 @@ impl Array {
     /// A device that is being built as a replacement is not to be one any more. Whether there was one.
     pub(in crate::array) fn take_back_replacement(&mut self, index: MemberIndex) -> bool {
         let Some(replacement) = self.core.member_mut(index).replacement.take() else { return false };
-        self.redo.pages.given_up(index);
+        self.pages.given_up(index);
         self.core.count_members();
         self.core.hand_back(replacement.device.id);
         self.supers.note_loss();

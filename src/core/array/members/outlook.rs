@@ -5,8 +5,8 @@
 
 use crate::array::Core;
 use crate::array::base::members::Member;
+use crate::array::log::life::Life;
 use crate::array::members::admin::{DEPARTURE_PATIENCE_NS, Entry, PAUSED_UNRECORDED};
-use crate::array::recovery::startup::Life;
 use crate::array::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
 use crate::format::{MemberState, Superblock};
 use crate::units::{Count, HumanSize, MemberIndex};
@@ -73,7 +73,7 @@ impl Array {
                 Ok(self.words_for_stop(true).into())
             }
             // Unless there is room in time.
-            AdminRequest::Stop if self.redo.unsettled.is_some() || self.stops_short() => {
+            AdminRequest::Stop if self.redo.is_unsettled() || self.stops_short() => {
                 Ok(self.words_for_stop(false).into())
             }
             AdminRequest::Stop => Ok(STOPPED_CLEANLY.into()),
@@ -199,7 +199,7 @@ impl Array {
                  for others goes on beside it"
             }
         };
-        format!("{beside}{}", self.after_settling())
+        format!("{beside}{}", self.redo.after_settling())
     }
 
     /// What may be lost when another device takes the place of a member's own: blocks that nobody
@@ -241,11 +241,11 @@ impl Array {
         match entry {
             Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after_return(index)),
             Entry::CaughtUp(_) => {
-                let (after, wait) = (self.after_return(index), self.after_settling());
+                let (after, wait) = (self.after_return(index), self.redo.after_settling());
                 format!("member {index} is caught up with what it missed, {after}{wait}")
             }
             Entry::Rebuilt => {
-                format!("member {index} is rebuilt, {}{}", self.after(1, None), self.after_settling())
+                format!("member {index} is rebuilt, {}{}", self.after(1, None), self.redo.after_settling())
             }
         }
     }
@@ -311,7 +311,7 @@ impl Array {
 
     /// Nothing is looked at in an array whose log cannot be replayed.
     fn check_replayed(&self) -> Result<(), String> {
-        match &self.redo.life {
+        match self.redo.life() {
             // Nobody can bring back what is there.
             Life::Refused(reason)
                 if self.core.roster.members.iter().all(|member| member.device.is_some()) =>
@@ -334,7 +334,7 @@ impl Array {
             return Ok(());
         }
         let name = &self.supers.template().name;
-        let (state, room) = match self.is_settling() {
+        let (state, room) = match self.redo.is_settling() {
             true => ("waits until what the redo log holds is in place", "make room; "),
             false if self.core.any_building() => ("waits for a rebuild", ""),
             false if self.passes_wait_for_room() => {
@@ -348,7 +348,7 @@ impl Array {
     /// What a scrub does that begins, or goes on, now.
     pub(super) fn words_for_scrub(&self) -> &'static str {
         match self.core.any_building() {
-            _ if self.is_settling() => {
+            _ if self.redo.is_settling() => {
                 "the scrub waits until what the redo log holds is in place, and runs then: make room"
             }
             true => "the scrub waits for the rebuild, and runs then",
@@ -376,7 +376,7 @@ impl Array {
             return Err("the array has FAILED; there is nothing to look at".into());
         }
         self.check_replayed()?;
-        if !matches!(self.redo.life, Life::Serving) {
+        if !self.redo.is_serving() {
             return Err(
                 "the array does not serve yet, its redo log is being replayed: try again when that is done"
                     .into(),

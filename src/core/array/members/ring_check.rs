@@ -80,7 +80,7 @@ impl Array {
             self.core.end_ring_check(check);
             return Flow::Finished;
         };
-        let offset = self.redo().place.log_offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
+        let offset = self.redo.region().offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
         let buf = self.core.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
         check.reading = Some(read);
         let owner = Owner::Op { key, item: 0 };

@@ -275,6 +275,20 @@ impl Supers {
         self.quiet_update = None;
     }
 
+    /// Asks for the mark that the array is not clean, if it is missing.
+    pub(in crate::array) fn want_dirty(&mut self) {
+        if !self.dirty {
+            self.dirty = true;
+            self.wanted = true;
+        }
+    }
+
+    /// Whether the members have that mark, and it is not being taken back.
+    pub(in crate::array) fn is_durably_dirty(&self) -> bool {
+        let marking_clean = self.job.as_ref().is_some_and(|job| job.template.clean);
+        self.durable_dirty && !marking_clean
+    }
+
     /// Whether all devices have an update that was made since the log holds nothing that is not in place.
     pub(in crate::array) fn is_known_quiet(&self) -> bool {
         self.quiet_update.is_some_and(|quiet| quiet <= self.update_complete)
@@ -348,12 +362,8 @@ impl Array {
 
     /// Whether writes may touch members. Asks for the dirty mark when it is missing.
     pub(in crate::array) fn writes_allowed(&mut self) -> bool {
-        if !self.supers.dirty {
-            self.supers.dirty = true;
-            self.supers.wanted = true;
-        }
-        let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
-        self.supers.durable_dirty && !marking_clean && self.in_place_allowed()
+        self.supers.want_dirty();
+        self.supers.is_durably_dirty() && self.in_place_allowed()
     }
 
     /// Starts an update when one is wanted and none is running. One that only finishes an epoch goes to the devices that this
@@ -434,7 +444,7 @@ impl Array {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
-        next.map_pages = self.redo.map_pages().unwrap_or(next.map_pages);
+        next.map_pages = self.redo.map_pages(&self.pages).unwrap_or(next.map_pages);
         let needless = self.needless_log();
         let supers = &mut self.supers;
         let complete = supers.update_complete;
@@ -524,7 +534,7 @@ impl Array {
                 let supers = &mut self.supers;
                 if supers.epoch() != job.before.0 {
                     // Members that have come back meanwhile hold the epoch before: no device has this one.
-                    self.redo.start.behind = MemberSet::default();
+                    self.startup.forget_behind();
                 }
                 let bump_due;
                 (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
@@ -630,7 +640,7 @@ impl Array {
             own + other
         });
         let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
-        builds.sum::<u64>() + scrub + self.redo.map_pages().unwrap_or(0)
+        builds.sum::<u64>() + scrub + self.redo.map_pages(&self.pages).unwrap_or(0)
     }
 
     /// Tick: an array that has been quiet for a while is marked clean.

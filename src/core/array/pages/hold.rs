@@ -4,12 +4,13 @@
 
 use crate::array::Core;
 use crate::array::base::members::Which;
+use crate::array::pages::Pages;
 use crate::array::pages::copies::{CopyFault, Torn};
 use crate::array::pages::patience::AT_ONCE;
-use crate::array::pages::store::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
-use crate::array::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel, Owner};
-use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
-use crate::format::{MemberSet, MemberState, PageIndex};
+use crate::array::pages::store::{Answer, LoadOutcome, Loaded, PageIo, PageRead, PageWrite, Want};
+use crate::array::{NoticeKind, NoticeLevel, Owner};
+use crate::block_io::IoOp;
+use crate::format::PageIndex;
 use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
@@ -53,10 +54,10 @@ pub(in crate::array) enum PagesHeld {
 const WRITES_THAT_REPLACE: u64 = 3;
 
 /// A page that was loaded for an operation.
-pub(in crate::array) struct Arrival {
-    pub ticket: usize,
-    pub page: PageIndex,
-    pub outcome: LoadOutcome,
+pub(super) struct Arrival {
+    ticket: usize,
+    page: PageIndex,
+    outcome: LoadOutcome,
 }
 
 /// What a page I/O belongs to.
@@ -86,41 +87,44 @@ impl PageHold {
         self.loading == 0 && !self.later.is_empty()
     }
 
+    /// Whether pages are to be asked for again after the next checkpoint.
+    pub(in crate::array) fn is_to_ask_later(&self) -> bool {
+        !self.later.is_empty()
+    }
+
     /// Whether a page is here.
     pub(in crate::array) fn has(&self, page: PageIndex) -> bool {
         self.held.contains(&page)
     }
 }
 
-impl Array {
-    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
-    pub(in crate::array) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
+impl Pages {
+    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have
+    /// changed; with [`PageHold::is_to_ask_later`] also after the next checkpoint, and that is the caller's.
+    pub(in crate::array) fn hold(&mut self, core: &mut Core, key: usize, hold: &mut PageHold) -> PagesHeld {
         let ticket = match hold.ticket {
             Some(ticket) => ticket,
             None => {
-                let redo = self.redo_mut();
-                let ticket = redo.page_waits.next_page_ticket | if hold.at_once { AT_ONCE } else { 0 };
-                redo.page_waits.next_page_ticket += 1;
-                redo.page_waits.page_tickets.insert(ticket, key);
+                let ticket = self.new_ticket(hold.at_once);
+                self.tickets.insert(ticket, key);
                 hold.ticket = Some(ticket);
                 for page in hold.pages.clone() {
-                    self.ask_for_page(ticket, hold, PageIndex(page));
+                    self.ask_for(core, ticket, hold, PageIndex(page));
                 }
                 ticket
             }
         };
         for page in std::mem::take(&mut hold.later) {
-            self.ask_for_page(ticket, hold, page);
+            self.ask_for(core, ticket, hold, page);
         }
         while hold.loading > 0 {
-            let arrivals = &mut self.redo_mut().page_waits.arrivals;
-            let Some(at) = arrivals.iter().position(|arrival| arrival.ticket == ticket) else { break };
-            let arrival = arrivals.swap_remove(at);
+            let Some(at) = self.arrivals.iter().position(|arrival| arrival.ticket == ticket) else { break };
+            let arrival = self.arrivals.swap_remove(at);
             hold.loading -= 1;
             match arrival.outcome {
                 LoadOutcome::Ready | LoadOutcome::Lost | LoadOutcome::Behind => hold.held.push(arrival.page),
                 LoadOutcome::Unreadable => hold.unreadable += 1,
-                LoadOutcome::AskAgain => self.ask_for_page(ticket, hold, arrival.page),
+                LoadOutcome::AskAgain => self.ask_for(core, ticket, hold, arrival.page),
             }
         }
         if hold.unreadable > 0 && !hold.check {
@@ -130,80 +134,82 @@ impl Array {
             return PagesHeld::Wait;
         }
         if hold.later.is_empty() {
-            self.redo_mut().page_waits.page_tickets.remove(&ticket);
+            self.tickets.remove(&ticket);
         }
         let all = hold.held.len() + hold.unreadable == (hold.pages.end - hold.pages.start) as usize;
         if all { PagesHeld::All { unreadable: hold.unreadable } } else { PagesHeld::Wait }
     }
 
-    fn ask_for_page(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
-        if self.redo_mut().page_waits.unreadable.joins(page, ticket) {
+    /// `at_once`: it is told at the first try that fails.
+    pub(super) fn new_ticket(&mut self, at_once: bool) -> usize {
+        let ticket = self.next_ticket | if at_once { AT_ONCE } else { 0 };
+        self.next_ticket += 1;
+        ticket
+    }
+
+    fn ask_for(&mut self, core: &mut Core, ticket: usize, hold: &mut PageHold, page: PageIndex) {
+        if self.unreadable.joins(page, ticket) {
             match hold.at_once {
                 true => hold.unreadable += 1,
                 false => hold.loading += 1,
             }
             return;
         }
-        let usable = self.core.online();
+        let usable = core.online();
         let mut io = Vec::new();
-        let pages = &mut self.redo_mut().pages;
         let usable = |member| usable.contains(member);
         let want = if hold.check {
-            pages.check(page, ticket, &usable, &mut io)
+            self.store.check(page, ticket, &usable, &mut io)
         } else {
-            pages.want(page, ticket, Torn::Impossible, &usable, &mut io)
+            self.store.want(page, ticket, Torn::Impossible, &usable, &mut io)
         };
         match want {
             Want::Cached => hold.held.push(page),
             Want::Loading => hold.loading += 1,
-            Want::BeingWritten => self.ask_later(ticket, hold, page),
+            Want::BeingWritten => self.ask_later(hold, page),
             // The array has failed, and whoever asks ends for that.
             Want::Unavailable => {}
         }
-        self.send_page_io(io);
+        self.send(core, io);
     }
 
     /// A page to be checked is being written: it is asked for again when that is over, unless it was written so often
     /// since that nothing is left to check.
-    fn ask_later(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
-        let redo = self.redo_mut();
-        let written = redo.pages.snapshot(page).sequence;
+    fn ask_later(&mut self, hold: &mut PageHold, page: PageIndex) {
+        let written = self.store.snapshot(page).sequence;
         let known = hold.busy.iter().find(|(other, _)| *other == page).map(|(_, first)| *first);
         let first = known.unwrap_or(written);
         if known.is_none() {
             hold.busy.push((page, written));
         }
         if written >= first + WRITES_THAT_REPLACE {
-            redo.pages.pin(page);
+            self.store.pin(page);
             hold.held.push(page);
             return;
         }
         hold.later.push(page);
-        let key = redo.page_waits.page_tickets[&ticket];
-        if !redo.waits.waiting_for_drain.contains(&key) {
-            redo.waits.waiting_for_drain.push(key);
-        }
     }
 
-    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log went with it.
-    pub(in crate::array) fn release_pages(&mut self, hold: &mut PageHold) {
+    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log than
+    /// `life` went with it.
+    pub(in crate::array) fn release(&mut self, hold: &mut PageHold, life: u64) {
         let hold = std::mem::take(hold);
-        let redo = self.redo_mut();
-        if redo.lives == hold.life {
-            for page in hold.held {
-                redo.pages.release(page);
-            }
-            let Some(ticket) = hold.ticket else { return };
-            redo.page_waits.page_tickets.remove(&ticket);
-            for arrival in redo.page_waits.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
-                if arrival.outcome.pins() {
-                    redo.pages.release(arrival.page);
-                }
+        if hold.life != life {
+            return;
+        }
+        for page in hold.held {
+            self.store.release(page);
+        }
+        let Some(ticket) = hold.ticket else { return };
+        self.tickets.remove(&ticket);
+        for arrival in self.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
+            if arrival.outcome.pins() {
+                self.store.release(arrival.page);
             }
         }
     }
 
-    pub(in crate::array) fn send_page_io(&mut self, io: Vec<PageIo>) {
+    pub(super) fn send(&mut self, core: &mut Core, io: Vec<PageIo>) {
         for io in io {
             let (task, member, which, offset) = match &io {
                 PageIo::Read { read, member, offset, .. } => {
@@ -213,139 +219,86 @@ impl Array {
                     (PageTask::Write(*write), *member, *which, *offset)
                 }
             };
-            let offset = self.redo().place.pages_offset.plus(offset);
-            let Some(device) = self.core.device_of(member, which) else {
-                self.page_gone(task);
+            let Some(device) = core.device_of(member, which) else {
+                self.gone.push_back(task);
                 continue;
             };
+            let offset = self.offset.plus(offset);
             let op = match io {
-                PageIo::Read { len, .. } => IoOp::Read { offset, buf: self.core.pool.alloc(len) },
+                PageIo::Read { len, .. } => IoOp::Read { offset, buf: core.pool.alloc(len) },
                 PageIo::Write { bytes, .. } => IoOp::Write { offset, buf: bytes, fua: false },
             };
-            self.core.submit_io(Owner::Page(task), member, device, op);
+            core.submit_io(Owner::Page(task), member, device, op);
         }
     }
 
-    pub(in crate::array) fn page_io(
+    /// I/O that was not sent, as its device has left service; it ends so.
+    pub(in crate::array) fn next_gone(&mut self) -> Option<PageTask> {
+        self.gone.pop_front()
+    }
+
+    /// Whether there is some.
+    pub(in crate::array) fn has_gone(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    /// A write has ended.
+    pub(in crate::array) fn write_done(&mut self, write: PageWrite, succeeded: bool) {
+        self.store.write_done(write, succeeded);
+    }
+
+    /// A read has ended; some when it was the last of its load, with what is to be made of that.
+    /// `tells_of_nothing`: no slot that the page tells of counts.
+    pub(in crate::array) fn read_done(
         &mut self,
-        task: PageTask,
-        entry: Inflight,
-        result: Result<IoValue, IoFault>,
-    ) {
-        match (task, result) {
-            (PageTask::Read(read), Ok(IoValue::Data(buf))) => {
-                self.bad.page_mended(entry.member, read.page);
-                self.page_read(read, Answer::Bytes(&buf));
-            }
-            (PageTask::Read(read), Err(fault)) => {
-                self.read_fault(entry.member, entry.device, fault);
-                self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
-                let gone = self.core.find_device(entry.device).is_none();
-                self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
-            }
-            (PageTask::Write(write), Ok(_)) => {
-                self.bad.page_mended(entry.member, write.page);
-                self.page_written(write, true);
-            }
-            (PageTask::Write(write), Err(fault)) => {
-                self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
-                self.page_written(write, false);
-            }
-            (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
-        }
-    }
-
-    fn note_bad_page(&mut self, member: MemberIndex, page: PageIndex, is_bad: bool) {
-        if is_bad && self.core.member(member).state == MemberState::Online {
-            self.bad.page_failed(self.core.now, member, page);
-        }
-    }
-
-    fn page_gone(&mut self, task: PageTask) {
-        match task {
-            PageTask::Read(read) => self.page_read(read, Answer::Gone),
-            PageTask::Write(write) => self.page_written(write, false),
-        }
-    }
-
-    fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
+        core: &mut Core,
+        read: PageRead,
+        answer: Answer<'_>,
+        tells_of_nothing: impl FnOnce(&Pages, PageIndex) -> bool,
+    ) -> Option<Loaded> {
         let mut more = Vec::new();
-        let loaded = self.redo_mut().pages.read_done(read, answer, &mut more);
-        self.send_page_io(more);
-        let Some(mut loaded) = loaded else { return };
-        if loaded.outcome == LoadOutcome::Ready && self.is_blank_and_in_use(read.page) {
+        let loaded = self.store.read_done(read, answer, &mut more);
+        self.send(core, more);
+        let mut loaded = loaded?;
+        let page = read.page;
+        if loaded.outcome == LoadOutcome::Ready && self.is_blank_and_in_use(page) {
             if loaded.unread.is_some() {
-                self.redo_mut().pages.retract_blank(read.page);
+                self.store.retract_blank(page);
                 (loaded.outcome, loaded.faults) = (LoadOutcome::Unreadable, Vec::new());
             } else {
-                loaded.faults = self.redo_mut().pages.deny_blank(read.page);
+                loaded.faults = self.store.deny_blank(page);
                 (loaded.outcome, loaded.is_kept) = (LoadOutcome::Lost, true);
             }
         }
         if loaded.outcome == LoadOutcome::Ready {
-            self.redo_mut().pages.outdo_left_alone(read.page);
+            self.store.outdo_left_alone(page);
         }
-        if loaded.is_kept && self.tells_of_nothing(read.page) {
+        if loaded.is_kept && tells_of_nothing(self, page) {
             let bad = loaded.faults.iter().map(|(member, _)| *member).collect();
-            self.redo_mut().pages.begin_anew(read.page, bad);
+            self.store.begin_anew(page, bad);
             (loaded.outcome, loaded.is_kept) = (LoadOutcome::Ready, false);
             // That they have no version was known when they were written: nobody is to blame for it.
             loaded.faults.retain(|(member, _)| !loaded.marked.contains(*member));
         }
-        if loaded.outcome == LoadOutcome::Unreadable {
-            self.note_reread(read.page, MemberSet::default());
-            return self.page_unreadable(read.page, loaded);
-        }
-        if loaded.outcome != LoadOutcome::AskAgain {
-            self.page_readable(read.page);
-            self.note_reread(read.page, loaded.good);
-        }
-        for (member, fault) in loaded.faults {
-            let is_kept = loaded.is_kept;
-            match self.passes.pass_mut(ActivityKind::Scrub) {
-                // They are written anew with the next checkpoint, unless no copy tells what to write.
-                Some(scrub) if is_kept => scrub.errors += 1,
-                Some(scrub) => scrub.owe_page(read.page, member),
-                None => {}
-            }
-            if !is_kept && loaded.marked.contains(member) {
-                // It was built without the page, which is no error of it.
-                continue;
-            }
-            let has_scrub = self.passes.has_scrub();
-            let counters = &mut self.core.member_mut(member).counters;
-            // That it gave an error was counted when it did.
-            counters.checksum_errors += u64::from(fault.is_of_content());
-            // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
-            counters.repaired += u64::from(!is_kept && !has_scrub && fault.is_of_content());
-            self.note_bad_page(member, read.page, true);
-            // Of one of which none is good, nothing tells what to rewrite: that is told once, below.
-            if !is_kept {
-                self.core.notice_page_fault(member, read.page, fault);
-            }
-        }
-        if loaded.is_kept {
-            let text = format!(
-                "metadata page {} is damaged or old on all members, and nothing can rewrite it but writes: blocks whose checksums it \
-                 does not have read as errors until they are written again, or a copy of it is good after all",
-                read.page.0
-            );
-            self.core.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);
-        }
-        self.page_arrived(read.page, loaded.outcome, loaded.waiters);
+        Some(loaded)
     }
 
     /// Tells the operations that wait for a page.
-    pub(super) fn page_arrived(&mut self, page: PageIndex, outcome: LoadOutcome, tickets: Vec<usize>) {
+    pub(in crate::array) fn arrived(
+        &mut self,
+        core: &mut Core,
+        page: PageIndex,
+        outcome: LoadOutcome,
+        tickets: Vec<usize>,
+    ) {
         for ticket in tickets {
-            let redo = self.redo_mut();
-            match redo.page_waits.page_tickets.get(&ticket) {
+            match self.tickets.get(&ticket) {
                 Some(&key) => {
-                    redo.page_waits.arrivals.push(Arrival { ticket, page, outcome });
-                    self.core.work.ready.push_back(key);
+                    self.arrivals.push(Arrival { ticket, page, outcome });
+                    core.work.ready.push_back(key);
                 }
                 // The requester has finished.
-                None if outcome.pins() => redo.pages.release(page),
+                None if outcome.pins() => self.store.release(page),
                 None => {}
             }
         }
@@ -354,28 +307,9 @@ impl Array {
     /// Whether a page shows no version on any member although a stripe holds data in one of its slots. The hashes of a
     /// stripe are written with the entry of the map that says it holds data, and before that they are in the cache.
     fn is_blank_and_in_use(&self, page: PageIndex) -> bool {
-        let redo = self.redo();
-        let holds_data = |slot| redo.stripes.stripe_at(SlotIndex(slot)).is_some_and(|s| self.holds_data(s));
-        redo.pages.is_blank(page) && redo.pages.layout().slots_of(page).any(holds_data)
-    }
-
-    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor
-    /// could a crash bring back some. What it says of such a slot is written anew with the first
-    /// data.
-    pub(super) fn tells_of_nothing(&self, page: PageIndex) -> bool {
-        let redo = self.redo();
-        let layout = redo.pages.layout();
-        let may_count = |slot| match redo.stripes.stripe_at(slot) {
-            Some(stripe) => self.holds_data(stripe) || redo.is_in_log(stripe),
-            None => redo.stripes.is_retired(slot),
-        };
-        page.0 >= layout.map_pages()
-            && redo.is_serving()
-            && !layout.slots_of(page).map(SlotIndex).any(may_count)
-    }
-
-    fn page_written(&mut self, write: PageWrite, succeeded: bool) {
-        self.redo_mut().pages.write_done(write, succeeded);
+        let holds_data =
+            |slot| self.stripes.stripe_at(SlotIndex(slot)).is_some_and(|stripe| self.holds_data(stripe));
+        self.store.is_blank(page) && self.store.layout().slots_of(page).any(holds_data)
     }
 }
 

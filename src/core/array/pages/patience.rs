@@ -8,9 +8,11 @@
 //! The build of a device does not wait for any one page, but goes on and comes back: however many
 //! cannot be read, they cost their reads ([`AT_ONCE`]).
 
+use crate::array::geometry::Map;
+use crate::array::pages::Pages;
 use crate::array::pages::copies::Torn;
 use crate::array::pages::store::{LoadOutcome, Loaded, Want};
-use crate::array::{Array, NoticeKind, NoticeLevel};
+use crate::array::{Core, NoticeKind, NoticeLevel};
 use crate::format::PageIndex;
 use crate::units::{ROW_BYTES, SlotIndex, Timestamp, VolumeOffset};
 use std::collections::BTreeMap;
@@ -125,7 +127,7 @@ impl UnreadablePages {
     }
 
     /// A device is built without this page, which is looked at again like one that was given up; whether data is behind it.
-    pub(super) fn lacks(&mut self, page: PageIndex, has_data: bool) {
+    fn lacks(&mut self, page: PageIndex, has_data: bool) {
         if self.pages.len() < GIVEN_UP_MAX && !self.pages.contains_key(&page) {
             let stage = Stage::Lacked(has_data);
             self.pages.insert(page, Trial { since: Timestamp(0), interval_ns: INTERVAL_MIN_NS, stage });
@@ -135,7 +137,7 @@ impl UnreadablePages {
     }
 
     /// The page that could not be read last, and why, in words.
-    pub(super) fn last_of_all(&self) -> String {
+    fn last_of_all(&self) -> String {
         self.last.as_ref().map_or_else(String::new, |(page, why)| format!(" (page {}: {why})", page.0))
     }
 
@@ -181,13 +183,8 @@ impl UnreadablePages {
     }
 
     /// Pages that were given up are looked at again now: there are copies that were not there before.
-    pub(in crate::array) fn look_soon(&mut self, now: Timestamp) {
+    pub(super) fn look_soon(&mut self, now: Timestamp) {
         self.look_at = self.look_at.min(now);
-    }
-
-    /// Changes whenever a page is given up, or can be read again.
-    pub(in crate::array) fn revision(&self) -> u64 {
-        self.revision
     }
 
     /// The pages that are to be read again, with the operations that wait; all, if `all`.
@@ -205,15 +202,13 @@ impl UnreadablePages {
     }
 }
 
-impl Array {
+impl Pages {
     /// A load has ended without a page.
-    pub(super) fn page_unreadable(&mut self, page: PageIndex, loaded: Loaded) {
-        let now = self.core.now;
+    pub(in crate::array) fn not_read(&mut self, core: &mut Core, page: PageIndex, loaded: Loaded) {
         // Waiting brings back no member.
         let is_hopeless = loaded.unread.as_ref().is_some_and(|unread| !unread.by_error);
-        let unreadable = &mut self.redo_mut().page_waits.unreadable;
-        let told = unreadable.failed(page, now, is_hopeless, loaded.waiters);
-        unreadable.last = loaded.unread.as_ref().map(|unread| (page, unread.text.clone()));
+        let told = self.unreadable.failed(page, core.now, is_hopeless, loaded.waiters);
+        self.unreadable.last = loaded.unread.as_ref().map(|unread| (page, unread.text.clone()));
         let Some((tickets, is_first)) = told else { return };
         if is_first {
             let why = loaded.unread.map_or_else(String::new, |unread| unread.text);
@@ -222,41 +217,37 @@ impl Array {
                  read; nothing is given up",
                 page.0
             );
-            self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Error, None, text);
+            core.notice(NoticeKind::PageUnreadable, NoticeLevel::Error, None, text);
         }
-        self.page_arrived(page, LoadOutcome::Unreadable, tickets);
+        self.arrived(core, page, LoadOutcome::Unreadable, tickets);
     }
 
     /// A page was loaded after all.
-    pub(super) fn page_readable(&mut self, page: PageIndex) {
-        let now = self.core.now;
-        let unreadable = &mut self.redo_mut().page_waits.unreadable;
-        let lacked = unreadable.lacked;
-        let was_told = unreadable.readable(page, now);
-        if lacked == 1 && unreadable.lacked == 0 {
+    pub(in crate::array) fn read(&mut self, core: &mut Core, page: PageIndex) {
+        let lacked = self.unreadable.lacked;
+        let was_told = self.unreadable.readable(page, core.now);
+        if lacked == 1 && self.unreadable.lacked == 0 {
             let text = "metadata pages that a new device went without can be read again".to_owned();
-            self.core.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
+            core.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
         if was_told {
             let text = format!("metadata page {} can be read again", page.0);
-            self.core.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
+            core.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
     }
 
     /// Tick: pages that could not be read are read again.
-    pub(in crate::array) fn retry_pages(&mut self) {
-        let now = self.core.now;
-        let usable = self.core.online();
-        for (page, tickets) in self.redo_mut().page_waits.unreadable.take_due(now, false) {
+    pub(in crate::array) fn retry(&mut self, core: &mut Core) {
+        let usable = core.online();
+        for (page, tickets) in self.unreadable.take_due(core.now, false) {
             let mut ended = Vec::new();
             let mut io = Vec::new();
-            let redo = self.redo_mut();
             for ticket in tickets {
-                if !redo.page_waits.page_tickets.contains_key(&ticket) {
+                if !self.tickets.contains_key(&ticket) {
                     continue;
                 }
                 let usable = |member| usable.contains(member);
-                match redo.pages.want(page, ticket, Torn::Impossible, &usable, &mut io) {
+                match self.store.want(page, ticket, Torn::Impossible, &usable, &mut io) {
                     Want::Loading => {}
                     Want::Cached => ended.push((ticket, LoadOutcome::Ready)),
                     // The array has failed, and whoever asks ends for that.
@@ -264,63 +255,71 @@ impl Array {
                 }
             }
             if io.is_empty() {
-                redo.page_waits.unreadable.pages.remove(&page);
+                self.unreadable.pages.remove(&page);
             }
             for (ticket, outcome) in ended {
-                self.page_arrived(page, outcome, vec![ticket]);
+                self.arrived(core, page, outcome, vec![ticket]);
             }
-            self.send_page_io(io);
+            self.send(core, io);
         }
     }
 
     /// Tick: pages that were given up are looked at again, a few at a time.
-    pub(in crate::array) fn look_at_pages(&mut self) {
-        if self.core.stop.hurried || self.core.is_failed() || !self.redo().is_serving() {
-            return;
-        }
-        let now = self.core.now;
-        let usable = self.core.online();
+    pub(in crate::array) fn look(&mut self, core: &mut Core) {
+        let usable = core.online();
         let mut io = Vec::new();
-        let redo = self.redo_mut();
-        for page in redo.page_waits.unreadable.take_round(now) {
+        for page in self.unreadable.take_round(core.now) {
             // Of nobody: what comes of it shows in whether the page is still given up.
-            let ticket = redo.page_waits.next_page_ticket | AT_ONCE;
-            redo.page_waits.next_page_ticket += 1;
+            let ticket = self.new_ticket(true);
             let usable = |member| usable.contains(member);
-            match redo.pages.want(page, ticket, Torn::Impossible, &usable, &mut io) {
+            match self.store.want(page, ticket, Torn::Impossible, &usable, &mut io) {
                 Want::Cached => {
-                    redo.pages.release(page);
-                    redo.page_waits.unreadable.readable(page, now);
+                    self.store.release(page);
+                    self.unreadable.readable(page, core.now);
                 }
                 Want::Loading | Want::BeingWritten | Want::Unavailable => {}
             }
         }
-        self.send_page_io(io);
+        self.send(core, io);
+    }
+
+    /// A device is built without this page; whether data is behind it.
+    pub(in crate::array) fn lacks(&mut self, page: PageIndex, has_data: bool) {
+        self.unreadable.lacks(page, has_data);
+    }
+
+    /// The page that could not be read last, and why, in words.
+    pub(in crate::array) fn last_unreadable(&self) -> String {
+        self.unreadable.last_of_all()
+    }
+
+    /// Changes whenever a page is given up, or can be read again.
+    pub(in crate::array) fn given_up_revision(&self) -> u64 {
+        self.unreadable.revision
     }
 
     /// How many metadata pages were given up.
-    pub(in crate::array) fn pages_given_up(&self) -> u64 {
-        self.redo().page_waits.unreadable.given_up().count() as u64
+    pub(in crate::array) fn count_given_up(&self) -> u64 {
+        self.unreadable.given_up().count() as u64
     }
 
     /// What cannot be read or written because pages with its checksums cannot be read, as byte ranges of the volume, in no order.
-    pub(in crate::array) fn ranges_without_pages(&self) -> Vec<(VolumeOffset, u64)> {
-        let redo = self.redo();
-        let layout = redo.pages.layout();
-        let rows = self.core.map.chunk / ROW_BYTES as usize;
+    pub(in crate::array) fn ranges_given_up(&self, map: &Map) -> Vec<(VolumeOffset, u64)> {
+        let layout = self.store.layout();
+        let rows = map.chunk / ROW_BYTES as usize;
         let mut ranges = Vec::new();
-        for page in redo.page_waits.unreadable.given_up().take(LISTED_MAX) {
+        for page in self.unreadable.given_up().take(LISTED_MAX) {
             for slot in layout.slots_of(page).map(SlotIndex) {
-                let Some(stripe) = redo.stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe))
+                let Some(stripe) = self.stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe))
                 else {
                     continue;
                 };
                 let is_behind = |row: &usize| layout.hash_pages(slot, *row..row + 1).contains(&page.0);
                 let Some(first) = (0..rows).find(is_behind) else { continue };
                 let count = (first..rows).take_while(is_behind).count() as u64;
-                for column in 0..self.core.map.k {
-                    let within = column * self.core.map.chunk + first * ROW_BYTES as usize;
-                    let start = stripe.0 * self.core.map.stripe_bytes() as u64 + within as u64;
+                for column in 0..map.k {
+                    let within = column * map.chunk + first * ROW_BYTES as usize;
+                    let start = stripe.0 * map.stripe_bytes() as u64 + within as u64;
                     ranges.push((VolumeOffset(start), count * ROW_BYTES));
                 }
             }
@@ -329,10 +328,9 @@ impl Array {
     }
 
     /// The array has failed, or stops: whoever waits for a page is told at once.
-    pub(in crate::array) fn end_page_trials(&mut self) {
-        let now = self.core.now;
-        for (page, tickets) in self.redo_mut().page_waits.unreadable.take_due(now, true) {
-            self.page_arrived(page, LoadOutcome::Unreadable, tickets);
+    pub(in crate::array) fn end_trials(&mut self, core: &mut Core) {
+        for (page, tickets) in self.unreadable.take_due(core.now, true) {
+            self.arrived(core, page, LoadOutcome::Unreadable, tickets);
         }
     }
 }
@@ -382,9 +380,9 @@ mod tests {
         let round = |first: u64| (first..first + LOOK_ROUND as u64).map(PageIndex).collect::<Vec<_>>();
         assert_eq!(pages.take_round(at), round(0));
         assert!(pages.take_round(at).is_empty(), "not due");
-        let before = pages.revision();
+        let before = pages.revision;
         assert!(pages.readable(PageIndex(3), at) && !pages.readable(PageIndex(3), at));
-        assert_ne!(pages.revision(), before);
+        assert_ne!(pages.revision, before);
         assert_eq!(pages.take_round(Timestamp(at.0 + LOOK_INTERVAL_FOUND_NS)), round(LOOK_ROUND as u64));
         assert_eq!(pages.take_round(Timestamp(at.0 + 2 * LOOK_INTERVAL_NS))[0], PageIndex(0), "in turn");
     }

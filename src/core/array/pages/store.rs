@@ -241,10 +241,7 @@ struct Probe {
 
 /// See the head of this file.
 pub(in crate::array) struct PageStore {
-    geometry: Geometry,
-    layout: PageLayout,
-    key: LogKey,
-    array: Uuid,
+    site: Site,
     /// Bound of the pages of hashes; pages of the stripe map come on top.
     cache_pages_max: usize,
     cached: FxHashMap<PageIndex, Cached>,
@@ -255,19 +252,8 @@ pub(in crate::array) struct PageStore {
     due: BTreeMap<PageIndex, Due>,
     /// Members out of service.
     away: MemberSet,
-    frozen: BTreeMap<PageIndex, Frozen>,
-    /// Frozen pages below this have had their writes given out.
-    sent_below: PageIndex,
-    /// Writes, and reads before writes, that were given out and are not over.
-    writes_pending: usize,
-    /// Copies of frozen pages that are being read, or were read and are not written yet.
-    probes: BTreeMap<(PageIndex, u16), Probe>,
-    /// Devices under construction that are to be told of a page that they hold none of its versions.
-    void: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// Of these, those that the next write-back tells.
-    void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// And those that the one under way has not told so far.
-    void_frozen: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    write_back: WriteBack,
+    void: VoidCopies,
     /// What devices that are caught up hold of pages that cannot be read elsewhere.
     offers: BTreeMap<PageIndex, Offer>,
     /// Pages that were left as they are on a device that was caught up, as they could not be read:
@@ -281,6 +267,36 @@ pub(in crate::array) struct PageStore {
     settles_for: Settle,
 }
 
+/// Which array it is, and where its pages are.
+struct Site {
+    geometry: Geometry,
+    layout: PageLayout,
+    key: LogKey,
+    array: Uuid,
+}
+
+/// The write-back under way.
+struct WriteBack {
+    frozen: BTreeMap<PageIndex, Frozen>,
+    /// Frozen pages below this have had their writes given out.
+    sent_below: PageIndex,
+    /// Writes, and reads before writes, that were given out and are not over.
+    writes_pending: usize,
+    /// Copies of frozen pages that are being read, or were read and are not written yet.
+    probes: BTreeMap<(PageIndex, u16), Probe>,
+}
+
+/// Devices under construction that are to be told of a page that they hold none of its versions; true for a
+/// replacement.
+#[derive(Default)]
+struct VoidCopies {
+    all: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    /// Of these, those that the next write-back tells.
+    due: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    /// And those that the one under way has not told so far.
+    frozen: BTreeSet<(PageIndex, MemberIndex, bool)>,
+}
+
 impl PageStore {
     /// An empty cache for the pages of an array, with block hashes or without. It holds at most `cache_pages_max` pages
     /// of hashes unless more are in use or changed, and the whole stripe map besides.
@@ -292,10 +308,7 @@ impl PageStore {
         cache_pages_max: usize,
     ) -> PageStore {
         PageStore {
-            geometry,
-            layout: PageLayout::new(geometry, checksums),
-            key,
-            array,
+            site: Site { geometry, layout: PageLayout::new(geometry, checksums), key, array },
             cache_pages_max,
             cached: FxHashMap::default(),
             loads: FxHashMap::default(),
@@ -303,13 +316,13 @@ impl PageStore {
             dirty: Vec::new(),
             due: BTreeMap::new(),
             away: MemberSet::new(),
-            frozen: BTreeMap::new(),
-            sent_below: PageIndex(0),
-            writes_pending: 0,
-            probes: BTreeMap::new(),
-            void: BTreeSet::new(),
-            void_due: BTreeSet::new(),
-            void_frozen: BTreeSet::new(),
+            write_back: WriteBack {
+                frozen: BTreeMap::new(),
+                sent_below: PageIndex(0),
+                writes_pending: 0,
+                probes: BTreeMap::new(),
+            },
+            void: VoidCopies::default(),
             offers: BTreeMap::new(),
             left_alone: BTreeSet::new(),
             versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
@@ -320,7 +333,7 @@ impl PageStore {
 
     /// Where entries are.
     pub(in crate::array) fn layout(&self) -> &PageLayout {
-        &self.layout
+        &self.site.layout
     }
 
     /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`].
@@ -352,7 +365,7 @@ impl PageStore {
         usable: &dyn Fn(MemberIndex) -> bool,
         out: &mut Vec<PageIo>,
     ) -> Want {
-        if self.frozen.contains_key(&page) {
+        if self.write_back.frozen.contains_key(&page) {
             return Want::BeingWritten;
         }
         let checked = match self.cached.get(&page) {
@@ -398,7 +411,8 @@ impl PageStore {
     ) -> Option<Loaded> {
         let PageRead { page, copy, places, before_write } = read;
         let (found, pending) = if before_write {
-            let probe = self.probes.get_mut(&(page, copy)).expect("a copy that is read before its write");
+            let probe =
+                self.write_back.probes.get_mut(&(page, copy)).expect("a copy that is read before its write");
             (&mut probe.found, &mut probe.pending)
         } else {
             let load = self.loads.get_mut(&page).expect("a read belongs to a load");
@@ -411,7 +425,7 @@ impl PageStore {
             // A bad sector in one place must not hide what the other holds.
             Answer::Unreadable if places == Places::Both => {
                 let (member, offset) =
-                    self.layout.copies(page).nth(usize::from(copy)).expect("a copy of the page");
+                    self.site.layout.copies(page).nth(usize::from(copy)).expect("a copy of the page");
                 for places in [Places::First, Places::Second] {
                     let (read, offset) = (PageRead { places, ..read }, offset + places.offset());
                     out.push(PageIo::Read { read, member, offset, len: places.len() });
@@ -425,16 +439,16 @@ impl PageStore {
                 let first = usize::from(places == Places::Second);
                 for (place, bytes) in found[first..].iter_mut().zip(bytes.chunks(PAGE_BYTES)) {
                     let version;
-                    (*place, version) = decode_place(&self.key, self.array, page, bytes);
+                    (*place, version) = decode_place(&self.site.key, self.site.array, page, bytes);
                     newest = newer(newest, version);
                     is_marked |=
-                        *place == Place::Damaged && bytes[..] == Page::encode_void(self.array, page)[..];
+                        *place == Place::Damaged && bytes[..] == Page::encode_void(self.site.array, page)[..];
                 }
             }
         }
         let is_over = *pending == 0;
         if before_write {
-            self.writes_pending -= usize::from(is_over);
+            self.write_back.writes_pending -= usize::from(is_over);
             return None;
         }
         let load = self.loads.get_mut(&page).expect("it was found above");
@@ -461,14 +475,14 @@ impl PageStore {
     /// The stripe map's entry of a logical stripe. Its slot is below the number of slots if
     /// [`crate::array::pages::stripe_map::MapBuild`] has accepted the map.
     pub(in crate::array) fn map_entry(&self, stripe: StripeIndex) -> MapEntry {
-        let (page, entry) = self.layout.map_entry(stripe.0);
+        let (page, entry) = self.site.layout.map_entry(stripe.0);
         MapEntry::decode(stripe.0, self.at(page).page.entries[entry])
     }
 
     /// Sets the stripe map's entry of a logical stripe. Who changes the slot of a stripe while the array serves does so
     /// through [`crate::array::pages::stripe_map::StripeMap::moved`].
     pub(in crate::array) fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
-        let (page, at) = self.layout.map_entry(stripe.0);
+        let (page, at) = self.site.layout.map_entry(stripe.0);
         self.set(page, at, entry.encode(stripe.0));
     }
 
@@ -484,9 +498,9 @@ impl PageStore {
     }
 
     /// The next page from `from` on that has a copy on `member`: the walk of a rebuild.
-    pub(super) fn next_page_on(&self, member: MemberIndex, from: PageIndex) -> Option<PageIndex> {
-        let has_copy = |page: &PageIndex| self.layout.copy_on(*page, member).is_some();
-        (from.0..self.layout.pages()).map(PageIndex).find(has_copy)
+    pub(in crate::array) fn next_page_on(&self, member: MemberIndex, from: PageIndex) -> Option<PageIndex> {
+        let has_copy = |page: &PageIndex| self.site.layout.copy_on(*page, member).is_some();
+        (from.0..self.site.layout.pages()).map(PageIndex).find(has_copy)
     }
 
     #[cfg(test)]
@@ -495,7 +509,7 @@ impl PageStore {
     /// usable again, or a write could go over the only valid version of its copy. A [`PageStore::check`] with this
     /// member among the usable ones tells what is there, unless the page is being written: then a write-back to it does.
     pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
-        let copy_of = |page| self.layout.copy_on(page, member);
+        let copy_of = |page| self.site.layout.copy_on(page, member);
         let cached = self.cached.iter().filter(|&(&page, cached)| {
             let copy = copy_of(page);
             copy.is_some_and(|copy| cached.next[copy] == Next::Anywhere)
@@ -511,14 +525,14 @@ impl PageStore {
 
     /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or on its way.
     pub(in crate::array) fn forget_all(&mut self) {
-        assert!(self.loads.is_empty() && self.frozen.is_empty(), "nothing is on its way");
+        assert!(self.loads.is_empty() && self.write_back.frozen.is_empty(), "nothing is on its way");
         assert!(self.cached.values().all(|cached| cached.pins == 0), "nothing is in use");
         self.cached.clear();
         self.clock.clear();
         self.dirty.clear();
         self.due.clear();
         self.offers.clear();
-        self.versions = Versions::new(self.layout.pages());
+        self.versions = Versions::new(self.site.layout.pages());
         self.map_written = 0;
         self.settles_for = Settle::Known;
     }
@@ -553,7 +567,12 @@ impl PageStore {
 
     /// Pages that the next [`PageStore::freeze`] would take: changed ones, and those with copies to be written again.
     pub(in crate::array) fn dirty_pages(&self) -> usize {
-        self.dirty.len() + self.due.len() + self.void_due.len()
+        self.dirty.len() + self.due.len() + self.void.due.len()
+    }
+
+    /// Whether these are as many as the cache may hold pages of hashes, divided by so many.
+    pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
+        self.dirty_pages() >= self.cache_pages_max / divisor
     }
 
     #[cfg(test)]
@@ -573,7 +592,7 @@ impl PageStore {
     }
 
     fn is_map_page(&self, page: PageIndex) -> bool {
-        page.0 < self.layout.map_pages()
+        page.0 < self.site.layout.map_pages()
     }
 
     /// Joins the load of a page, or starts it.
@@ -585,7 +604,7 @@ impl PageStore {
         usable: &dyn Fn(MemberIndex) -> bool,
         out: &mut Vec<PageIo>,
     ) -> Want {
-        assert!(page.0 < self.layout.pages(), "page {} of {}", page.0, self.layout.pages());
+        assert!(page.0 < self.site.layout.pages(), "page {} of {}", page.0, self.site.layout.pages());
         if let Some(load) = self.loads.get_mut(&page) {
             load.waiters.push(key);
             if torn == Torn::Possible {
@@ -595,7 +614,7 @@ impl PageStore {
         }
         let mut copies = Vec::new();
         let mut pending = 0;
-        for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
+        for (copy, (member, offset)) in self.site.layout.copies(page).enumerate() {
             let places = usable(member).then_some([Place::Unreadable; 2]);
             copies.push(CopyFound { member, places });
             if places.is_some() {
@@ -772,7 +791,7 @@ impl PageStore {
         !self.is_map_page(page)
             && self.cached.get(&page).is_some_and(|cached| !busy(cached))
             && !self.due.contains_key(&page)
-            && !self.frozen.contains_key(&page)
+            && !self.write_back.frozen.contains_key(&page)
     }
 
     /// Second chance (the clock algorithm): a page that was asked for since the hand last passed stays for a round.
@@ -856,8 +875,10 @@ pub(super) mod tests {
 
     impl Disks {
         fn new(store: &PageStore) -> Disks {
-            let members =
-                vec![vec![0; store.layout.region_bytes() as usize]; usize::from(store.geometry.width())];
+            let members = vec![
+                vec![0; store.site.layout.region_bytes() as usize];
+                usize::from(store.site.geometry.width())
+            ];
             Disks { members, dead: MemberSet::new(), unreadable: BTreeSet::new() }
         }
 
@@ -946,12 +967,12 @@ pub(super) mod tests {
         }
 
         fn place(&mut self, store: &PageStore, page: PageIndex, copy: usize, place: usize) -> &mut [u8] {
-            let (member, offset) = store.layout.copies(page).nth(copy).unwrap();
+            let (member, offset) = store.site.layout.copies(page).nth(copy).unwrap();
             &mut self.members[usize::from(member.0)][offset as usize + place * PAGE_BYTES..][..PAGE_BYTES]
         }
 
         fn mar(&mut self, store: &PageStore, page: PageIndex, copy: usize, place: usize, harm: Harm) {
-            let (member, offset) = store.layout.copies(page).nth(copy).unwrap();
+            let (member, offset) = store.site.layout.copies(page).nth(copy).unwrap();
             match harm {
                 Harm::Flip => self.place(store, page, copy, place)[1000] ^= 4,
                 Harm::Zero => self.place(store, page, copy, place).fill(0),
@@ -978,7 +999,7 @@ pub(super) mod tests {
     }
 
     fn member_of(store: &PageStore, page: PageIndex, copy: usize) -> MemberIndex {
-        store.layout.copies(page).nth(copy).unwrap().0
+        store.site.layout.copies(page).nth(copy).unwrap().0
     }
 
     /// Makes every entry of a page say `value`.
@@ -1399,7 +1420,7 @@ pub(super) mod tests {
         disks.unreadable.clear();
         // A copy without any fault, but for what is remembered.
         let (old, place) = (small(2).1, disks.place(&store, PAGE, 1, 0).to_vec());
-        let (member, offset) = store.layout.copies(PAGE).nth(1).unwrap();
+        let (member, offset) = store.site.layout.copies(PAGE).nth(1).unwrap();
         let bytes = &old.members[usize::from(member.0)][offset as usize..][..2 * PAGE_BYTES];
         disks.members[usize::from(member.0)][offset as usize..][..2 * PAGE_BYTES].copy_from_slice(bytes);
         assert_eq!(

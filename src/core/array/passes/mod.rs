@@ -1,5 +1,6 @@
 //! What walks over all slots: rebuild, scrub of data, pages and superblocks, repair.
 
+pub(in crate::array) mod page_pass;
 pub(in crate::array) mod page_scrub;
 pub(in crate::array) mod rebuild;
 pub(in crate::array) mod repair;

@@ -39,15 +39,14 @@ impl PageScrub {
 impl Array {
     /// How many turns a scrub has: one for each slot, then those of the pages. Superblocks come before (super_scrub.rs).
     pub(super) fn scrub_turns(&self) -> u64 {
-        let pages = self.redo.pages.layout().pages();
+        let pages = self.pages.store().layout().pages();
         self.core.map.slots + pages.div_ceil(PAGES_PER_TURN)
     }
 
     pub(super) fn start_page_scrub(&mut self, turn: u64) {
-        let redo = self.redo();
         let first = (turn - self.core.map.slots) * PAGES_PER_TURN;
-        let pages = first..(first + PAGES_PER_TURN).min(redo.pages.layout().pages());
-        let life = redo.lives;
+        let pages = first..(first + PAGES_PER_TURN).min(self.pages.store().layout().pages());
+        let life = self.redo.lives();
         let scrub = PageScrub { stage: Stage::Turn(turn), hold: PageHold::checked(pages, life), life };
         let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
         self.core.work.ready.push_back(key);
@@ -55,7 +54,7 @@ impl Array {
 
     /// Reads the copies of these pages again, which were bad.
     pub(super) fn start_page_reread(&mut self, pages: Range<u64>) {
-        let life = self.redo().lives;
+        let life = self.redo.lives();
         let scrubs_stopped = self.passes.scrubs_stopped;
         let stage = Stage::Reread { first: pages.start, end: pages.end, scrubs_stopped };
         let scrub = PageScrub { stage, hold: PageHold::checked(pages, life), life };
@@ -64,7 +63,7 @@ impl Array {
     }
 
     pub(in crate::array) fn advance_page_scrub(&mut self, key: usize, scrub: &mut PageScrub) -> Flow {
-        if self.core.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving() {
+        if self.core.is_failed() || scrub.life != self.redo.lives() || !self.redo.is_serving() {
             return self.end_page_scrub(scrub, false);
         }
         let PagesHeld::All { unreadable } = self.hold_pages(key, &mut scrub.hold) else { return Flow::Wait };
@@ -102,7 +101,7 @@ impl Array {
         }
         for page in pages.map(PageIndex) {
             // One that is here and was not read was written in every place meanwhile, time and again.
-            let is_written = hold.has(page) && !self.redo().pages.is_lost(page);
+            let is_written = hold.has(page) && !self.pages.store().is_lost(page);
             self.note_reread(page, if is_written { self.core.online() } else { MemberSet::default() });
         }
     }

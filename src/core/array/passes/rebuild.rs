@@ -58,7 +58,7 @@ impl Array {
 
     /// Whether data of the stripe was written later than in epoch `since`, or may have been.
     pub(in crate::array) fn is_missed(&self, stripe: StripeIndex, since: u64) -> bool {
-        self.redo().checkpoint.is_to_remark(stripe) || self.redo().pages.map_entry(stripe).epoch > since
+        self.redo.is_to_remark(stripe) || self.pages.map_entry(stripe).epoch > since
     }
 }
 

@@ -5,8 +5,7 @@
 //! take theirs, and these tell what came of it through the list of damage. A scrub, which reads everything, finds what no hash
 //! tells of. Must not know how a block is decoded.
 
-use crate::array::client::fetch::Why;
-use crate::array::damage::BlockName;
+use crate::array::blocks::{BlockName, Why};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Activity, ActivityKind, Array, Flow, NoticeKind, NoticeLevel, Op};
 use crate::units::{BlockHash, ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
@@ -76,7 +75,7 @@ impl Array {
             ),
         };
         self.repair = Some(RepairProgress::default());
-        let life = self.redo().lives;
+        let life = self.redo.lives();
         let listed = found.iter().map(|(block, _)| *block).collect();
         let (bad_rows, of_slot) = (BTreeSet::new(), BTreeSet::new());
         let (waiting, tally) = (Vec::new(), Tally::default());
@@ -87,7 +86,7 @@ impl Array {
     }
 
     pub(in crate::array) fn advance_repair(&mut self, key: usize, op: &mut Repair) -> Flow {
-        if self.core.is_failed() || op.life != self.redo().lives || self.core.stop.hurried {
+        if self.core.is_failed() || op.life != self.redo.lives() || self.core.stop.hurried {
             return self.end_repair_walk(op, false);
         }
         loop {
@@ -112,8 +111,8 @@ impl Array {
     fn walk_slot(&mut self, key: usize, op: &mut Repair) -> bool {
         let slot = SlotIndex(op.next);
         let rows = 0..self.core.map.chunk / ROW_BYTES as usize;
-        let stripe = self.redo().stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe));
-        let Some(stripe) = stripe.filter(|_| self.redo().checksums.is_some()) else {
+        let stripe = self.pages.stripes().stripe_at(slot).filter(|&stripe| self.holds_data(stripe));
+        let Some(stripe) = stripe.filter(|_| self.pages.checksums().is_some()) else {
             if let Some(mut hold) = op.hold.take() {
                 self.release_pages(&mut hold);
             }
@@ -135,7 +134,7 @@ impl Array {
         }
         op.of_slot.clear();
         for column in 0..self.core.map.width() {
-            let hashes = self.redo().pages.hashes(slot, rows.clone(), ColumnIndex(column as u16));
+            let hashes = self.pages.store().hashes(slot, rows.clone(), ColumnIndex(column as u16));
             for (row, hash) in hashes.enumerate() {
                 let block = (stripe, column as u16, row as u32);
                 if (hash.is_set_aside() || hash == BlockHash::LOST) && !op.listed.contains(&block) {

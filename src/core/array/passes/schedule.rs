@@ -394,7 +394,7 @@ impl Array {
         {
             // Two scrubs are told apart by when they ended, also over a restart.
             let earlier = self.passes.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
-            let was_compared = self.redo.facts.checksums.is_some() || pass.unchecked.len() < self.core.map.m;
+            let was_compared = self.pages.checksums().is_some() || pass.unchecked.len() < self.core.map.m;
             // What was not looked at, or not compared, does not refute what an earlier scrub has
             // found.
             let stands = |last: &ScrubResult| last.errors.saturating_sub(last.repaired) > pass.errors;
@@ -457,10 +457,9 @@ impl Array {
         }
         let checkpoint = *pass.settles.get_or_insert_with(|| {
             // Not one under way, which may have begun before.
-            redo.checkpoint.want();
-            redo.checkpoint.begun + 1
+            redo.want_whole_checkpoint()
         });
-        if redo.checkpoint.ended < checkpoint || pass.rereading || self.passes.scrub_paused {
+        if redo.checkpoints_ended() < checkpoint || pass.rereading || self.passes.scrub_paused {
             return false;
         }
         (pass.rereads, pass.rereading) = (pass.rereads.max(1), true);
@@ -492,8 +491,7 @@ impl Array {
             member.reason = None;
             self.core.count_members();
             let next = self.needless_log();
-            self.redo.pages.joined(index, Which::Primary);
-            self.redo.page_waits.unreadable.look_soon(self.core.now);
+            self.pages.joined(index, Which::Primary, self.core.now);
             // No batch may be written before the epoch with this member is complete.
             self.supers.note_join(next);
             self.core.notice(
@@ -523,8 +521,7 @@ impl Array {
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
             self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
-            self.redo.pages.joined(index, Which::Replacement);
-            self.redo.page_waits.unreadable.look_soon(self.core.now);
+            self.pages.joined(index, Which::Replacement, self.core.now);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);
             self.core.notice(
@@ -559,7 +556,7 @@ impl Array {
         };
         let held = match self.state() {
             ArrayState::Failed => Some(Rest::ForMembers),
-            _ => (self.is_settling() || self.passes_wait_for_room()).then_some(Rest::ForRoom),
+            _ => (self.redo.is_settling() || self.passes_wait_for_room()).then_some(Rest::ForRoom),
         };
         let mut all = Vec::new();
         let building = self.core.roster.members.iter().flat_map(|member| {

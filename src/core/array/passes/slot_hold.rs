@@ -78,7 +78,7 @@ impl Array {
         let rows = 0..self.core.map.chunk;
         loop {
             match hold.stage {
-                Stage::New => match self.redo().stripes.stripe_at(hold.slot) {
+                Stage::New => match self.pages.stripes().stripe_at(hold.slot) {
                     Some(stripe) => {
                         hold.stripe = Some(stripe);
                         hold.stage = Stage::Stripe;
@@ -98,10 +98,10 @@ impl Array {
                     if !self.core.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
-                    if self.redo().stripes.is_retired(hold.slot) && hold.builds.is_some() {
+                    if self.pages.stripes().is_retired(hold.slot) && hold.builds.is_some() {
                         return self.wait_for_checkpoint(key, hold);
                     }
-                    if self.redo().stripes.stripe_at(hold.slot).is_none() {
+                    if self.pages.stripes().stripe_at(hold.slot).is_none() {
                         return Held::Empty;
                     }
                     // A stripe was written into it while its lock was waited for.
@@ -113,7 +113,7 @@ impl Array {
                     if !self.core.locks.is_held(LockKey::Stripe(stripe), key) {
                         return Held::Wait;
                     }
-                    if self.redo().stripes.stripe_at(hold.slot) != Some(stripe) {
+                    if self.pages.stripes().stripe_at(hold.slot) != Some(stripe) {
                         // It moved away while its lock was waited for.
                         self.core.unlock(LockKey::Stripe(stripe), key);
                         hold.stripe = None;
@@ -121,7 +121,7 @@ impl Array {
                         continue;
                     }
                     if !self.holds_data(stripe) {
-                        if self.redo().is_in_log(stripe) && hold.builds.is_some() {
+                        if self.redo.is_in_log(stripe) && hold.builds.is_some() {
                             return self.wait_for_checkpoint(key, hold);
                         }
                         return Held::Empty;
@@ -135,7 +135,7 @@ impl Array {
                     hold.stage = Stage::Drain;
                 }
                 Stage::Drain => {
-                    if self.redo().overlay.has_slot(hold.slot) {
+                    if self.redo.has_images(hold.slot) {
                         return self.wait_for_checkpoint(key, hold);
                     }
                     let since = hold.builds.and_then(|builds| builds.since);
@@ -165,9 +165,7 @@ impl Array {
         if self.core.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
             self.let_slot_go(key, hold);
         }
-        let redo = self.redo_mut();
-        redo.checkpoint.want();
-        redo.waits.waiting_for_drain.push(key);
+        self.redo.wait_for_checkpoint(key);
         Held::Wait
     }
 

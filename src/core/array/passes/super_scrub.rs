@@ -67,7 +67,7 @@ struct OfDevice {
 
 impl Array {
     pub(super) fn start_super_scrub(&mut self) {
-        let life = self.redo().lives;
+        let life = self.redo.lives();
         let (devices, stage) = (Vec::new(), Stage::Look);
         let scrubs_stopped = self.passes.scrubs_stopped;
         let (pending, update, short_since, found) = (0, 0, None, None);
@@ -80,7 +80,7 @@ impl Array {
         if scrub.pending > 0 {
             return Flow::Wait;
         }
-        let is_void = self.core.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
+        let is_void = self.core.is_failed() || scrub.life != self.redo.lives() || !self.redo.is_serving();
         if is_void || self.core.stop.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped
         {
             return self.end_super_scrub(key, scrub, false);

@@ -4,7 +4,8 @@
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
 use crate::array::Core;
-use crate::array::client::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Why};
+use crate::array::blocks::{Missing, Why, runs};
+use crate::array::client::fetch::{Blend, Fetch, Fetched, Ingredient};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::passes::rebuild::Target;
 use crate::array::passes::slot_hold::{Held, SlotHold};
@@ -96,8 +97,8 @@ impl Array {
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = self.new_hold(slot, &work);
         let mut fetch = Fetch::new(slot);
-        fetch.background = true;
-        fetch.is_look = matches!(work, Work::Build(_));
+        fetch.rules.background = true;
+        fetch.rules.is_look = matches!(work, Work::Build(_));
         let pass = LoggedPass {
             hold,
             work,
@@ -115,7 +116,7 @@ impl Array {
     }
 
     fn new_hold(&self, slot: SlotIndex, work: &Work) -> SlotHold {
-        let life = self.redo().lives;
+        let life = self.redo.lives();
         match work {
             Work::Scrub => SlotHold::new(slot, life),
             Work::Build(_) => SlotHold::to_build(slot, None, life),
@@ -134,7 +135,7 @@ impl Array {
         if pass.stage != Stage::Hold {
             return Flow::Wait;
         }
-        if self.core.is_failed() || !self.redo().is_serving() {
+        if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
         if self.core.now < pass.not_before {
@@ -183,7 +184,7 @@ impl Array {
             wanted += 1;
         }
         // Equal hashes prove equal bytes only where nobody can make them collide; a CRC is looked at again, below.
-        let proves = self.redo().checksums == Some(BlockHasher::Blake3);
+        let proves = self.pages.checksums() == Some(BlockHasher::Blake3);
         if matches!(pass.work, Work::Scrub)
             && proves
             && self.core.map.m > 0
@@ -286,10 +287,10 @@ impl Array {
     }
 
     fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        if self.core.is_failed() || !self.redo().is_serving() {
+        if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
-        if !pass.fetch.repairs.is_empty() && !self.acknowledgements_allowed() {
+        if !pass.fetch.found.repairs.is_empty() && !self.acknowledgements_allowed() {
             pass.stage = Stage::Gate;
             self.core.work.gated.push(key);
             return Flow::Wait;
@@ -305,13 +306,13 @@ impl Array {
     /// Writes the fetched columns to the devices under construction.
     fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot;
-        if pass.fetch.missing.iter().any(|block| block.why == Why::Unreadable)
+        if pass.fetch.found.missing.iter().any(|block| block.why == Why::Unreadable)
             && self.waits_for_slot(key, pass)
         {
             return Flow::Wait;
         }
         let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
-        if !pass.fetch.missing.is_empty() && self.redo().checksums.is_none() {
+        if !pass.fetch.found.missing.is_empty() && self.pages.checksums().is_none() {
             // Nothing would tell these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
@@ -320,11 +321,11 @@ impl Array {
             return self.end_logged_pass(key, pass, true);
         }
         let targets = std::mem::take(targets);
-        let missing = std::mem::take(&mut pass.fetch.missing);
-        match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
+        let missing = std::mem::take(&mut pass.fetch.found.missing);
+        match self.pages.stripes().stripe_at(slot).filter(|_| !missing.is_empty()) {
             // Clients read the others of these rows, not what is missing here.
             Some(stripe) => {
-                let sources = std::mem::take(&mut pass.fetch.missing_sources);
+                let sources = std::mem::take(&mut pass.fetch.found.missing_sources);
                 self.note_missing(stripe, slot, &[&missing[..], &sources].concat());
             }
             None => self.passes.patience_spent = 0,
@@ -396,7 +397,7 @@ impl Array {
         self.let_slot_go(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
         pass.fetch = Fetch::new(slot);
-        pass.fetch.background = true;
+        pass.fetch.rules.background = true;
         pass.stage = Stage::Hold;
         pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
         self.core.work.patient.push((pass.not_before, key));
@@ -407,7 +408,7 @@ impl Array {
     fn build_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         if let Work::Build(Target { column, .. }) = pass.work {
             // What others are found to have wrong on the way is a scrub's to repair.
-            pass.fetch.repairs.retain(|repair| repair.column == column);
+            pass.fetch.found.repairs.retain(|repair| repair.column == column);
         }
         self.core.note_found(pass);
         pass.writing = self.send_repairs(key, &mut pass.fetch);
@@ -433,7 +434,7 @@ impl Array {
             // What was decoded because a shortage kept its member from being read may not be there.
             if was_read
                 && !pass.unread.contains(&column)
-                && !pass.fetch.short_columns.contains(&column)
+                && !pass.fetch.found.short_columns.contains(&column)
                 && self.may_lack_slot(member, slot)
                 && let Some(device) = self.core.readable(member, slot)
             {
@@ -470,17 +471,17 @@ impl Array {
         // Members may have left before they gave what they have.
         self.note_unchecked(slot);
         // A member that has left service meanwhile needs none.
-        pass.fetch.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
+        pass.fetch.found.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
         self.core.note_found(pass);
         let repairs = pass.bad;
-        let lost = std::mem::take(&mut pass.fetch.missing);
+        let lost = std::mem::take(&mut pass.fetch.found.missing);
         let unread = self.given_up_unread(slot, &pass.fetch);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             scrub.errors += repairs + (lost.len() + unread.len()) as u64;
         }
         let all = [pass.fetch.missing_data(&lost, self.core.map.k), unread].concat();
         if !all.is_empty()
-            && let Some(stripe) = self.redo().stripes.stripe_at(slot)
+            && let Some(stripe) = self.pages.stripes().stripe_at(slot)
         {
             self.note_missing(stripe, slot, &all);
         }
@@ -495,7 +496,7 @@ impl Array {
                 || self.core.shape.codec.consistent(&present),
                 |encoded| self.is_parity(slot, &encoded.output_hashes),
             );
-        if !agree && self.redo().checksums.is_none() {
+        if !agree && self.pages.checksums().is_none() {
             return self.judge_by_parity(key, pass, columns);
         }
         if !agree {
@@ -520,10 +521,11 @@ impl Array {
     /// being read: only then is anything of it judged. Where that was tried for long enough, the
     /// scrub says that it has not checked these members.
     fn reads_again(&mut self, slot: SlotIndex, fetch: &Fetch) -> bool {
-        if fetch.short_columns.is_empty() {
+        if fetch.found.short_columns.is_empty() {
             return false;
         }
-        let members = fetch.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
+        let members =
+            fetch.found.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
         let (turns, now) = (self.scrub_turns(), self.core.now);
         let scrub = self.passes.pass_mut(ActivityKind::Scrub);
         scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
@@ -537,7 +539,7 @@ impl Array {
         let mut all = Vec::new();
         for column in (0..self.core.map.k).filter(is_out) {
             for row in 0..self.core.map.chunk / BLOCK {
-                let why = match self.redo().block_hash(slot, row, column) {
+                let why = match self.pages.block_hash(slot, row, column) {
                     Some(hash) if hash.is_set_aside() => Why::SetAside,
                     Some(BlockHash::LOST) => Why::Lost,
                     _ => continue,
@@ -558,7 +560,7 @@ impl Array {
         columns: &[(usize, Range<usize>, BufMut)],
         lost: &[Missing],
     ) {
-        let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !self.damage.is_empty()) else {
+        let Some(stripe) = self.pages.stripes().stripe_at(slot).filter(|_| !self.damage.is_empty()) else {
             return;
         };
         let is_lost =
@@ -581,7 +583,7 @@ impl Array {
     fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
         let rows = 0..self.core.map.chunk / BLOCK;
         let parities = (self.core.map.k..self.core.map.width()).map(|column| ColumnIndex(column as u16));
-        let expected = parities.flat_map(|column| self.redo().pages.hashes(slot, rows.clone(), column));
+        let expected = parities.flat_map(|column| self.pages.store().hashes(slot, rows.clone(), column));
         expected.eq(hashes.iter().copied())
     }
 
@@ -625,20 +627,8 @@ impl Array {
 impl Core {
     /// Takes note of what a pass that repairs has found.
     fn note_found(&mut self, pass: &mut LoggedPass) {
-        pass.bad = pass.fetch.repairs.len() as u64;
-        let unread = pass.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
+        pass.bad = pass.fetch.found.repairs.len() as u64;
+        let unread = pass.fetch.found.missing.iter().filter(|block| block.why == Why::Unreadable);
         pass.unread = unread.map(|block| block.column).collect();
     }
-}
-
-/// The longest runs of rows for which `is_in` holds.
-pub(in crate::array) fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for row in rows.filter(|&row| is_in(row)) {
-        match runs.last_mut() {
-            Some(run) if run.end == row => run.end += 1,
-            _ => runs.push(row..row + 1),
-        }
-    }
-    runs
 }

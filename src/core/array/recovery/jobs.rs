@@ -115,23 +115,23 @@ enum Source {
 impl Recovery {
     /// R4: looks at the home blocks of rows in doubt, tile by tile, then decides.
     pub(super) fn weigh(&mut self, mut next: usize, pages: &mut PageStore) -> bool {
-        while self.job_bytes < JOBS_BYTES && self.outcome.is_none() {
+        while self.work.job_bytes < JOBS_BYTES && self.outcome.is_none() {
             let Some(tile) = self.next_tile(&mut next) else { break };
-            let doubtful = self.judge.rows_in_doubt(&tile);
+            let doubtful = self.plan.judge.rows_in_doubt(&tile);
             if !doubtful.is_empty() {
                 let bytes = doubtful.len() * self.cx.map.width() * BLOCK;
                 let job = Job { doubtful, ..Job::new(Kind::Weigh, tile, bytes) };
                 self.start_job(job, pages);
             }
         }
-        if next < self.judge.touches.len() || !self.tiles.is_empty() || !self.jobs.is_empty() {
+        if next < self.plan.judge.touches.len() || !self.work.tiles.is_empty() || !self.work.jobs.is_empty() {
             return self.stay(Step::Weigh { next });
         }
-        let doubt = self.decision.doubt();
+        let doubt = self.plan.decision.doubt();
         if doubt != Doubt::None && !self.settles_end(doubt) {
             return true;
         }
-        if self.cx.judge_only {
+        if self.cx.judging.judge_only {
             match self.absent_with_losses() {
                 Some(members) => self.refuse(RecoveryError::RowsAbsent { members }),
                 None => self.finish(pages),
@@ -139,7 +139,7 @@ impl Recovery {
             return true;
         }
         // Rows that it loses show when they are to be decoded, before anything in place is written.
-        self.prefix = self.decision.longest();
+        self.plan.prefix = self.plan.decision.longest();
         self.step = Step::Manifests { next: 0 };
         if is_off(Mutation::NoRelog) {
             self.step = Step::Note;
@@ -149,20 +149,20 @@ impl Recovery {
 
     /// R6: missing last images, and fresh columns that do not verify.
     pub(super) fn write_images(&mut self, mut next: usize, pages: &mut PageStore) -> bool {
-        while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && next < self.suspects.len() {
-            let (tile, suspects) = mem::take(&mut self.suspects[next]);
+        while self.work.job_bytes < JOBS_BYTES && self.outcome.is_none() && next < self.work.suspects.len() {
+            let (tile, suspects) = mem::take(&mut self.work.suspects[next]);
             next += 1;
             let rows: BTreeSet<usize> = suspects.iter().map(|(row, _)| *row).collect();
             let bytes = rows.len() * self.cx.map.width() * BLOCK;
-            let state = Some(self.judge.state_at(&tile, self.prefix));
+            let state = Some(self.plan.judge.state_at(&tile, self.plan.prefix));
             let job = Job { suspects, state, ..Job::new(Kind::Relog, tile, bytes) };
             self.start_job(job, pages);
         }
-        if next < self.suspects.len() || !self.jobs.is_empty() || !self.io.is_idle() {
+        if next < self.work.suspects.len() || !self.work.jobs.is_empty() || !self.io.is_idle() {
             return self.stay(Step::Images { next });
         }
         if !self.refuse_losses() {
-            let unflushed = is_off(Mutation::NoFlushBeforeDecide) && self.suspects.is_empty();
+            let unflushed = is_off(Mutation::NoFlushBeforeDecide) && self.work.suspects.is_empty();
             if !is_off(Mutation::NoteWithRelog) && !unflushed {
                 self.flush(false);
             }
@@ -173,17 +173,17 @@ impl Recovery {
 
     /// R8: last images in place, hashes into the pages; until the log is through or enough pages are changed.
     pub(super) fn redo(&mut self, mut next: usize, pages: &mut PageStore) -> bool {
-        while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && !self.is_full(pages) {
+        while self.work.job_bytes < JOBS_BYTES && self.outcome.is_none() && !self.is_full(pages) {
             let Some(tile) = self.next_tile(&mut next) else { break };
-            let state = self.judge.state_at(&tile, self.prefix);
+            let state = self.plan.judge.state_at(&tile, self.plan.prefix);
             let bytes = state.touched_rows().count() * self.cx.map.width() * BLOCK;
             // A tile that only batches beyond the prefix touch has nothing to be done.
             if bytes > 0 {
                 self.start_job(Job { state: Some(state), ..Job::new(Kind::Redo, tile, bytes) }, pages);
             }
         }
-        let left = next < self.judge.touches.len() || !self.tiles.is_empty();
-        if left && !self.is_full(pages) || !self.jobs.is_empty() {
+        let left = next < self.plan.judge.touches.len() || !self.work.tiles.is_empty();
+        if left && !self.is_full(pages) || !self.work.jobs.is_empty() {
             return self.stay(Step::Redo { next });
         }
         if self.lifted.is_some() {
@@ -202,22 +202,22 @@ impl Recovery {
     /// The next tile in the order of slots; `next` is the first touch of the slots that were not cut into tiles yet.
     fn next_tile(&mut self, next: &mut usize) -> Option<Tile> {
         let rows_max = (TILE_BYTES / (self.cx.map.width() * BLOCK)).max(1);
-        while self.tiles.is_empty() && *next < self.judge.touches.len() {
-            let (tiles, after) = self.judge.tiles(*next, rows_max);
-            self.tiles.extend(tiles);
+        while self.work.tiles.is_empty() && *next < self.plan.judge.touches.len() {
+            let (tiles, after) = self.plan.judge.tiles(*next, rows_max);
+            self.work.tiles.extend(tiles);
             *next = after;
         }
-        self.tiles.pop_front()
+        self.work.tiles.pop_front()
     }
 
     fn start_job(&mut self, job: Job, pages: &mut PageStore) {
-        self.job_bytes += job.bytes;
+        self.work.job_bytes += job.bytes;
         let tile = job.tile.clone();
-        let key = self.jobs.insert(job);
-        if self.cx.checksums {
+        let key = self.work.jobs.insert(job);
+        if self.cx.checks.checksums {
             for page in pages.layout().hash_pages(tile.slot, tile.rows).map(PageIndex) {
                 let want = self.want_page(page, key, pages);
-                let job = &mut self.jobs[key];
+                let job = &mut self.work.jobs[key];
                 match want {
                     Want::Unavailable => return self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
                     Want::Loading => job.pending += 1,
@@ -227,26 +227,26 @@ impl Recovery {
                 job.pages.push(page);
             }
         }
-        if self.jobs[key].pending == 0 {
+        if self.work.jobs[key].pending == 0 {
             self.pages_ready(key, pages);
         }
     }
 
     pub(super) fn job_page_loaded(&mut self, key: usize, pages: &mut PageStore) {
-        self.jobs[key].pending -= 1;
-        if self.jobs[key].pending == 0 {
+        self.work.jobs[key].pending -= 1;
+        if self.work.jobs[key].pending == 0 {
             self.pages_ready(key, pages);
         }
     }
 
     fn pages_ready(&mut self, key: usize, pages: &mut PageStore) {
-        let job = &mut self.jobs[key];
+        let job = &mut self.work.jobs[key];
         let mut reads = Vec::new();
         match job.kind {
             Kind::Weigh => {
                 for &row in &job.doubtful {
                     for column in 0..self.cx.map.width() {
-                        let member = self.judge.member(&job.tile, column);
+                        let member = self.plan.judge.member(&job.tile, column);
                         if self.cx.usable.contains(member) {
                             let offset = home(&self.cx, &job.tile, row);
                             reads.push((
@@ -261,19 +261,19 @@ impl Recovery {
             Kind::Relog | Kind::Redo => {
                 let state = job.state.take().expect("the rows are known");
                 job.wanted = match job.kind {
-                    Kind::Relog => wanted_again(&self.cx, &self.judge, &job.tile, &state, &job.suspects),
-                    _ => wanted_in_place(&self.cx, &self.judge, &job.tile, &state),
+                    Kind::Relog => wanted_again(&self.cx, &self.plan.judge, &job.tile, &state, &job.suspects),
+                    _ => wanted_in_place(&self.cx, &self.plan.judge, &job.tile, &state),
                 };
                 job.state = Some(state);
                 let cells: BTreeSet<_> =
                     job.wanted.iter().map(|wanted| (wanted.row, wanted.column)).collect();
                 for (row, column) in cells {
-                    reads.extend(job.ask(&self.cx, &self.judge, pages, row, column));
+                    reads.extend(job.ask(&self.cx, &self.plan.judge, pages, row, column));
                 }
             }
         }
         self.read_cells(key, reads);
-        if self.jobs[key].pending == 0 {
+        if self.work.jobs[key].pending == 0 {
             self.cells_complete(key, pages);
         }
     }
@@ -287,7 +287,7 @@ impl Recovery {
         for run in reads.chunk_by(adjacent).flat_map(|run| run.chunks(RUN_BLOCKS)) {
             let (member, offset, _) = run[0];
             let cells: Vec<CellRead> = run.iter().map(|(_, _, cell)| *cell).collect();
-            self.jobs[key].pending += 1;
+            self.work.jobs[key].pending += 1;
             self.io.read(member, offset, cells.len() * BLOCK, Doing::Cells { job: key, offset, cells });
         }
     }
@@ -301,16 +301,16 @@ impl Recovery {
         data: Option<Buf>,
         pages: &mut PageStore,
     ) {
-        let hasher = self.cx.hasher;
+        let hasher = self.cx.checks.hasher;
         let mut elsewhere = Vec::new();
-        let job = &mut self.jobs[key];
+        let job = &mut self.work.jobs[key];
         job.pending -= 1;
         match data {
             // A bad sector must not hide its neighbours.
             None if cells.len() > 1 => {
                 for (at, cell) in cells.into_iter().enumerate() {
                     let offset = offset.plus((at * BLOCK) as u64);
-                    self.jobs[key].pending += 1;
+                    self.work.jobs[key].pending += 1;
                     self.io.read(member, offset, BLOCK, Doing::Cells { job: key, offset, cells: vec![cell] });
                 }
                 return;
@@ -341,10 +341,10 @@ impl Recovery {
         for cell in elsewhere {
             let Some(offset) = cell.or_at else { continue };
             let cells = vec![CellRead { or_at: None, ..cell }];
-            self.jobs[key].pending += 1;
+            self.work.jobs[key].pending += 1;
             self.io.read(member, offset, BLOCK, Doing::Cells { job: key, offset, cells });
         }
-        let job = &self.jobs[key];
+        let job = &self.work.jobs[key];
         if job.pending == 0 {
             self.cells_complete(key, pages);
         }
@@ -352,13 +352,13 @@ impl Recovery {
 
     /// Everything that was asked for is there or cannot be had.
     fn cells_complete(&mut self, key: usize, pages: &mut PageStore) {
-        let job = &mut self.jobs[key];
+        let job = &mut self.work.jobs[key];
         if job.kind == Kind::Weigh {
             let base = |row, column| base(&self.cx, pages, &job.tile, row, column);
-            let verdict = self.judge.weigh(&job.tile, &job.doubtful, &job.homes, base);
-            self.decision.add(&verdict.bad);
+            let verdict = self.plan.judge.weigh(&job.tile, &job.doubtful, &job.homes, base);
+            self.plan.decision.add(&verdict.bad);
             if !verdict.suspects.is_empty() {
-                self.suspects.push((job.tile.clone(), verdict.suspects));
+                self.work.suspects.push((job.tile.clone(), verdict.suspects));
             }
             return self.end_job(key, pages);
         }
@@ -381,7 +381,7 @@ impl Recovery {
                 if job.asked.contains(&(row, column)) {
                     continue;
                 }
-                let read = job.ask(&self.cx, &self.judge, pages, row, column);
+                let read = job.ask(&self.cx, &self.plan.judge, pages, row, column);
                 asked += usize::from(read.is_some());
                 good += usize::from(read.is_none() && job.have.contains_key(&(row, column)));
                 reads.extend(read);
@@ -391,7 +391,7 @@ impl Recovery {
             } else if asked == 0 {
                 // Every column was asked for, and none can be decoded.
                 let unread = job.unread.iter().filter(|(other, _)| *other == row).count();
-                if good + unread >= self.cx.map.k && !self.cell_trials.takes_anything {
+                if good + unread >= self.cx.map.k && !self.trials.cells.takes_anything {
                     // With what gave an error it can (T3).
                     waits_for.get_or_insert((job.tile.slot, row));
                     continue;
@@ -419,7 +419,7 @@ impl Recovery {
     /// Blocks that gave an error, without which a row cannot be decoded, are read again later. Otherwise what the log has of
     /// the row would be lost with the log: the start ends here when that takes too long, unless it is forced.
     fn wait_for_cells(&mut self, key: usize, (slot, row): (SlotIndex, usize)) {
-        let trials = &mut self.cell_trials;
+        let trials = &mut self.trials.cells;
         trials.jobs.push(key);
         trials.tried.insert(key);
         if trials.again.is_none() {
@@ -437,12 +437,12 @@ impl Recovery {
 
     /// Reads blocks again that are due.
     pub(super) fn retry_cells(&mut self, pages: &mut PageStore) {
-        if self.outcome.is_some() || self.cell_trials.again.is_none_or(|at| at > self.now) {
+        if self.outcome.is_some() || self.trials.cells.again.is_none_or(|at| at > self.now) {
             return;
         }
-        self.cell_trials.again = None;
-        for key in mem::take(&mut self.cell_trials.jobs) {
-            let job = &mut self.jobs[key];
+        self.trials.cells.again = None;
+        for key in mem::take(&mut self.trials.cells.jobs) {
+            let job = &mut self.work.jobs[key];
             for cell in job.unread.drain() {
                 job.asked.remove(&cell);
             }
@@ -452,10 +452,10 @@ impl Recovery {
 
     /// Writes what is wanted and could be had, neighbours together; sets the hashes.
     fn write_job(&mut self, key: usize, pages: &mut PageStore) {
-        if self.cell_trials.tried.remove(&key) && self.cell_trials.tried.is_empty() {
-            self.cell_trials.patience.succeeded();
+        if self.trials.cells.tried.remove(&key) && self.trials.cells.tried.is_empty() {
+            self.trials.cells.patience.succeeded();
         }
-        let job = &mut self.jobs[key];
+        let job = &mut self.work.jobs[key];
         if job.kind == Kind::Redo {
             job.set_hashes(&self.cx, pages);
             let rows: BTreeSet<usize> = job.wanted.iter().map(|wanted| wanted.row).collect();
@@ -490,31 +490,31 @@ impl Recovery {
                 }
             };
             let Wanted { member, which, offset, .. } = run[0].0;
-            self.jobs[key].pending += 1;
+            self.work.jobs[key].pending += 1;
             self.io.write(member, which, offset, buf, Doing::Write { job: Some(key) });
         }
-        if self.jobs[key].pending == 0 {
+        if self.work.jobs[key].pending == 0 {
             self.end_job(key, pages);
         }
     }
 
     pub(super) fn job_written(&mut self, key: usize, pages: &mut PageStore) {
-        let job = &mut self.jobs[key];
+        let job = &mut self.work.jobs[key];
         job.pending -= 1;
         if job.pending > 0 {
             return;
         }
         for wanted in &job.wanted {
             if let Some((batch, ordinal)) = wanted.mends {
-                self.judge.chain.batches[batch as usize].mend(wanted.member, ordinal);
+                self.plan.judge.chain.batches[batch as usize].mend(wanted.member, ordinal);
             }
         }
         self.end_job(key, pages);
     }
 
     fn end_job(&mut self, key: usize, pages: &mut PageStore) {
-        let job = self.jobs.remove(key);
-        self.job_bytes -= job.bytes;
+        let job = self.work.jobs.remove(key);
+        self.work.job_bytes -= job.bytes;
         for page in job.pages {
             pages.release(page);
         }
@@ -579,7 +579,7 @@ impl Job {
         let mut wrong = Vec::new();
         for (column, buf) in bufs {
             let expected = state.cell(row, column).logged_hash();
-            if expected.is_none_or(|hash| cx.hasher.hash(&buf) == hash) {
+            if expected.is_none_or(|hash| cx.checks.hasher.hash(&buf) == hash) {
                 self.have.insert((row, column), buf.freeze());
             } else {
                 wrong.push(column);
@@ -591,7 +591,7 @@ impl Job {
     /// Sets the hash of every block that the log names; for slots that hold nothing any more too, as R8 wants every
     /// page that the log names written.
     fn set_hashes(&self, cx: &RecoveryContext, pages: &mut PageStore) {
-        if !cx.checksums {
+        if !cx.checks.checksums {
             return;
         }
         let state = self.state.as_ref().expect("the state is known before hashes are set");
@@ -610,11 +610,11 @@ impl Job {
 
 /// Where a row's blocks are on the device of any member.
 fn home(cx: &RecoveryContext, tile: &Tile, row: usize) -> ByteOffset {
-    cx.map.device_offset(cx.data_offset, tile.slot, row * BLOCK)
+    cx.map.device_offset(cx.regions.data_offset, tile.slot, row * BLOCK)
 }
 
 fn base(cx: &RecoveryContext, pages: &PageStore, tile: &Tile, row: usize, column: usize) -> Base {
-    if !cx.checksums {
+    if !cx.checks.checksums {
         return Base::Unchecked;
     }
     let (page, _) = pages.layout().hash_entry(tile.slot, row, column);
@@ -655,7 +655,7 @@ fn source(
     let Cell::Image { batch, ordinal, .. } = cell else { return Source::Read(home, expected, None) };
     let entry = &judge.chain.batches[batch as usize];
     let Some(block) = entry.image_block(member, ordinal) else { return Source::Read(home, expected, None) };
-    let image = cx.log.offset.plus(u64::from(block) * ROW_BYTES);
+    let image = cx.regions.log.offset.plus(u64::from(block) * ROW_BYTES);
     if entry.holds(member, ordinal) {
         return Source::Read(image, expected, None);
     }
@@ -690,7 +690,7 @@ fn wanted_again(
                 // A member that had no part in the batch gets the block in place, with the redo.
                 let place = entry.image_block(member, ordinal).filter(|_| !entry.holds(member, ordinal));
                 if let Some(block) = place {
-                    let offset = cx.log.offset.plus(u64::from(block) * ROW_BYTES);
+                    let offset = cx.regions.log.offset.plus(u64::from(block) * ROW_BYTES);
                     all.push(Wanted { row, column, member, which, offset, mends: Some((batch, ordinal)) });
                 }
             }
@@ -713,7 +713,7 @@ fn wanted_in_place(cx: &RecoveryContext, judge: &Judge, tile: &Tile, state: &Til
                 Cell::Placed(_) => (false, true),
                 Cell::Fresh { .. } => (is_off(Mutation::RebuildAfterNote), true),
                 Cell::Image { .. } => (true, true),
-                Cell::Zero(_) => (!cx.checksums, !cx.checksums),
+                Cell::Zero(_) => (!cx.checks.checksums, !cx.checks.checksums),
             };
             if image && cx.usable.contains(member) {
                 all.push(Wanted { row, column, member, which: Which::Primary, offset, mends: None });

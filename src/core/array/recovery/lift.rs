@@ -42,7 +42,7 @@ impl Recovery {
         if left || self.is_lift_full() {
             self.lifted = None;
             self.result.rows_redone = 0;
-            self.tiles.clear();
+            self.work.tiles.clear();
             self.step = Step::Redo { next: 0 };
         } else {
             self.finish(pages);

@@ -75,46 +75,69 @@ pub(super) struct Building {
 pub(super) struct RecoveryContext {
     pub map: Map,
     pub geometry: Geometry,
-    /// Where the data region of every member starts.
-    pub data_offset: ByteOffset,
-    /// The log region of every member.
-    pub log: Region,
-    /// Where the pages region of every member starts.
-    pub pages_offset: ByteOffset,
-    pub key: LogKey,
-    pub array: Uuid,
-    /// Hash of the manifests, and of the checksum pages if there are any.
-    pub hasher: BlockHasher,
-    /// Whether there are checksum pages.
-    pub checksums: bool,
+    pub regions: Regions,
+    pub checks: Checks,
     /// The live set of the new epoch: at least k.
     pub usable: MemberSet,
     pub building: Vec<Building>,
-    /// The newest that enough of the usable members name, by epoch, then sequence (R2, T6).
-    pub start: LogStart,
-    /// Batches below were durable, as the process knows that served them; 0 where it does not.
-    pub durable: u64,
-    /// When only judging: members that are not usable, and would be current if they were here.
-    pub away: MemberSet,
-    /// When only judging: members that hold only the parent of `epoch`.
-    pub behind: MemberSet,
+    pub known: Known,
+    pub judging: Judging,
     /// The new epoch, complete; when only judging the last one that is on a member.
     pub epoch: EpochStamp,
-    /// The log holds nothing beyond its start: only the stripe map is loaded.
-    pub clean: bool,
-    /// Pages of the stripe map that have a version, at least.
-    pub map_pages: u64,
     /// Go on where something noted is lost and no checksum would tell.
     pub force: bool,
     /// Leave what the log holds where it is, and hand it over instead of writing it in place, if it is no more than so many
     /// bytes.
     pub lift_max: Option<usize>,
-    /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
-    pub judge_only: bool,
     /// Stripes of the map that are gone through at once, before something else has its turn.
     pub stripes_at_once: u64,
     pub codec: Codec,
     pub pool: Pool,
+}
+
+/// Where the regions of every member are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Regions {
+    /// Where the data region starts.
+    pub data_offset: ByteOffset,
+    pub log: Region,
+    /// Where the pages region starts.
+    pub pages_offset: ByteOffset,
+}
+
+/// What blocks, pages and manifests are verified with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Checks {
+    pub array: Uuid,
+    pub key: LogKey,
+    /// Hash of the manifests, and of the checksum pages if there are any.
+    pub hasher: BlockHasher,
+    /// Whether there are checksum pages.
+    pub checksums: bool,
+}
+
+/// What is known of the log before it is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    /// The newest that enough of the usable members name, by epoch, then sequence (R2, T6).
+    pub start: LogStart,
+    /// Batches below were durable, as the process knows that served them; 0 where it does not.
+    pub durable: u64,
+    /// The log holds nothing beyond its start: only the stripe map is loaded.
+    pub clean: bool,
+    /// Pages of the stripe map that have a version, at least.
+    pub map_pages: u64,
+}
+
+/// A recovery that only judges.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Judging {
+    /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
+    pub judge_only: bool,
+    /// Then: members that are not usable, and would be current if they were here.
+    pub away: MemberSet,
+    /// Then: members that hold only the parent of the epoch.
+    pub behind: MemberSet,
 }
 
 /// I/O that the recovery wants done, with absolute offsets. `item` comes back in [`Recovery::io_done`].
@@ -322,64 +345,87 @@ pub(super) struct Recovery {
     io: Io,
     ended: Vec<(usize, Result<IoValue, IoFault>)>,
     step: Step,
+    plan: Plan,
+    work: RowWork,
+    /// Columns by slot and row.
+    lost: BTreeMap<(SlotIndex, usize), BTreeSet<usize>>,
+    map: MapFinds,
+    result: Recovered,
+    outcome: Option<RecoveryOutcome>,
+    /// The highest tail of the log, once it is known.
+    tail: Option<u64>,
+    now: Timestamp,
+    trials: Trials,
+    /// What is handed over; see lift.rs.
+    lifted: Option<Lifted>,
+}
+
+/// What of the log is replayed.
+struct Plan {
     judge: Judge,
     decision: Decision,
     /// Batches that are replayed.
     prefix: u32,
+}
+
+/// Rows that are looked at, or written again.
+struct RowWork {
     jobs: Slab<Job>,
     /// Bytes that the jobs may hold.
     job_bytes: usize,
     tiles: VecDeque<Tile>,
     /// Tiles with blocks that are missing or bad in some prefix.
     suspects: Vec<(Tile, Vec<(usize, usize)>)>,
-    /// Columns by slot and row.
-    lost: BTreeMap<(SlotIndex, usize), BTreeSet<usize>>,
+}
+
+/// What the stripe map says before anything is replayed, and what the log names of it.
+struct MapFinds {
     /// Map pages that the log names: copies may be behind.
-    named_map_pages: BTreeSet<PageIndex>,
+    named_pages: BTreeSet<PageIndex>,
     /// For each slot whether it holds data by the stripe map as it was loaded.
     slots_with_data: Vec<bool>,
-    result: Recovered,
-    outcome: Option<RecoveryOutcome>,
-    /// The highest tail of the log, once it is known.
-    tail: Option<u64>,
-    now: Timestamp,
-    page_trials: PageTrials,
-    cell_trials: CellTrials,
-    log_trials: LogTrials,
-    /// What is handed over; see lift.rs.
-    lifted: Option<Lifted>,
+}
+
+/// What could not be read and is tried again.
+#[derive(Default)]
+struct Trials {
+    pages: PageTrials,
+    cells: CellTrials,
+    log: LogTrials,
 }
 
 impl Recovery {
     /// A recovery that has done nothing yet.
     #[must_use]
     pub(super) fn new(cx: RecoveryContext) -> Recovery {
-        let blocks = u32::try_from(cx.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
-        let ring = Ring { blocks, key: cx.key, array: cx.array, hasher: cx.hasher, map: cx.map };
-        let chain = Chain::empty(cx.start.sequence, cx.map.width());
+        let blocks = u32::try_from(cx.regions.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        let ring = Ring {
+            blocks,
+            key: cx.checks.key,
+            array: cx.checks.array,
+            hasher: cx.checks.hasher,
+            map: cx.map,
+        };
+        let chain = Chain::empty(cx.known.start.sequence, cx.map.width());
         let io = Io { pool: cx.pool.clone(), flights: Slab::new(), out: Vec::new() };
         Recovery {
             ring,
             io,
             ended: Vec::new(),
             step: Step::Start,
-            decision: Decision::new(&chain),
-            judge: Judge::new(chain, cx.map, cx.usable, cx.away),
-            prefix: 0,
-            jobs: Slab::new(),
-            job_bytes: 0,
-            tiles: VecDeque::new(),
-            suspects: Vec::new(),
+            plan: Plan {
+                decision: Decision::new(&chain),
+                judge: Judge::new(chain, cx.map, cx.usable, cx.judging.away),
+                prefix: 0,
+            },
+            work: RowWork { jobs: Slab::new(), job_bytes: 0, tiles: VecDeque::new(), suspects: Vec::new() },
             lost: BTreeMap::new(),
-            named_map_pages: BTreeSet::new(),
-            slots_with_data: Vec::new(),
+            map: MapFinds { named_pages: BTreeSet::new(), slots_with_data: Vec::new() },
             result: Recovered::default(),
             outcome: None,
-            tail: cx.clean.then_some(cx.start.sequence),
+            tail: cx.known.clean.then_some(cx.known.start.sequence),
             now: Timestamp(0),
-            page_trials: PageTrials::default(),
-            cell_trials: CellTrials::default(),
-            log_trials: LogTrials::default(),
+            trials: Trials::default(),
             lifted: cx.lift_max.map(|_| Lifted::default()),
             cx,
         }
@@ -466,9 +512,9 @@ impl Recovery {
     /// One step further; false when there is something to wait for.
     fn advance(&mut self, pages: &mut PageStore) -> bool {
         match std::mem::replace(&mut self.step, Step::Over) {
-            Step::Start if self.cx.clean => self.step = Step::Map { next: 0 },
+            Step::Start if self.cx.known.clean => self.step = Step::Map { next: 0 },
             Step::Start => {
-                if !is_off(Mutation::NoFlushBeforeDecide) && !self.cx.judge_only {
+                if !is_off(Mutation::NoFlushBeforeDecide) && !self.cx.judging.judge_only {
                     self.flush(false);
                 }
                 self.step = Step::FlushAll;
@@ -523,11 +569,13 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushNote);
                 }
-                let top = self.judge.chain.top;
+                let top = self.plan.judge.chain.top;
                 if let Some(lifted) = &mut self.lifted {
-                    lifted.stripes = final_map(&self.judge.chain, self.prefix, 0).into_keys().collect();
+                    lifted.stripes =
+                        final_map(&self.plan.judge.chain, self.plan.prefix, 0).into_keys().collect();
                 }
-                for (stripe, (entry, last)) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number)
+                for (stripe, (entry, last)) in
+                    final_map(&self.plan.judge.chain, self.plan.prefix, self.cx.epoch.number)
                 {
                     let known = pages.map_entry(stripe);
                     let new = (known.slot, known.holds_data) != (entry.slot, entry.holds_data);
@@ -546,7 +594,7 @@ impl Recovery {
                     return self.stay(Step::FlushRedo { next });
                 }
                 pages.thaw();
-                if next < self.judge.touches.len() || !self.tiles.is_empty() {
+                if next < self.plan.judge.touches.len() || !self.work.tiles.is_empty() {
                     self.step = Step::Redo { next };
                 } else {
                     self.finish(pages);
@@ -609,25 +657,25 @@ impl Recovery {
 
     /// Where a block of the ring is on every member.
     fn ring_offset(&self, block: u32) -> ByteOffset {
-        self.cx.log.offset.plus(u64::from(block) * LOG_BLOCK_BYTES as u64)
+        self.cx.regions.log.offset.plus(u64::from(block) * LOG_BLOCK_BYTES as u64)
     }
 
     fn take_chain(&mut self, chain: Chain, pages: &PageStore) {
         for (stripe, (_, last)) in final_map(&chain, chain.batches.len() as u32, 0) {
             if last >= chain.top {
-                self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
+                self.map.named_pages.insert(pages.layout().map_entry(stripe.0).0);
             }
         }
         self.tail = Some(chain.tail + u64::from(chain.top));
         self.result.log_faults = chain.faults(self.cx.usable);
-        self.decision = Decision::new(&chain);
-        self.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.away);
+        self.plan.decision = Decision::new(&chain);
+        self.plan.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.judging.away);
     }
 
     /// R6: manifests on the usable members that lack them.
     fn write_manifests(&mut self, mut next: usize) -> bool {
-        while next < self.prefix as usize && self.io.flights.len() < MANIFEST_WRITES_AT_ONCE {
-            let (chain, place) = (&self.judge.chain, next as u32);
+        while next < self.plan.prefix as usize && self.io.flights.len() < MANIFEST_WRITES_AT_ONCE {
+            let (chain, place) = (&self.plan.judge.chain, next as u32);
             let entry = &chain.batches[next];
             next += 1;
             // Not below the highest tail, where space may be used again.
@@ -640,15 +688,15 @@ impl Recovery {
             if lacking.is_empty() {
                 continue;
             }
-            let manifest = entry.batch.manifest(&self.cx.key, self.cx.array);
+            let manifest = entry.batch.manifest(&self.cx.checks.key, self.cx.checks.array);
             for (member, place) in lacking {
                 let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
                 manifest.rewrite_piece(member, entry.payload_blocks(member), &mut bytes);
-                let offset = self.cx.log.offset.plus(u64::from(place) * LOG_BLOCK_BYTES as u64);
+                let offset = self.cx.regions.log.offset.plus(u64::from(place) * LOG_BLOCK_BYTES as u64);
                 self.io.write(member, Which::Primary, offset, bytes.freeze(), Doing::Write { job: None });
             }
         }
-        if next < self.prefix as usize {
+        if next < self.plan.prefix as usize {
             return self.stay(Step::Manifests { next });
         }
         self.step = Step::Images { next: 0 };
@@ -657,9 +705,9 @@ impl Recovery {
 
     /// R7: the note, an empty batch of the new epoch that covers all before it; not again if the log ends with one.
     fn write_note(&mut self) {
-        let chain = &self.judge.chain;
-        let batches = &chain.batches[..self.prefix as usize];
-        let end = chain.tail + u64::from(self.prefix);
+        let chain = &self.plan.judge.chain;
+        let batches = &chain.batches[..self.plan.prefix as usize];
+        let end = chain.tail + u64::from(self.plan.prefix);
         self.result.next_sequence = end;
         self.result.previous = batches.last().map_or(BatchHash::default(), |last| last.hash);
         self.result.next_blocks = note::ends(batches, self.cx.map.width());
@@ -671,11 +719,12 @@ impl Recovery {
         {
             return;
         }
-        let batch = match note::batch(chain, self.prefix, self.cx.usable, self.cx.epoch, self.ring.blocks) {
-            Ok(batch) => batch,
-            Err(error) => return self.refuse(error),
-        };
-        let manifest = batch.manifest(&self.cx.key, self.cx.array);
+        let batch =
+            match note::batch(chain, self.plan.prefix, self.cx.usable, self.cx.epoch, self.ring.blocks) {
+                Ok(batch) => batch,
+                Err(error) => return self.refuse(error),
+            };
+        let manifest = batch.manifest(&self.cx.checks.key, self.cx.checks.array);
         for member in self.cx.usable.iter() {
             let place = batch.places[usize::from(member.0)];
             let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
@@ -691,8 +740,8 @@ impl Recovery {
 
     fn finish(&mut self, pages: &mut PageStore) {
         pages.settle_for(Settle::Known);
-        if self.cx.clean {
-            self.result.next_sequence = self.cx.start.sequence;
+        if self.cx.known.clean {
+            self.result.next_sequence = self.cx.known.start.sequence;
             self.result.next_blocks = vec![0; self.cx.map.width()];
         }
         if self.refuse_losses() {
@@ -705,13 +754,13 @@ impl Recovery {
             columns: columns.into_iter().collect(),
         };
         self.result.lost = lost.map(row).collect();
-        self.result.end = match self.cx.clean {
-            true => self.cx.start.sequence,
-            false => self.judge.chain.tail + u64::from(self.prefix),
+        self.result.end = match self.cx.known.clean {
+            true => self.cx.known.start.sequence,
+            false => self.plan.judge.chain.tail + u64::from(self.plan.prefix),
         };
-        self.result.batches = self.prefix;
-        self.result.dropped = self.judge.chain.batches.len() as u32 - self.prefix;
-        if self.cx.judge_only {
+        self.result.batches = self.plan.prefix;
+        self.result.dropped = self.plan.judge.chain.batches.len() as u32 - self.plan.prefix;
+        if self.cx.judging.judge_only {
             self.outcome = Some(RecoveryOutcome::Recovered(Box::new(std::mem::take(&mut self.result))));
         } else {
             self.step = Step::Index(Box::new(MapBuild::new(self.cx.geometry)));
@@ -721,7 +770,7 @@ impl Recovery {
     /// Without checksums lost rows would be read as if they were right.
     fn refuse_losses(&mut self) -> bool {
         let Some((&(slot, row), _)) = self.lost.first_key_value() else { return false };
-        let refused = !self.cx.checksums && !self.cx.force;
+        let refused = !self.cx.checks.checksums && !self.cx.force;
         if refused {
             self.refuse(RecoveryError::RowsLost { rows: self.lost.len(), slot, row });
         }

@@ -55,19 +55,19 @@ impl Recovery {
                 Want::Unavailable => self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
             }
         }
-        if next < pages.layout().map_pages() || !self.io.is_idle() || !self.page_trials.pages.is_empty() {
+        if next < pages.layout().map_pages() || !self.io.is_idle() || !self.trials.pages.pages.is_empty() {
             return self.stay(Step::Map { next });
         }
-        let gone = self.cx.map_pages.saturating_sub(pages.map_written());
+        let gone = self.cx.known.map_pages.saturating_sub(pages.map_written());
         if gone > 0 && !self.cx.force && !is_off(Mutation::MapPagesNotCounted) {
-            self.refuse(RecoveryError::MapGone { gone, counted: self.cx.map_pages });
+            self.refuse(RecoveryError::MapGone { gone, counted: self.cx.known.map_pages });
             return true;
         }
         self.result.map_pages_gone = gone;
-        if self.cx.clean {
+        if self.cx.known.clean {
             self.finish(pages);
         } else {
-            self.slots_with_data = vec![false; self.cx.map.slots as usize];
+            self.map.slots_with_data = vec![false; self.cx.map.slots as usize];
             self.step = Step::Held { next: 0 };
         }
         true
@@ -78,7 +78,7 @@ impl Recovery {
         let end = self.cx.geometry.stripes().min(next + self.cx.stripes_at_once);
         for stripe in (next..end).map(StripeIndex) {
             let entry = pages.map_entry(stripe);
-            if let Some(held) = self.slots_with_data.get_mut(entry.slot.0 as usize) {
+            if let Some(held) = self.map.slots_with_data.get_mut(entry.slot.0 as usize) {
                 *held |= entry.holds_data;
             }
         }
@@ -94,8 +94,8 @@ impl Recovery {
         let usable = self.cx.usable;
         // Pages of hashes are those of rows that the log names.
         let torn = match waiter {
-            MAP_WAITER if self.cx.clean => Torn::Impossible,
-            MAP_WAITER if !self.named_map_pages.contains(&page) => Torn::Unnamed,
+            MAP_WAITER if self.cx.known.clean => Torn::Impossible,
+            MAP_WAITER if !self.map.named_pages.contains(&page) => Torn::Unnamed,
             _ => Torn::Possible,
         };
         let mut more = Vec::new();
@@ -108,10 +108,15 @@ impl Recovery {
         for io in wanted {
             match io {
                 PageIo::Read { read, member, offset, len } => {
-                    self.io.read(member, self.cx.pages_offset.plus(offset), len, Doing::PageRead(read));
+                    self.io.read(
+                        member,
+                        self.cx.regions.pages_offset.plus(offset),
+                        len,
+                        Doing::PageRead(read),
+                    );
                 }
                 PageIo::Write { write, member, which, offset, bytes } => {
-                    let offset = self.cx.pages_offset.plus(offset);
+                    let offset = self.cx.regions.pages_offset.plus(offset);
                     self.io.write(member, which, offset, bytes, Doing::PageWrite(write));
                 }
             }
@@ -121,7 +126,7 @@ impl Recovery {
     pub(super) fn page_loaded(&mut self, page: PageIndex, loaded: Loaded, pages: &mut PageStore) {
         let Loaded { waiters, mut outcome, mut faults, unread, .. } = loaded;
         if outcome == LoadOutcome::Ready && pages.is_blank(page) && self.must_be_written(page, pages) {
-            if unread.is_some() && !self.page_trials.takes_anything {
+            if unread.is_some() && !self.trials.pages.takes_anything {
                 pages.retract_blank(page);
                 outcome = LoadOutcome::Unreadable;
             } else {
@@ -133,9 +138,9 @@ impl Recovery {
         if outcome == LoadOutcome::Unreadable {
             return self.page_unreadable(page, waiters, unread, pages);
         }
-        self.page_trials.pages.remove(&page);
-        if self.page_trials.pages.is_empty() {
-            self.page_trials.patience.succeeded();
+        self.trials.pages.pages.remove(&page);
+        if self.trials.pages.pages.is_empty() {
+            self.trials.pages.patience.succeeded();
         }
         let is_lost = outcome == LoadOutcome::Lost;
         let fault = |(member, fault)| PageFault { page, member, fault, is_lost };
@@ -148,7 +153,7 @@ impl Recovery {
             match outcome {
                 LoadOutcome::Lost => self.refuse(RecoveryError::MapLost { page: page.0 }),
                 // See [`Torn::Unnamed`]: it is not passed over without a word.
-                LoadOutcome::Behind if self.cx.force || !self.cx.clean => {
+                LoadOutcome::Behind if self.cx.force || !self.cx.known.clean => {
                     self.result.old_map_pages.push(page.0);
                 }
                 LoadOutcome::Behind => self.refuse(RecoveryError::MapBehind { page: page.0 }),
@@ -166,7 +171,7 @@ impl Recovery {
         unread: Option<Unread>,
         pages: &mut PageStore,
     ) {
-        let trials = &mut self.page_trials;
+        let trials = &mut self.trials.pages;
         trials.pages.entry(page).or_default().extend(waiters);
         // Waiting brings back no member.
         let may_pass = unread.as_ref().is_none_or(|unread| unread.by_error);
@@ -193,12 +198,13 @@ impl Recovery {
 
     /// Reads pages again whose time has come.
     pub(super) fn retry_pages(&mut self, pages: &mut PageStore) {
-        if self.outcome.is_some() || self.page_trials.again.is_none_or(|at| at > self.now) {
+        if self.outcome.is_some() || self.trials.pages.again.is_none_or(|at| at > self.now) {
             return;
         }
-        self.page_trials.again = None;
+        self.trials.pages.again = None;
         let waiting: Vec<(PageIndex, Vec<usize>)> = self
-            .page_trials
+            .trials
+            .pages
             .pages
             .iter_mut()
             .map(|(page, waiters)| (*page, std::mem::take(waiters)))
@@ -221,7 +227,9 @@ impl Recovery {
     /// record of a stripe that the log has, its page may be as it was before the array was made.
     fn must_be_written(&self, page: PageIndex, pages: &PageStore) -> bool {
         let mut slots = pages.layout().slots_of(page);
-        slots.any(|slot| self.slots_with_data[slot as usize] && !self.judge.begins_in_log(SlotIndex(slot)))
+        slots.any(|slot| {
+            self.map.slots_with_data[slot as usize] && !self.plan.judge.begins_in_log(SlotIndex(slot))
+        })
     }
 
     /// R8: the pages that were changed, then a flush of everything.

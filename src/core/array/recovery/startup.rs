@@ -6,122 +6,139 @@
 
 use crate::array::Core;
 use crate::array::base::members::{PagesBuilt, Which};
-use crate::array::client::fetch::{Missing, Why};
+use crate::array::base::shortage::changes_nothing;
+use crate::array::blocks::{Missing, Why};
 use crate::array::log::journal::Journal;
-use crate::array::log::state::Redo;
+use crate::array::log::life::Life;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::pages::store::PageStore;
 use crate::array::recovery::{
-    Building, Lifted, LostRow, PageFault, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome,
-    Ring, RolledBack,
+    Building, Checks, Judging, Known, Lifted, LostRow, PageFault, Recovered, Recovery, RecoveryContext,
+    RecoveryIo, RecoveryOutcome, Regions, Ring, RolledBack,
 };
 use crate::array::{
-    Array, ArrayAction, ArrayConfig, ClientError, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner,
-    StripeRequest,
+    Array, ArrayAction, ClientError, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner, StripeRequest,
+    StripeRequestId,
 };
-use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
+use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::BlockHasher;
-use crate::format::{
-    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, MemberState, PAGE_BYTES, Region,
-    RegionKind, Superblock,
-};
-use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex, Timestamp};
+use crate::format::{EpochStamp, LogStart, MemberSet, MemberState};
+use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::VecDeque;
 
-/// Where a log is in its life.
-pub(in crate::array) enum Life {
-    /// Nothing is known of it; waits until the epoch is complete and nothing is in flight.
-    Starting,
-    /// Being replayed, or only judged; how many losses of members there were when that began.
-    Recovering {
-        recovery: Box<Recovery>,
-        losses: u64,
-    },
-    /// Replayed; waits until the superblocks say where it starts now (R9).
-    Marking(LogStart),
-    Serving,
-    /// It cannot be served; the reason was told.
-    Refused(String),
+/// What a start of the log goes by, and the requests that wait for it.
+#[derive(Default)]
+pub(in crate::array) struct Startup {
+    /// While the log is [`Life::Recovering`].
+    running: Option<Running>,
+    /// A member that the last epoch had in service is missing, or holds only the parent of that
+    /// epoch, and whether the array can be served is not known: until it is, nothing is written.
+    /// Its return would not help, or what tells of its age would be gone.
+    unjudged: bool,
+    /// Of a start that is refused: whether a forced one would go on.
+    yields_to_force: bool,
+    /// While that is not known: members in service that hold only the parent of the last epoch.
+    behind: MemberSet,
+    /// Batches below were durable before the array failed, whatever its members say when they come
+    /// back; 0 where nothing is known.
+    durable_before: u64,
+    /// Batches below were acknowledged before the array failed, durable or not; 0 where nothing is known.
+    acknowledged_before: u64,
+    /// Client requests that came before the log was replayed, and when.
+    queued: VecDeque<QueuedRequest>,
+    /// The next replay writes nothing in place.
+    lifts: bool,
 }
 
-/// What never changes about a log.
-#[derive(Clone)]
-pub(in crate::array) struct LogFacts {
-    pub key: LogKey,
-    /// Checksums of blocks, if the array has any.
-    pub checksums: Option<BlockHasher>,
-    pub log: Region,
-    pub pages_offset: ByteOffset,
-    pub overlay_max: usize,
-    /// Members that have an image of each row that is written, at least: that of the data, and
-    /// those of the parity.
-    pub members_of_write: usize,
-    pub cache_pages_max: usize,
-    /// The newest log start of the members when this life of the log began, and whether the log was empty then.
-    pub start: LogStart,
-    pub clean: bool,
-    /// Serve although replay finds rows lost that nothing would tell from good ones.
-    pub force: bool,
-}
+/// A client request that waits for the replay of the log, and since when.
+type QueuedRequest = (StripeRequestId, StripeRequest, Timestamp);
 
-/// Most bytes of images that wait to go in place: what a checkpoint writes in a second or so.
-const OVERLAY_MAX: usize = 64 << 20;
-
-impl LogFacts {
-    pub(in crate::array) fn new(
-        superblock: &Superblock,
-        start: LogStart,
-        config: &ArrayConfig,
-        pool: &Pool,
-    ) -> LogFacts {
-        let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
-        let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
-        let secret = superblock.redo.secret;
-        let (_, slab) = pool.slab();
-        LogFacts {
-            key: LogKey::derive(superblock.array, secret),
-            checksums: match superblock.checksum {
-                ChecksumKind::None => None,
-                ChecksumKind::Crc32c => Some(BlockHasher::Crc32c),
-                ChecksumKind::Blake3 => Some(BlockHasher::Blake3),
-            },
-            log,
-            pages_offset: pages.offset,
-            overlay_max: OVERLAY_MAX.min(slab / 4),
-            members_of_write: 1 + usize::from(superblock.geometry.parity),
-            cache_pages_max: (config.page_cache / PAGE_BYTES).max(CACHE_PAGES_MIN),
-            start,
-            clean: superblock.clean,
-            force: config.force,
-        }
-    }
-
-    pub(in crate::array) fn ring_blocks(&self) -> u32 {
-        // The format bounds the log region far below 2^32 blocks; what is beyond would go unused.
-        u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
-    }
+/// A replay, or a judgement without one; how many losses of members there were when it began.
+struct Running {
+    recovery: Box<Recovery>,
+    losses: u64,
 }
 
 /// Stripes of the map that are gone through at once: some 0.3 ms, so that other arrays of the same thread are served
 /// meanwhile.
 const STRIPES_AT_ONCE: u64 = 1 << 15;
 
-/// Pages in the cache at least: those of the operations under way.
-const CACHE_PAGES_MIN: usize = 256;
+impl Startup {
+    /// `behind`: members in service that hold only the parent of the last epoch.
+    pub(in crate::array) fn new(unjudged: bool, behind: MemberSet) -> Startup {
+        Startup { unjudged, behind, ..Startup::default() }
+    }
+
+    /// Of a start that is refused: whether a forced one would go on.
+    pub(in crate::array) fn yields_to_force(&self) -> bool {
+        self.yields_to_force
+    }
+
+    /// Enough members of an array that had failed are back: whether it can be served is judged anew.
+    pub(in crate::array) fn judge_anew(&mut self) {
+        self.unjudged = true;
+    }
+
+    /// A member of an array that has failed is back; whether it holds only the parent of the last epoch.
+    pub(in crate::array) fn note_return(&mut self, index: MemberIndex, is_behind: bool) {
+        if is_behind {
+            self.behind.insert(index);
+        } else {
+            self.behind.remove(index);
+        }
+    }
+
+    /// No device has the last epoch: no member is behind it.
+    pub(in crate::array) fn forget_behind(&mut self) {
+        self.behind = MemberSet::default();
+    }
+
+    /// The array has failed while it served: batches below were durable, and acknowledged.
+    pub(in crate::array) fn note_failure(&mut self, durable: u64, acknowledged: u64) {
+        self.durable_before = durable;
+        self.acknowledged_before = acknowledged;
+    }
+
+    /// Client requests that wait for the replay.
+    pub(in crate::array) fn take_queued(&mut self) -> VecDeque<QueuedRequest> {
+        std::mem::take(&mut self.queued)
+    }
+
+    /// Those of them that have waited for so long.
+    pub(in crate::array) fn take_late(
+        &mut self,
+        now: Timestamp,
+        patience_ns: u64,
+    ) -> VecDeque<QueuedRequest> {
+        let is_late = |(_, _, since): &QueuedRequest| now.nanos_since(*since) >= patience_ns;
+        let (late, others) = self.take_queued().into_iter().partition(is_late);
+        self.queued = others;
+        late
+    }
+
+    /// Whether a replay runs that another could do without writing in place.
+    pub(in crate::array) fn may_lift(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.recovery.may_lift())
+    }
+
+    /// The replay is over, or void.
+    pub(in crate::array) fn end_recovery(&mut self) {
+        self.running = None;
+    }
+}
 
 impl Array {
     /// Moves the start on as far as it goes.
     pub(in crate::array) fn pump_startup(&mut self) {
         let losses = self.supers.losses();
-        match &mut self.redo_mut().life {
+        match self.redo.life() {
             Life::Serving | Life::Refused(_) => {}
             Life::Starting => self.begin_recovery(),
-            Life::Recovering { losses: before, .. } if *before != losses => {
+            Life::Recovering if self.startup.running.as_ref().is_none_or(|run| run.losses != losses) => {
                 // A member has left: assembly's rules apply anew (A1).
-                self.redo_mut().life = Life::Starting;
+                self.start_over();
                 self.begin_recovery();
             }
-            Life::Recovering { .. } => self.poll_recovery(),
+            Life::Recovering => self.poll_recovery(),
             Life::Marking(start) => {
                 let start = *start;
                 if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() {
@@ -133,33 +150,52 @@ impl Array {
 
     /// The start goes on by itself, without any I/O.
     pub(in crate::array) fn startup_due(&self) -> Option<Timestamp> {
-        let Life::Recovering { recovery, .. } = &self.redo.life else { return None };
-        recovery.has_work().then_some(self.core.now)
+        let running = self.startup.running.as_ref()?;
+        running.recovery.has_work().then_some(self.core.now)
+    }
+
+    /// A request that came before the log was replayed waits for that.
+    pub(in crate::array) fn queue(&mut self, id: StripeRequestId, request: StripeRequest) {
+        match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
+            Some(error) => self.core.done(id, Err(error)),
+            None => self.startup.queued.push_back((id, request, self.core.now)),
+        }
+    }
+
+    /// Another replay begins, which leaves in the log what it finds.
+    pub(in crate::array) fn begin_lifting(&mut self) {
+        self.start_over();
+        self.startup.lifts = true;
+    }
+
+    /// Another recovery is to begin.
+    fn start_over(&mut self) {
+        self.startup.end_recovery();
+        self.redo.set_life(Life::Starting);
     }
 
     /// Only when a test wants the rule broken that replay waits for its epoch.
     pub(in crate::array) fn is_epoch_late(&self) -> bool {
         (is_off(Mutation::EpochAfterRedo) || is_off(Mutation::EpochAfterRedoNorNote))
-            && matches!(self.redo.life, Life::Starting | Life::Recovering { .. })
+            && matches!(self.redo.life(), Life::Starting | Life::Recovering)
     }
 
     /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
     /// start that is refused leaves those that are missing as current as they were.
     pub(in crate::array) fn is_unjudged(&self) -> bool {
-        self.redo.start.unjudged
+        self.startup.unjudged
     }
 
     /// Whether it was judged that it cannot, and nothing was written.
     pub(in crate::array) fn is_refused_unwritten(&self) -> bool {
-        self.redo.start.unjudged && matches!(self.redo.life, Life::Refused(_))
+        self.startup.unjudged && self.redo.is_refused()
     }
 
     /// The members that are here can be served: their epoch is made, and the log replayed in it.
     fn judged(&mut self) {
-        let redo = self.redo_mut();
-        redo.start.unjudged = false;
-        redo.start.behind = MemberSet::default();
-        redo.life = Life::Starting;
+        self.startup.unjudged = false;
+        self.startup.behind = MemberSet::default();
+        self.start_over();
         self.pump_supers();
     }
 
@@ -173,12 +209,12 @@ impl Array {
         }
         self.supers.forget_log_start();
         let epoch = self.supers.epoch();
-        let mut facts = self.redo().facts.clone();
+        let mut facts = self.redo.facts().clone();
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
         // rings hold from before is void, also what a device has brought along that joined since.
         facts.start = self.supers.template().redo.start;
         let usable = self.core.online();
-        let lifts = std::mem::take(&mut self.redo_mut().start.lifts);
+        let lifts = std::mem::take(&mut self.startup.lifts);
         let building = self.core.roster.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_ref());
@@ -194,73 +230,57 @@ impl Array {
         let context = RecoveryContext {
             map: self.core.map,
             geometry: self.core.shape.geometry,
-            array: self.supers.template().array,
-            key: facts.key,
-            data_offset: self.core.shape.data_offset,
-            log: facts.log,
-            pages_offset: facts.pages_offset,
-            hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
-            checksums: facts.checksums.is_some(),
+            regions: Regions {
+                data_offset: self.core.shape.data_offset,
+                log: facts.log,
+                pages_offset: facts.pages_offset,
+            },
+            checks: Checks {
+                array: self.supers.template().array,
+                key: facts.key,
+                hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
+                checksums: facts.checksums.is_some(),
+            },
             usable,
             building: building.collect(),
-            start: facts.start,
-            clean: facts.clean,
-            map_pages: self.supers.template().map_pages,
+            known: Known {
+                start: facts.start,
+                durable: self.startup.durable_before,
+                clean: facts.clean,
+                map_pages: self.supers.template().map_pages,
+            },
             force: facts.force,
-            lift_max: lifts.then_some(2 * self.redo().place.overlay_max),
-            judge_only: self.is_unjudged(),
-            durable: self.redo().start.durable_before,
-            away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
-            behind: usable.iter().filter(|member| self.redo().start.behind.contains(*member)).collect(),
+            lift_max: lifts.then_some(2 * self.redo.overlay_max()),
+            judging: Judging {
+                judge_only: self.is_unjudged(),
+                away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
+                behind: usable.iter().filter(|member| self.startup.behind.contains(*member)).collect(),
+            },
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             stripes_at_once: STRIPES_AT_ONCE,
             codec: self.core.shape.codec.clone(),
             pool: self.core.pool.clone(),
         };
-        let mut pages = PageStore::new(
-            self.core.shape.geometry,
-            facts.checksums.is_some(),
-            facts.key,
-            self.supers.template().array,
-            facts.cache_pages_max,
-        );
+        let mut pages = facts.empty_pages(self.core.shape.geometry, self.supers.template().array);
         let members = (0..self.core.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         // What devices that are being built lack of pages, and what was on its way to them, is not
         // known any more.
         self.core.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
-        let (lives, unjudged, behind) =
-            (self.redo().lives, self.redo().start.unjudged, self.redo().start.behind);
-        let mut redo = Redo::new(facts, pages, self.empty_journal());
-        (redo.lives, redo.start.unjudged, redo.start.behind) = (lives, unjudged, behind);
-        redo.start.durable_before = self.redo().start.durable_before;
-        redo.start.acknowledged_before = self.redo().start.acknowledged_before;
-        redo.start.queued = std::mem::take(&mut self.redo_mut().start.queued);
-        redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
-        *self.redo_mut() = redo;
+        let (array, width) = (self.supers.template().array, self.core.map.width());
+        let journal = self.redo.facts().empty_journal(array, width);
+        self.redo.begin_anew(facts, journal);
+        self.pages = pages;
+        self.startup.running = Some(Running { recovery: Box::new(Recovery::new(context)), losses });
         self.poll_recovery();
-    }
-
-    fn empty_journal(&self) -> Journal {
-        let heads = vec![0; self.core.map.width()];
-        let facts = &self.redo().facts;
-        Journal::new(
-            facts.key,
-            self.supers.template().array,
-            facts.ring_blocks(),
-            heads,
-            facts.start.sequence,
-            Default::default(),
-        )
     }
 
     fn poll_recovery(&mut self) {
         let mut io = Vec::new();
         let now = self.core.now;
-        let redo = self.redo_mut();
-        let Life::Recovering { recovery, .. } = &mut redo.life else { return };
-        let outcome = recovery.poll(now, &mut redo.pages, &mut io);
+        let Some(Running { recovery, .. }) = &mut self.startup.running else { return };
+        let outcome = recovery.poll(now, self.pages.store_for_replay(), &mut io);
         let tail = recovery.tail();
         let lifted = outcome.as_ref().and_then(|_| recovery.take_lifted());
         for io in io {
@@ -279,10 +299,10 @@ impl Array {
                     self.write_fault(member, device, what, fault);
                 }
                 // Another recovery over those that are left, once nothing of this one is in flight.
-                self.redo_mut().life = Life::Starting;
+                self.start_over();
             }
             Some(RecoveryOutcome::Refused(error)) => {
-                let yields = error.yields_to_force() && !self.redo().facts.force;
+                let yields = error.yields_to_force() && !self.redo.facts().force;
                 self.refuse_to_serve(&error.to_string(), yields);
             }
         }
@@ -313,28 +333,24 @@ impl Array {
             }
             self.core.roster.returnable.remove(member);
             self.supers.departed_mut().roll_back(member);
-            self.redo_mut().start.behind.remove(member);
+            self.startup.behind.remove(member);
         }
         // Another recovery over those that are left.
-        self.redo_mut().life = Life::Starting;
+        self.start_over();
     }
 
     /// Batches below are in place on all members in service, as far as is known.
     pub(in crate::array) fn tail_in_place(&self) -> Option<u64> {
-        match &self.redo.life {
-            Life::Serving | Life::Marking(_) => match &self.redo.unsettled {
-                // Nothing has told the members of a higher one.
-                Some(unsettled) => unsettled.tail,
-                None => Some(self.redo().journal.tail()),
-            },
-            Life::Recovering { recovery, .. } => recovery.tail(),
+        match self.redo.life() {
+            Life::Serving | Life::Marking(_) => self.redo.tail_in_place(),
+            Life::Recovering => self.startup.running.as_ref().and_then(|running| running.recovery.tail()),
             Life::Starting | Life::Refused(_) => None,
         }
     }
 
     /// What readers of a member's log have to know.
     pub(in crate::array) fn ring(&self) -> Ring {
-        let facts = &self.redo().facts;
+        let facts = self.redo.facts();
         Ring {
             blocks: facts.ring_blocks(),
             key: facts.key,
@@ -346,17 +362,17 @@ impl Array {
 
     /// `yields_to_force`: a forced start would go on.
     fn refuse_to_serve(&mut self, reason: &str, yields_to_force: bool) {
-        self.redo_mut().life = Life::Refused(reason.to_owned());
-        self.redo_mut().start.yields_to_force = yields_to_force;
+        self.startup.end_recovery();
+        self.redo.set_life(Life::Refused(reason.to_owned()));
+        self.startup.yields_to_force = yields_to_force;
         self.core.notice(
             NoticeKind::ArrayRefused,
             NoticeLevel::Error,
             None,
             format!("the array cannot be served: {reason}"),
         );
-        let queued = std::mem::take(&mut self.redo_mut().start.queued);
-        for (piece, ..) in queued {
-            self.core.done(piece, Err(ClientError::Io));
+        for (id, ..) in self.startup.take_queued() {
+            self.core.done(id, Err(ClientError::Io));
         }
     }
 
@@ -383,10 +399,8 @@ impl Array {
         entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) {
-        let counts = match &self.redo().life {
-            Life::Recovering { recovery, .. } => recovery.counts(item),
-            _ => false,
-        };
+        let running = self.startup.running.as_ref();
+        let counts = running.is_some_and(|running| running.recovery.counts(item));
         if let (Err(fault), crate::array::Effect::None) = (&result, entry.effect)
             && (counts || fault.kind == IoFaultKind::Gone)
         {
@@ -396,8 +410,8 @@ impl Array {
     }
 
     fn recovery_done(&mut self, item: usize, result: Result<IoValue, IoFault>) {
-        if let Life::Recovering { recovery, .. } = &mut self.redo_mut().life {
-            recovery.io_done(item, result);
+        if let Some(running) = &mut self.startup.running {
+            running.recovery.io_done(item, result);
         }
     }
 
@@ -490,33 +504,33 @@ impl Array {
         }
         self.tell_of_lost_writes(recovered.end);
         let array = self.supers.template().array;
-        let redo = self.redo_mut();
-        redo.stripes = recovered.stripes;
-        redo.journal = Journal::new(
-            redo.facts.key,
+        self.pages.replayed(recovered.stripes);
+        let facts = self.redo.facts();
+        let journal = Journal::new(
+            facts.key,
             array,
-            redo.facts.ring_blocks(),
+            facts.ring_blocks(),
             recovered.next_blocks,
             recovered.next_sequence,
             recovered.previous,
         );
-        if let Some(lifted) = lifted {
-            self.settle(lifted, tail);
+        self.redo.replayed(journal);
+        self.startup.end_recovery();
+        if let Some(Lifted { images, stripes }) = lifted {
+            self.redo.settle(&mut self.core, images, stripes, tail);
             return self.begin_serving();
         }
         if is_off(Mutation::NoCut) {
             return self.begin_serving();
         }
         let start = self.start_log_anew(recovered.next_sequence);
-        self.redo_mut().life = Life::Marking(start);
+        self.redo.set_life(Life::Marking(start));
     }
 
     /// R9: the superblocks are to say that the log starts here, behind all that was replayed.
     pub(in crate::array) fn start_log_anew(&mut self, sequence: u64) -> LogStart {
         let start = LogStart { sequence, epoch: self.supers.epoch().number };
-        let facts = &mut self.redo_mut().facts;
-        facts.start = start;
-        facts.clean = false;
+        self.redo.starts_at(start);
         self.supers.set_log_start(start);
         start
     }
@@ -524,7 +538,7 @@ impl Array {
     /// The log was replayed up to the batch `end`. Clients that were told of writes beyond it, before the array failed, and did
     /// not flush them are still there: the flush that would make those durable fails, as that of a disk that lost its cache does.
     fn tell_of_lost_writes(&mut self, end: u64) {
-        let acknowledged = std::mem::take(&mut self.redo_mut().start.acknowledged_before);
+        let acknowledged = std::mem::take(&mut self.startup.acknowledged_before);
         if end >= acknowledged || is_off(Mutation::LostWritesUntold) {
             return;
         }
@@ -533,34 +547,33 @@ impl Array {
                     without them. The next flush of each client that was connected meanwhile ends in an I/O error";
         self.core.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());
         self.core.actions.push(ArrayAction::WritesLost);
-        let queued = std::mem::take(&mut self.redo_mut().start.queued);
+        let queued = self.startup.take_queued();
         let (flushes, others): (VecDeque<_>, VecDeque<_>) =
             queued.into_iter().partition(|(_, request, _)| matches!(request, StripeRequest::Flush));
-        self.redo_mut().start.queued = others;
-        flushes.into_iter().for_each(|(piece, ..)| self.core.done(piece, Err(ClientError::Io)));
+        self.startup.queued = others;
+        flushes.into_iter().for_each(|(id, ..)| self.core.done(id, Err(ClientError::Io)));
     }
 
     /// R9 is done.
     fn begin_serving(&mut self) {
         let now = self.core.now;
-        let redo = self.redo_mut();
-        redo.life = Life::Serving;
-        redo.start.durable_before = 0;
-        let queued = std::mem::take(&mut redo.start.queued);
+        self.redo.set_life(Life::Serving);
+        self.startup.durable_before = 0;
+        let queued = self.startup.take_queued();
         if std::mem::take(&mut self.was_failed) {
             let text = "enough members are back: the array serves again";
             self.core.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());
         }
-        for (piece, request, _) in queued {
-            self.submit(now, piece, request);
+        for (id, request, _) in queued {
+            self.submit(now, id, request);
         }
     }
 
     /// For the status.
     pub(in crate::array) fn log_state(&self) -> LogState {
-        match &self.redo.life {
-            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => LogState::Replaying,
-            Life::Serving if self.redo.unsettled.is_some() => LogState::Settling,
+        match self.redo.life() {
+            Life::Starting | Life::Recovering | Life::Marking(_) => LogState::Replaying,
+            Life::Serving if self.redo.is_unsettled() => LogState::Settling,
             Life::Serving => LogState::Serving,
             Life::Refused(reason) => LogState::Refused(reason.clone()),
         }

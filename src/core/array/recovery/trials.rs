@@ -12,9 +12,7 @@ use crate::array::recovery::pages::PageTrials;
 use crate::array::recovery::patience::Patience;
 use crate::array::recovery::scan::Scan;
 use crate::array::recovery::unread::{Doubt, in_words};
-use crate::array::recovery::{
-    Doing, Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryOutcome, Step,
-};
+use crate::array::recovery::{Doing, Recovered, Recovery, RecoveryError, RecoveryOutcome, Step};
 use crate::units::MemberIndex;
 
 /// See the head of this file.
@@ -27,23 +25,23 @@ pub(super) struct LogTrials {
 
 impl Recovery {
     pub(super) fn begin_scan(&mut self) {
-        let mut start = self.cx.start;
+        let mut start = self.cx.known.start;
         if is_off(Mutation::OldEpochPiecesIgnored) {
             start.epoch = start.epoch.max(self.cx.epoch.number - 1);
         }
-        let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
-        finds.expect_nothing_of(self.cx.epoch, self.cx.behind);
+        let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.known.durable);
+        finds.expect_nothing_of(self.cx.epoch, self.cx.judging.behind);
         self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
     }
 
     /// All rings were read.
     pub(super) fn end_scan(&mut self, mut finds: Finds) {
         let everything_was_read = finds.unread.is_empty() || is_off(Mutation::UnreadTailDropped);
-        let is_final = everything_was_read || self.log_trials.is_over;
+        let is_final = everything_was_read || self.trials.log.is_over;
         let map = &self.cx.map;
         match finds.chain(self.cx.force && is_final) {
             Ok(chain) => {
-                let doubt = chain.hidden_end(self.cx.usable, self.cx.behind, map);
+                let doubt = chain.hidden_end(self.cx.usable, self.cx.judging.behind, map);
                 let sequence = chain.tail + chain.batches.len() as u64;
                 if doubt != Doubt::None && !self.settle(doubt, Some(sequence), &chain) {
                     return;
@@ -56,10 +54,10 @@ impl Recovery {
             }
             Err(fault) if is_final => self.end_at(fault),
             // What is missing may be where the errors are.
-            Err(fault) => match self.log_trials.patience.failed(self.now) {
+            Err(fault) => match self.trials.log.patience.failed(self.now) {
                 Some(at) => self.step = Step::Again { at },
                 None if self.cx.force => {
-                    self.log_trials.is_over = true;
+                    self.trials.log.is_over = true;
                     self.step = Step::Again { at: self.now };
                 }
                 None => self.end_at(fault),
@@ -70,13 +68,13 @@ impl Recovery {
     /// When rows are lost that could be had with members that are not here: which these are, in
     /// words. Unless the start is forced.
     pub(super) fn absent_with_losses(&self) -> Option<String> {
-        if self.cx.force || !self.decision.loses_absent() {
+        if self.cx.force || !self.plan.decision.loses_absent() {
             return None;
         }
         let had_part = |member: &MemberIndex| {
-            self.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
+            self.plan.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
         };
-        Some(in_words(self.cx.away.iter().filter(had_part)))
+        Some(in_words(self.cx.judging.away.iter().filter(had_part)))
     }
 
     /// There is no chain to replay with these members.
@@ -92,10 +90,10 @@ impl Recovery {
     /// Whether the decision about the end of the log stands although blocks could not be read that could change it. Otherwise
     /// the next step is chosen.
     pub(super) fn settles_end(&mut self, doubt: Doubt) -> bool {
-        let chain = std::mem::replace(&mut self.judge.chain, Chain::empty(0, self.cx.map.width()));
-        let first = self.decision.longest();
-        let RecoveryContext { usable, behind, epoch, .. } = self.cx;
-        let loses_unread = self.decision.loses_unread();
+        let chain = std::mem::replace(&mut self.plan.judge.chain, Chain::empty(0, self.cx.map.width()));
+        let first = self.plan.decision.longest();
+        let (usable, behind, epoch) = (self.cx.usable, self.cx.judging.behind, self.cx.epoch);
+        let loses_unread = self.plan.decision.loses_unread();
         let was_never_durable = !loses_unread
             && (first as usize) < chain.batches.len()
             && chain.was_never_durable(first, usable, behind, epoch);
@@ -109,13 +107,13 @@ impl Recovery {
         if settles && doubt != Doubt::None {
             self.result.dropped_unread = Some(chain.unread.text());
         }
-        self.judge.chain = chain;
+        self.plan.judge.chain = chain;
         settles
     }
 
     /// `sequence`: the first batch that may be there and is dropped.
     fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, chain: &Chain) -> bool {
-        let trials = &mut self.log_trials;
+        let trials = &mut self.trials.log;
         if !trials.is_over
             && let Some(at) = trials.patience.failed(self.now)
         {
@@ -136,17 +134,17 @@ impl Recovery {
 
     /// Everything that was read is forgotten, and read again.
     pub(super) fn read_anew(&mut self, pages: &mut PageStore) {
-        debug_assert!(self.io.is_idle() && self.jobs.is_empty(), "nothing is under way");
+        debug_assert!(self.io.is_idle() && self.work.jobs.is_empty(), "nothing is under way");
         pages.forget_all();
-        let chain = Chain::empty(self.cx.start.sequence, self.cx.map.width());
-        self.decision = Decision::new(&chain);
-        self.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.away);
-        self.tiles.clear();
-        self.suspects.clear();
+        let chain = Chain::empty(self.cx.known.start.sequence, self.cx.map.width());
+        self.plan.decision = Decision::new(&chain);
+        self.plan.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.judging.away);
+        self.work.tiles.clear();
+        self.work.suspects.clear();
         self.lost.clear();
-        self.named_map_pages.clear();
-        self.slots_with_data.clear();
-        self.page_trials = PageTrials::default();
+        self.map.named_pages.clear();
+        self.map.slots_with_data.clear();
+        self.trials.pages = PageTrials::default();
         self.result = Recovered::default();
         self.begin_scan();
     }
@@ -156,9 +154,9 @@ impl Recovery {
     pub(crate) fn counts(&self, item: usize) -> bool {
         let is_ring = self.io.flights.get(item).is_some_and(|flight| matches!(flight.doing, Doing::Ring(_)));
         !is_ring
-            && !self.page_trials.is_trying()
-            && !self.cell_trials.is_trying()
-            && !self.log_trials.is_trying()
+            && !self.trials.pages.is_trying()
+            && !self.trials.cells.is_trying()
+            && !self.trials.log.is_trying()
     }
 }
 

@@ -102,13 +102,13 @@ impl Array {
     pub(super) fn is_bulk(&self, fetch: &Fetch) -> bool {
         let bytes = fetch.round_bytes + fetch.blend.as_ref().map_or(0, Blend::known_bytes);
         let is_much = fetch.in_company || bytes >= self.core.config.job_bytes_min;
-        self.redo().checksums.is_some() && bytes > 0 && is_much
+        self.pages.checksums().is_some() && bytes > 0 && is_much
     }
 
     /// Whether blocks of several clients' requests are there to be fingerprinted side by side, and that is worth a job for
     /// each of them.
     pub(in crate::array) fn gains_from_company(&self) -> bool {
-        self.core.load.client_ops > 1 && self.redo().checksums.is_some_and(BlockHasher::gains_from_company)
+        self.core.load.client_ops > 1 && self.pages.checksums().is_some_and(BlockHasher::gains_from_company)
     }
 
     /// Gives away what the round has read, if it was much. False: all that was read is judged.
@@ -116,7 +116,7 @@ impl Array {
         let is_bulk = self.is_bulk(fetch);
         fetch.round_bytes = 0;
         let blend = fetch.blend.take();
-        let Some(hasher) = self.redo().checksums.filter(|_| is_bulk) else { return false };
+        let Some(hasher) = self.pages.checksums().filter(|_| is_bulk) else { return false };
         let blend = blend.filter(|blend| blend.fits(fetch));
         let unjudged = fetch.unjudged();
         if unjudged.is_empty() && blend.is_none() {
@@ -132,7 +132,7 @@ impl Array {
             fetch.job = Some(JobOut { inputs: parts, sources: 0, yields: Yields::Nothing });
             CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Hashed }
         });
-        let urgency = if fetch.background { Urgency::Background } else { self.core.client_urgency() };
+        let urgency = if fetch.rules.background { Urgency::Background } else { self.core.client_urgency() };
         self.core.give_away(key, work, urgency);
         true
     }
@@ -223,7 +223,7 @@ impl Array {
     /// What the blocks of a part should hash to.
     fn expected(&self, fetch: &Fetch, at: usize) -> impl Iterator<Item = BlockHash> + '_ {
         let Part { column, rows, .. } = &fetch.parts[at];
-        self.redo().pages.hashes(fetch.slot, rows.clone(), ColumnIndex(*column as u16))
+        self.pages.store().hashes(fetch.slot, rows.clone(), ColumnIndex(*column as u16))
     }
 }
 

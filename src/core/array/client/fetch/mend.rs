@@ -44,16 +44,17 @@ impl Array {
     /// way, each of which ends in [`Array::mend_io`]. Nothing is written while a loss is not
     /// recorded (E3).
     pub(in crate::array) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
-        let mut repairs = std::mem::take(&mut fetch.repairs);
+        let mut repairs = std::mem::take(&mut fetch.found.repairs);
         repairs.retain(|repair| {
             // What fits an old hash may be older than what would be written over.
-            let redo = self.redo();
-            if redo.checksums.is_some() && redo.pages.is_doubted(fetch.slot, repair.row, repair.column) {
+            let pages = &self.pages;
+            let is_doubted = || pages.store().is_doubted(fetch.slot, repair.row, repair.column);
+            if pages.checksums().is_some() && is_doubted() {
                 return false;
             }
             let offset =
                 self.core.map.device_offset(self.core.shape.data_offset, fetch.slot, repair.row * BLOCK);
-            self.bad.may_mend(self.core.now, repair.member, offset, fetch.background)
+            self.bad.may_mend(self.core.now, repair.member, offset, fetch.rules.background)
         });
         if self.core.is_failed() || !self.acknowledgements_allowed() {
             return 0;
@@ -149,6 +150,16 @@ impl Array {
 }
 
 impl Core {
+    fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
+        let text = format!(
+            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
+            Count::of(rows, "block"),
+            Count::of(rows, "block").were(),
+            if rows == 1 { "it is" } else { "they are" }
+        );
+        self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
+    }
+
     /// Rewrites adjacent rows of a member.
     pub(in crate::array) fn send_repair(
         &mut self,

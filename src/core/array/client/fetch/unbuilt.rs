@@ -5,8 +5,8 @@
 //! nothing of a loss. Must not know what the bytes are for.
 
 use crate::array::Core;
-use crate::array::client::fetch::{BLOCK, Fetch, Part, State, Why};
-use crate::array::passes::walk::runs;
+use crate::array::blocks::{Why, runs};
+use crate::array::client::fetch::{BLOCK, Fetch, Part, State};
 use crate::array::{Array, Inflight, Owner};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
@@ -29,13 +29,14 @@ impl Array {
     /// be read.
     pub(super) fn ask_unbuilt(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         // Without checksums nothing tells a block that was built from one that was not.
-        let may_ask = !fetch.asked_unbuilt && !fetch.in_service_only;
-        if !may_ask || self.redo().checksums.is_none() || !self.core.any_building() {
+        let may_ask = !fetch.asked_unbuilt && !fetch.rules.in_service_only;
+        if !may_ask || self.pages.checksums().is_none() || !self.core.any_building() {
             return false;
         }
         fetch.asked_unbuilt = true;
-        let is_short =
-            |row: usize| fetch.missing.iter().any(|block| (block.row, block.why) == (row, Why::Unreadable));
+        let is_short = |row: usize| {
+            fetch.found.missing.iter().any(|block| (block.row, block.why) == (row, Why::Unreadable))
+        };
         let mut found = Vec::new();
         for column in 0..self.core.map.width() {
             let member = self.core.member_at(fetch.slot, column);
@@ -77,7 +78,7 @@ impl Array {
     ) {
         let (column, row) = (fetch.parts[at].column, fetch.parts[at].rows.start + block);
         let is_good = match result {
-            Ok(IoValue::Data(bytes)) if self.redo().verifies(fetch.slot, row, column, &bytes) => {
+            Ok(IoValue::Data(bytes)) if self.pages.verifies(fetch.slot, row, column, &bytes) => {
                 if let Some(buf) = &mut fetch.parts[at].buf {
                     buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
                 }
@@ -85,7 +86,7 @@ impl Array {
             }
             Ok(_) => false,
             Err(fault) => {
-                fetch.host_is_short |= fault.kind.passes();
+                fetch.found.host_is_short |= fault.kind.passes();
                 if fault.kind == IoFaultKind::Gone {
                     self.read_fault(entry.member, entry.device, fault);
                 }

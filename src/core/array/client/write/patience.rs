@@ -9,10 +9,10 @@ impl LoggedWrite {
     /// Whether the client gets this error instead of waiting any longer; the operation is to be advanced then.
     pub(crate) fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
         let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
-        let is_late = now.nanos_since(self.since) >= patience_ns;
-        let loses = waits && is_late && self.piece.is_some() && self.expired.is_none();
+        let is_late = now.nanos_since(self.request.since) >= patience_ns;
+        let loses = waits && is_late && self.request.id.is_some() && self.request.expired.is_none();
         if loses {
-            self.expired = Some(error);
+            self.request.expired = Some(error);
         }
         loses
     }

@@ -3,21 +3,21 @@
 use super::{BLOCK, LoggedWrite, Stage, Way, Work, parity};
 use crate::array::client::fetch::Blended;
 use crate::array::client::plan::ParityPath;
-use crate::array::log::journal::{record_bytes, stripe_of};
+use crate::array::log::journal::record_bytes;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::PagesHeld;
 use crate::array::{Array, ClientError, Flow};
 use crate::block_io::{Buf, BufMut};
-use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
+use crate::format::{FreshRecord, InPlaceRecord, LogRecord};
 use crate::units::{BlockHash, ColumnIndex, SlotIndex, StripeIndex};
 use std::ops::Range;
 
 impl Array {
     /// New parity, hashes and records of every band.
     pub(in crate::array) fn make_records(&mut self, write: &mut LoggedWrite) {
-        let Work::Data { offset, data } = &write.work else { return };
+        let Work::Data { offset, data } = &write.task.work else { return };
         let first = !self.holds_data(write.stripe);
-        let missing = std::mem::take(&mut write.fetch.missing);
+        let missing = std::mem::take(&mut write.fetch.found.missing);
         let aside: Vec<(usize, usize)> = missing
             .iter()
             .filter(|block| !block.why.counts_as_zeroes())
@@ -25,7 +25,7 @@ impl Array {
             .collect();
         let mut blended = write.fetch.take_blended();
         let mut old = write.fetch.take().into_iter();
-        for (at, (band, path)) in write.plans.iter().enumerate() {
+        for (at, (band, path)) in write.parity.plans.iter().enumerate() {
             let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
             let count = match path {
                 _ if first => 0,
@@ -85,34 +85,34 @@ impl Array {
         aside: &[(usize, usize)],
         records: &mut Vec<(LogRecord, Vec<(u16, Buf)>)>,
     ) {
-        let pieces: Vec<Range<usize>> = if aside.iter().any(|(_, row)| rows.contains(row)) {
+        let runs: Vec<Range<usize>> = if aside.iter().any(|(_, row)| rows.contains(row)) {
             rows.clone().map(|row| row..row + 1).collect()
         } else {
             vec![rows.clone()]
         };
         assert!(
-            hashed.is_none() || pieces.len() == 1,
+            hashed.is_none() || runs.len() == 1,
             "what is blended has no row with blocks that are set aside"
         );
-        for (nth, piece) in pieces.into_iter().enumerate() {
-            let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
+        for (nth, run) in runs.into_iter().enumerate() {
+            let bytes = (run.start - rows.start) * BLOCK..(run.end - rows.start) * BLOCK;
             let images: Vec<(u16, Buf)> =
                 images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
-            let aside_here = aside.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
+            let aside_here = aside.iter().filter(|(_, row)| *row == run.start).map(|(c, _)| *c as u16);
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(aside_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
             columns.sort_unstable();
             let hashes =
                 hashed.clone().unwrap_or_else(|| {
-                    let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+                    let mut hashes = Vec::with_capacity(columns.len() * run.len());
                     for column in &columns {
                         match images.iter().find(|(c, _)| c == column) {
-                            Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
+                            Some((_, image)) => self.pages.log_hasher().hash_blocks(image, &mut hashes),
                             None if is_off(Mutation::LostWithoutEvidence) => {
-                                hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len()));
+                                hashes.extend(std::iter::repeat_n(BlockHash::LOST, run.len()));
                             }
-                            None => hashes.extend(piece.clone().map(|row| {
-                                self.redo().pages.hash(slot, row, ColumnIndex(*column)).set_aside()
+                            None => hashes.extend(run.clone().map(|row| {
+                                self.pages.store().hash(slot, row, ColumnIndex(*column)).set_aside()
                             })),
                         }
                     }
@@ -122,8 +122,8 @@ impl Array {
                 stripe,
                 slot,
                 first: first && nth == 0,
-                row: piece.start as u32,
-                rows: piece.len() as u32,
+                row: run.start as u32,
+                rows: run.len() as u32,
                 columns,
                 hashes,
             };
@@ -146,10 +146,10 @@ impl Array {
             .sum();
         let fits = write.records.iter().all(|(record, _)| {
             debug_assert!(record_bytes(record) > 0);
-            self.redo().open_has_room(record, payload)
+            self.redo.open_has_room(record, payload)
         });
         if !fits {
-            self.redo_mut().waits.waiting_for_batch.push(key);
+            self.redo.wait_for_next_batch(key);
             return Flow::Wait;
         }
         let records = std::mem::take(&mut write.records);
@@ -163,24 +163,24 @@ impl Array {
                 LogRecord::Fresh(_) | LogRecord::Discard { .. } => Vec::new(),
             };
             let width = self.core.map.width();
-            self.redo_mut().join(record, payload, width);
+            self.redo.join(record, payload, width);
         }
         let promised = std::mem::take(&mut write.promised);
-        self.redo_mut().waits.promised -= promised;
-        if let Work::Discard { left } = &write.work
+        self.redo.take_back(promised);
+        if let Work::Discard { left } = &write.task.work
             && *left > 1
         {
             return self.next_discard(key, write);
         }
-        if let Some((offset, data)) = write.rest.take() {
+        if let Some((offset, data)) = write.task.rest.take() {
             self.let_go(key, write);
-            (write.work, write.asked) = (Work::Data { offset, data }, None);
-            (write.way, write.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
-            write.writes.clear();
+            (write.task.work, write.task.asked) = (Work::Data { offset, data }, None);
+            (write.parity.way, write.parity.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
+            write.whole.writes.clear();
             self.cut_write(write);
             return Flow::Wait;
         }
-        self.redo_mut().open.waiters.push((key, write.fua));
+        self.redo.wait_for_open(key, write.request.fua);
         write.stage = Stage::Logged;
         self.let_go(key, write);
         Flow::Wait
@@ -188,53 +188,10 @@ impl Array {
 
     /// What a record says becomes true in memory.
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
-        let epoch = self.supers.epoch().number;
         let rows = self.core.map.chunk / BLOCK;
         self.forget_lost(record);
-        if !self.acknowledgements_allowed() {
-            // The epoch in which it will be written is not there yet.
-            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
-        }
-        let redo = self.redo_mut();
-        match record {
-            LogRecord::InPlace(record) => {
-                for (column, image) in images {
-                    redo.overlay.insert(record.slot, usize::from(*column), record.row as usize, image);
-                }
-                if redo.checksums.is_some() {
-                    if record.first {
-                        redo.pages.clear_slot(record.slot);
-                    }
-                    let first = record.row as usize;
-                    let columns = record.columns.iter().map(|column| ColumnIndex(*column));
-                    let rows = first..first + record.rows as usize;
-                    redo.pages.set_hashes(record.slot, rows, columns, &record.hashes);
-                }
-                redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
-            }
-            LogRecord::Fresh(record) => {
-                if redo.checksums.is_some() {
-                    let columns = (0..record.hashes.len() / rows).map(|column| ColumnIndex(column as u16));
-                    redo.pages.set_hashes(record.slot, 0..rows, columns, &record.hashes);
-                }
-                redo.overlay.give_up(record.old_slot);
-                if record.slot == record.old_slot {
-                    redo.set_map_entry(
-                        record.stripe,
-                        MapEntry { slot: record.slot, holds_data: true, epoch },
-                    );
-                } else {
-                    let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
-                    debug_assert_eq!(old, record.old_slot);
-                    redo.open.given_up.push(old);
-                }
-            }
-            LogRecord::Discard { stripe, slot } => {
-                redo.overlay.give_up(*slot);
-                redo.slots.discarded.insert(stripe.0);
-                redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
-            }
-        }
+        let permits = self.permits();
+        self.redo.apply(&mut self.pages, record, images, &permits, rows);
     }
 
     /// Blocks that are written again are not lost any more.

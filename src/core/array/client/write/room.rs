@@ -12,15 +12,15 @@ impl Array {
         if self.goes_fresh(write) {
             return;
         }
-        let Work::Data { offset, data } = &mut write.work else { return };
-        let rows_max = self.redo().rows_max(self.core.map.width());
+        let Work::Data { offset, data } = &mut write.task.work else { return };
+        let rows_max = self.redo.rows_max(self.core.map.width());
         if self.core.rows_of(*offset, data.len()).len() / BLOCK <= rows_max {
             return;
         }
         let column_end = (*offset / self.core.map.chunk + 1) * self.core.map.chunk;
         let end = ((*offset / BLOCK + rows_max) * BLOCK).min(column_end);
         if end < *offset + data.len() {
-            write.rest = Some((end, data.slice(end - *offset..data.len())));
+            write.task.rest = Some((end, data.slice(end - *offset..data.len())));
             *data = data.slice(0..end - *offset);
         }
     }
@@ -28,7 +28,7 @@ impl Array {
     /// What the write will add to overlay and log at most: a member has one column of its rows.
     pub(super) fn share_of_write(&self, write: &LoggedWrite) -> Share {
         let manifest = |blocks, records| self.core.manifest_blocks(blocks, records);
-        match &write.work {
+        match &write.task.work {
             Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
             Work::Repay { .. } => {
                 let blocks = 1 + self.core.map.m;

@@ -4,7 +4,7 @@ use crate::array::Core;
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::client::write::{Flow, LoggedWrite, Stage, StripeWrite, Work};
 use crate::array::pages::hold::PageHold;
-use crate::array::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner};
+use crate::array::{Array, ClientError, FullStripe, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
@@ -19,19 +19,18 @@ impl Array {
             self.core.work.gated.push(key);
             return Flow::Wait;
         }
-        let entry = self.redo().pages.map_entry(write.stripe);
-        let redo = self.redo_mut();
+        let entry = self.pages.map_entry(write.stripe);
         // The slot of a stripe that never held anything is as good as a free one.
-        let target =
-            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let target = if entry.epoch == 0 && !entry.holds_data {
+            Some(entry.slot)
+        } else {
+            self.pages.take_free_slot()
+        };
         let Some(target) = target else {
-            redo.waits.waiting_for_slot.push(key);
-            if redo.journal.slots_waiting() == 0 {
-                redo.checkpoint.want();
-            }
+            self.redo.wait_for_slot(key);
             return Flow::Wait;
         };
-        write.target = Some(target);
+        write.whole.target = Some(target);
         write.pages = PageHold::new(self.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
         write.stage = Stage::SlotLock;
         let lock = LockKey::Slot(target);
@@ -41,20 +40,18 @@ impl Array {
 
     /// Has the stripe coded and hashed, once.
     pub(super) fn code_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Data { data, .. } = &write.work else { unreachable!("a whole stripe has data") };
+        let Work::Data { data, .. } = &write.task.work else { unreachable!("a whole stripe has data") };
         let data = data.clone();
         // The pages load meanwhile.
         self.hold_pages(key, &mut write.pages);
         let (k, chunk) = (self.core.map.k, self.core.map.chunk);
         let bytes = self.core.map.width() * chunk;
-        let redo = self.redo_mut();
-        redo.slots.fresh_bytes += bytes;
-        redo.slots.stripes_in_progress += 1;
+        self.redo.begin_stripe(bytes);
         write.stage = Stage::Code;
         let column = |column: usize| Column::Shared(data.slice(column * chunk..(column + 1) * chunk));
         let work = CodecJob {
             transform: Some(self.core.shape.encoding.clone()),
-            hasher: Some(self.redo().log_hasher()),
+            hasher: Some(self.pages.log_hasher()),
             inputs: (0..k).map(column).collect(),
             outputs: Outputs::Into((0..self.core.map.m).map(|_| self.core.pool.alloc(chunk)).collect()),
         };
@@ -70,9 +67,9 @@ impl Array {
         coded: CodedColumns,
     ) -> Flow {
         assert_eq!(write.stage, Stage::Code, "a stripe is coded once");
-        let Some(target) = write.target else { unreachable!("a whole stripe has a slot") };
+        let Some(target) = write.whole.target else { unreachable!("a whole stripe has a slot") };
         write.stage = Stage::Stripe;
-        if !self.core.is_failed() && write.life == self.redo().lives {
+        if !self.core.is_failed() && write.life == self.redo.lives() {
             let columns = coded.inputs.into_iter().map(Column::into_shared);
             let images = (0..).zip(columns.chain(coded.outputs.into_iter().map(BufMut::freeze))).collect();
             let (stripe, old_slot, hashes) = (write.stripe, write.slot, coded.hashes);
@@ -81,13 +78,13 @@ impl Array {
             for column in 0..self.core.map.width() {
                 let member = self.core.member_at(target, column);
                 for device in self.core.targets(member, target).collect::<Vec<_>>() {
-                    write.writes.push(StripeWrite { member, device, column, retried: false });
+                    write.whole.writes.push(StripeWrite { member, device, column, retried: false });
                 }
             }
-            for item in 0..write.writes.len() {
+            for item in 0..write.whole.writes.len() {
                 self.core.send_stripe_write(key, write, item);
             }
-            if write.pending > 0 {
+            if write.whole.pending > 0 {
                 return Flow::Wait;
             }
         }
@@ -96,13 +93,13 @@ impl Array {
     }
 
     pub(super) fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if write.life == self.redo().lives {
-            self.redo_mut().slots.stripes_in_progress -= 1;
+        if write.life == self.redo.lives() {
+            self.redo.end_stripe();
         }
-        if self.core.is_failed() || write.life != self.redo().lives {
+        if self.core.is_failed() || write.life != self.redo.lives() {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
-        if let Some(error) = write.short {
+        if let Some(error) = write.whole.short {
             if self.core.stop.hurried {
                 return self.end_logged_write(key, write, Err(ClientError::Stopping));
             }
@@ -123,20 +120,21 @@ impl Array {
         entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
-        write.pending -= 1;
+        write.whole.pending -= 1;
         if let Err(fault) = result {
-            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
+            let retry = fault.kind == IoFaultKind::Medium && !write.whole.writes[item].retried;
             if fault.kind.passes() && self.core.find_device(entry.device).is_some() {
-                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
-                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
+                let is_full =
+                    fault.kind == IoFaultKind::NoSpace || write.whole.short == Some(ClientError::NoSpace);
+                write.whole.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
             } else if retry && self.core.find_device(entry.device).is_some() {
-                write.writes[item].retried = true;
+                write.whole.writes[item].retried = true;
                 self.core.send_stripe_write(key, write, item);
             } else {
                 self.write_fault(entry.member, entry.device, "write", fault);
             }
         }
-        if write.pending > 0 {
+        if write.whole.pending > 0 {
             return Flow::Wait;
         }
         let flow = self.stripe_written(key, write);
@@ -145,12 +143,17 @@ impl Array {
 }
 
 impl Core {
+    /// Whether whole stripes go to free slots.
+    pub(super) fn full_stripe_fresh(&self) -> bool {
+        self.config.full_stripe == FullStripe::Fresh
+    }
+
     pub(super) fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
-        let StripeWrite { member, device, column, .. } = write.writes[item];
-        let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
+        let StripeWrite { member, device, column, .. } = write.whole.writes[item];
+        let (Some(target), Some((_, images))) = (write.whole.target, write.records.first()) else { return };
         let buf = images[column].1.clone();
         let offset = self.map.device_offset(self.shape.data_offset, target, 0);
-        write.pending += 1;
+        write.whole.pending += 1;
         self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
     }
 }

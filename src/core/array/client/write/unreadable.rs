@@ -11,10 +11,9 @@
 //! would give it but for an error: then the write ends with an error and has changed nothing.
 
 use crate::array::Core;
-use crate::array::client::fetch::{Missing, Why};
+use crate::array::blocks::{BlockName, Missing, Why};
 use crate::array::client::plan::ParityPath;
 use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Work};
-use crate::array::damage::BlockName;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, StripeReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
@@ -46,29 +45,29 @@ impl Array {
     /// Blocks that new parity would need cannot be had.
     pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         // The reads themselves have waited for the end of the shortage: another way would have to, again.
-        if write.fetch.host_is_short && self.core.is_lasting_shortage(write.since) {
+        if write.fetch.found.host_is_short && self.core.is_lasting_shortage(write.request.since) {
             return self.refuse_unreadable(key, write);
         }
-        let all_delta = write.plans.iter().all(|(_, path)| *path == ParityPath::ReadModifyWrite);
-        let all_afresh = write.plans.iter().all(|(_, path)| *path != ParityPath::ReadModifyWrite);
-        let next = match write.way {
+        let all_delta = write.parity.plans.iter().all(|(_, path)| *path == ParityPath::ReadModifyWrite);
+        let all_afresh = write.parity.plans.iter().all(|(_, path)| *path != ParityPath::ReadModifyWrite);
+        let next = match write.parity.way {
             Way::Usual if all_delta => Some(Way::Afresh),
             Way::Usual => Some(Way::Delta),
             Way::Delta if !all_afresh => Some(Way::Afresh),
             Way::Delta | Way::Afresh => None,
         };
         if let Some(next) = next {
-            write.way = next;
+            write.parity.way = next;
             return self.plan_logged(key, write);
         }
         if let Some((_, column, row)) = write.repays {
             return self.still_set_aside(key, write, usize::from(column), row as usize);
         }
-        let mut unknown = write.fetch.missing.iter().filter(|block| !block.why.counts_as_zeroes());
+        let mut unknown = write.fetch.found.missing.iter().filter(|block| !block.why.counts_as_zeroes());
         let is_proven = unknown.all(|block| block.why == Why::Proven);
         let has_waited = is_off(Mutation::NoPatience) || self.core.has_waited(write);
         let may_set_aside =
-            self.redo().checksums.is_some() && !write.fetch.host_is_short && !self.would_lose(write);
+            self.pages.checksums().is_some() && !write.fetch.found.host_is_short && !self.would_lose(write);
         if may_set_aside && (is_proven || has_waited) {
             return self.set_aside(write);
         }
@@ -80,7 +79,7 @@ impl Array {
 
     /// A block that is written in part cannot be had, so its new content is not known.
     pub(super) fn edges_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let may_change = write.fetch.missing.iter().any(|block| block.why == Why::Unreadable);
+        let may_change = write.fetch.found.missing.iter().any(|block| block.why == Why::Unreadable);
         if !may_change || self.core.has_waited(write) || self.core.stop.hurried {
             return self.refuse_unreadable(key, write);
         }
@@ -91,7 +90,7 @@ impl Array {
     /// have it, so only the others of its row can give it, and all that keeps them from that is an
     /// error, which may pass (T2).
     fn would_lose(&self, write: &LoggedWrite) -> bool {
-        let missing = write.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
+        let missing = write.fetch.found.missing.iter().filter(|block| block.why == Why::Unreadable);
         let mut hidden = missing.filter(|block| write.fetch.has_errors(block.row));
         hidden.any(|&Missing { column, row, .. }| {
             let is_absent = write.fetch.is_absent(column, row);
@@ -111,21 +110,21 @@ impl Array {
     }
 
     fn refuse_unreadable(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let missing = std::mem::take(&mut write.fetch.missing);
+        let missing = std::mem::take(&mut write.fetch.found.missing);
         self.note_missing(write.stripe, write.slot, &missing);
         self.end_logged_write(key, write, Err(ClientError::Io))
     }
 
     /// The rows are let go, so that reads go on, and are read again later.
     fn wait_to_read(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        write.unreadable_since.get_or_insert(self.core.now);
-        let missing = std::mem::take(&mut write.fetch.missing);
-        write.way = Way::Usual;
+        write.parity.unreadable_since.get_or_insert(self.core.now);
+        let missing = std::mem::take(&mut write.fetch.found.missing);
+        write.parity.way = Way::Usual;
         // Others may write the rest of its blocks before it has the rows again (T2).
-        if let Some((offset, data)) = write.asked.take()
+        if let Some((offset, data)) = write.task.asked.take()
             && !is_off(Mutation::WritesWhatItReadBefore)
         {
-            write.work = Work::Data { offset, data };
+            write.task.work = Work::Data { offset, data };
         }
         self.let_go(key, write);
         self.wake_waiting_for_room();
@@ -150,6 +149,7 @@ impl Array {
     fn set_aside(&mut self, write: &mut LoggedWrite) -> Flow {
         let aside: Vec<Missing> = write
             .fetch
+            .found
             .missing
             .iter()
             .filter(|block| !block.why.counts_as_zeroes())
@@ -208,7 +208,7 @@ impl Array {
         column: usize,
         row: usize,
     ) -> Flow {
-        let entry = self.redo().block_hash(write.slot, row, column);
+        let entry = self.pages.block_hash(write.slot, row, column);
         let member = self.core.member_at(write.slot, column);
         let device = self.core.readable(member, write.slot);
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
@@ -234,21 +234,21 @@ impl Array {
         write: &mut LoggedWrite,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
-        let Work::Repay { column, row } = write.work else { unreachable!("a block is repaid") };
-        let is_void = self.core.is_failed() || write.life != self.redo().lives;
+        let Work::Repay { column, row } = write.task.work else { unreachable!("a block is repaid") };
+        let is_void = self.core.is_failed() || write.life != self.redo.lives();
         if is_void {
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
         let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
-        let entry = self.redo().pages.hash(write.slot, row, ColumnIndex(column as u16));
-        if !entry.was_set_aside_from(self.redo().log_hasher().hash(&bytes)) {
+        let entry = self.pages.store().hash(write.slot, row, ColumnIndex(column as u16));
+        if !entry.was_set_aside_from(self.pages.log_hasher().hash(&bytes)) {
             // Nothing else could give it.
             self.damage.note(write.stripe, &[Missing { column, row, why: Why::Gone }]);
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
         // To coding the block held zeroes until now.
         let offset = column * self.core.map.chunk + row * BLOCK;
-        write.work = Work::Data { offset, data: bytes.freeze() };
+        write.task.work = Work::Data { offset, data: bytes.freeze() };
         let flow = self.plan_logged(key, write);
         if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
     }
@@ -273,7 +273,7 @@ impl Core {
     }
 
     fn has_waited(&self, write: &LoggedWrite) -> bool {
-        write.unreadable_since.is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS)
+        write.parity.unreadable_since.is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS)
     }
 
     pub(super) fn try_again(&mut self, write: &mut LoggedWrite, until: Timestamp) -> Flow {

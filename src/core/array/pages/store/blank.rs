@@ -22,7 +22,7 @@ impl PageStore {
                 self.due.remove(&page);
             }
         }
-        let copies = self.layout.copies(page).zip(&cached.next);
+        let copies = self.site.layout.copies(page).zip(&cached.next);
         copies
             .filter(|(_, next)| **next != Next::Anywhere)
             .map(|((member, _), _)| (member, CopyFault::Blank))
@@ -38,9 +38,9 @@ impl PageStore {
         let own = due.whole.iter().map(|member| (page, member, false));
         let lacking: Vec<_> = own.chain(due.replacement.iter().map(|member| (page, member, true))).collect();
         if !self.left_alone.contains(&page) {
-            self.void_due.extend(&lacking);
+            self.void.due.extend(&lacking);
         }
-        self.void.extend(lacking);
+        self.void.all.extend(lacking);
         self.cached.remove(&page);
         self.clock.retain(|&other| other != page);
     }

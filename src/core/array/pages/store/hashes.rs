@@ -9,27 +9,27 @@ use std::sync::Arc;
 impl PageStore {
     /// The hash of a block.
     pub(crate) fn hash(&self, slot: SlotIndex, row: usize, column: ColumnIndex) -> BlockHash {
-        let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
+        let (page, entry) = self.site.layout.hash_entry(slot, row, usize::from(column.0));
         hash_of_entry(self.at(page).page.entries[entry])
     }
 
     /// The hash of a block, if its page is cached and was not lost.
     pub(crate) fn cached_hash(&self, slot: SlotIndex, row: usize, column: ColumnIndex) -> Option<BlockHash> {
-        let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
+        let (page, entry) = self.site.layout.hash_entry(slot, row, usize::from(column.0));
         let cached = self.cached.get(&page).filter(|cached| cached.trust != Trust::Lost)?;
         Some(hash_of_entry(cached.page.entries[entry]))
     }
 
     /// The stripe map's entry of a logical stripe, if its page is cached and was not lost.
     pub(crate) fn cached_map_entry(&self, stripe: StripeIndex) -> Option<MapEntry> {
-        let (page, entry) = self.layout.map_entry(stripe.0);
+        let (page, entry) = self.site.layout.map_entry(stripe.0);
         let cached = self.cached.get(&page).filter(|cached| cached.trust != Trust::Lost)?;
         Some(MapEntry::decode(stripe.0, cached.page.entries[entry]))
     }
 
     /// Sets the hash of a block.
     pub(crate) fn set_hash(&mut self, slot: SlotIndex, row: usize, column: ColumnIndex, hash: BlockHash) {
-        let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
+        let (page, entry) = self.site.layout.hash_entry(slot, row, usize::from(column.0));
         self.set(page, entry, hash.0);
     }
 
@@ -42,7 +42,7 @@ impl PageStore {
     ) -> impl Iterator<Item = BlockHash> + '_ {
         let mut at: Option<(PageIndex, &Page)> = None;
         rows.map(move |row| {
-            let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
+            let (page, entry) = self.site.layout.hash_entry(slot, row, usize::from(column.0));
             let entries = match at {
                 Some((same, entries)) if same == page => entries,
                 _ => &self.at(page).page,
@@ -65,7 +65,7 @@ impl PageStore {
         hashes: &[BlockHash],
     ) {
         assert_eq!(hashes.len(), rows.len() * columns.len(), "a hash for each block");
-        let layout = self.layout;
+        let layout = self.site.layout;
         let (first, count) = (rows.start, rows.len());
         let mut entries = rows
             .flat_map(|row| columns.clone().enumerate().map(move |(nth, column)| (row, nth, column)))
@@ -87,8 +87,8 @@ impl PageStore {
     /// Makes every block of a slot [`BlockHash::UNWRITTEN`]. Its pages hold entries of other slots too, so all of them
     /// must be cached.
     pub(crate) fn clear_slot(&mut self, slot: SlotIndex) {
-        let rows = 0..(u64::from(self.geometry.chunk) / ROW_BYTES) as usize;
-        let columns = (0..self.geometry.width()).map(ColumnIndex);
+        let rows = 0..(u64::from(self.site.geometry.chunk) / ROW_BYTES) as usize;
+        let columns = (0..self.site.geometry.width()).map(ColumnIndex);
         let unwritten = vec![BlockHash::UNWRITTEN; rows.len() * columns.len()];
         self.set_hashes(slot, rows, columns, &unwritten);
     }

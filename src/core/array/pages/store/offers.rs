@@ -1,9 +1,10 @@
 //! Pages of which only a device that is caught up holds the newest version.
 //!
 //! Its member was away, and its copies count for nothing until it has joined. But where it has missed nothing of what a page
-//! tells of (`pages/pass.rs` knows), its copy says the same as the newest version; and if that cannot be read elsewhere, it is
-//! all there is. So it is taken, as a new version that is written to every copy, before anything goes over it: to the
-//! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
+//! tells of (`passes/page_pass.rs` knows), its copy says the same as the newest version; and if that cannot
+//! be read elsewhere, it is all there is. So it is taken, as a new version that is written to every copy,
+//! before anything goes over it: to the device itself first in the place that the version which it has is not
+//! in, and in both with the write-back after that.
 //!
 //! A copy with a fault of its own may show an older version. It is taken once every other copy was
 //! read and none tells more; its blank entries then count as lost, as those of such a copy on a
@@ -78,7 +79,7 @@ impl PageStore {
         since: u64,
         places: [Option<&[u8]>; 2],
     ) -> bool {
-        let read = |bytes: &[u8]| decode_place(&self.key, self.array, page, bytes);
+        let read = |bytes: &[u8]| decode_place(&self.site.key, self.site.array, page, bytes);
         let [first, second] = places.map(|bytes| bytes.map_or((Place::Unreadable, None), read));
         let own = CopyFound { member, places: Some([first.0, second.0]) };
         let newest = newer(first.1, second.1);
@@ -136,11 +137,11 @@ impl PageStore {
     /// # Panics
     /// When the page has no copy on this member.
     pub(crate) fn leave_alone(&mut self, page: PageIndex, member: MemberIndex) {
-        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
+        assert!(self.site.layout.copy_on(page, member).is_some(), "{member} has a copy");
         if self.cached.contains_key(&page) {
             return self.rebuild(page, member, Which::Primary);
         }
-        self.void.insert((page, member, false));
+        self.void.all.insert((page, member, false));
         self.left_alone.insert(page);
     }
 

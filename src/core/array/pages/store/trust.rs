@@ -46,7 +46,7 @@ impl PageStore {
 
     /// Whether the hash of a block may be that of an older one: its page is cached, and doubted.
     pub(crate) fn is_doubted(&self, slot: SlotIndex, row: usize, column: usize) -> bool {
-        let (page, _) = self.layout.hash_entry(slot, row, column);
+        let (page, _) = self.site.layout.hash_entry(slot, row, column);
         self.cached.get(&page).is_some_and(|cached| cached.trust == Trust::Doubted)
     }
 

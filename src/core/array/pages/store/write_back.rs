@@ -30,7 +30,7 @@ impl PageStore {
     /// When the page is not cached or has no copy on this member.
     pub(crate) fn rebuild(&mut self, page: PageIndex, member: MemberIndex, which: Which) {
         assert!(self.cached.contains_key(&page), "a page that is rebuilt is cached");
-        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
+        assert!(self.site.layout.copy_on(page, member).is_some(), "{member} has a copy");
         self.due.entry(page).or_default().insert(member, which);
         self.decide(page);
     }
@@ -42,13 +42,13 @@ impl PageStore {
     /// # Panics
     /// When the page has no copy on this member.
     pub(crate) fn void(&mut self, page: PageIndex, member: MemberIndex, which: Which) {
-        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
+        assert!(self.site.layout.copy_on(page, member).is_some(), "{member} has a copy");
         if self.cached.contains_key(&page) {
             return self.rebuild(page, member, which);
         }
         let entry = (page, member, which == Which::Replacement);
-        if self.void.insert(entry) || self.left_alone.contains(&page) {
-            self.void_due.insert(entry);
+        if self.void.all.insert(entry) || self.left_alone.contains(&page) {
+            self.void.due.insert(entry);
         }
     }
 
@@ -57,23 +57,23 @@ impl PageStore {
         let is_on = move |(_, other, is_replacement): &&(PageIndex, MemberIndex, bool)| {
             (*other, *is_replacement) == (member, which == Which::Replacement)
         };
-        self.void.iter().filter(is_on).map(|(page, _, _)| *page)
+        self.void.all.iter().filter(is_on).map(|(page, _, _)| *page)
     }
 
     /// Whether the page is one of these.
     pub(crate) fn is_void_on(&self, page: PageIndex, member: MemberIndex, which: Which) -> bool {
-        self.void.contains(&(page, member, which == Which::Replacement))
+        self.void.all.contains(&(page, member, which == Which::Replacement))
     }
 
     /// The page is in the cache: devices that were told that it cannot be read get it after all.
     pub(super) fn rebuild_void(&mut self, page: PageIndex) {
         let ends = [(page, MemberIndex(0), false), (page, MemberIndex(u16::MAX), true)];
-        let void: Vec<_> = self.void.range(ends[0]..=ends[1]).copied().collect();
+        let void: Vec<_> = self.void.all.range(ends[0]..=ends[1]).copied().collect();
         for entry in void {
             let (_, member, is_replacement) = entry;
-            self.void.remove(&entry);
-            self.void_due.remove(&entry);
-            self.void_frozen.remove(&entry);
+            self.void.all.remove(&entry);
+            self.void.due.remove(&entry);
+            self.void.frozen.remove(&entry);
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
             self.due.entry(page).or_default().insert(member, which);
             self.decide(page);
@@ -99,9 +99,9 @@ impl PageStore {
     fn forget_void(&mut self, member: MemberIndex, which: Which) -> Vec<PageIndex> {
         let lacked = self.void_on(member, which).collect();
         let of_device = (member, which == Which::Replacement);
-        self.void.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
-        self.void_due.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
-        self.void_frozen.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
+        self.void.all.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
+        self.void.due.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
+        self.void.frozen.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
         lacked
     }
 
@@ -122,12 +122,12 @@ impl PageStore {
         }
         for page in lacked {
             if let (Some(cached), Some(copy)) =
-                (self.cached.get_mut(&page), self.layout.copy_on(page, member))
+                (self.cached.get_mut(&page), self.site.layout.copy_on(page, member))
             {
                 cached.next[copy] = Next::Anywhere;
             }
         }
-        let layout = self.layout;
+        let layout = self.site.layout;
         for (&page, load) in &mut self.loads {
             let copy = layout.copy_on(page, member);
             let is_other = |copy: usize| which == Which::Replacement || load.copies.0[copy].places.is_none();
@@ -138,7 +138,7 @@ impl PageStore {
     /// Where the next write of each copy on `member` goes, of the cached pages.
     fn set_next(&mut self, member: MemberIndex, next: impl Fn(&Page) -> Next) {
         for (&page, cached) in &mut self.cached {
-            if let Some(copy) = self.layout.copy_on(page, member) {
+            if let Some(copy) = self.site.layout.copy_on(page, member) {
                 cached.next[copy] = next(&cached.page);
             }
         }
@@ -150,8 +150,11 @@ impl PageStore {
     /// # Panics
     /// When the write-back before is not over.
     pub(crate) fn freeze(&mut self, epoch: u64) {
-        assert!(self.frozen.is_empty() && self.probes.is_empty(), "one write-back at a time");
-        self.void_frozen.append(&mut self.void_due);
+        assert!(
+            self.write_back.frozen.is_empty() && self.write_back.probes.is_empty(),
+            "one write-back at a time"
+        );
+        self.void.frozen.append(&mut self.void.due);
         let mut due = std::mem::take(&mut self.due);
         for index in std::mem::take(&mut self.dirty) {
             let cached = self.cached.get_mut(&index).expect("a changed page is cached");
@@ -164,19 +167,19 @@ impl PageStore {
             if is_off(Mutation::MapPagesCountedUnflushed) {
                 self.map_written += u64::from(image.sequence == 1 && self.is_map_page(index));
             }
-            self.frozen.insert(index, Frozen::new(image, true, due));
+            self.write_back.frozen.insert(index, Frozen::new(image, true, due));
         }
         for (index, due) in due {
             let image = self.snapshot(index);
-            self.frozen.insert(index, Frozen::new(image, false, due));
+            self.write_back.frozen.insert(index, Frozen::new(image, false, due));
         }
         // What a check has read of a copy tells nothing once that is written, also when the version stays.
-        for page in self.frozen.keys() {
+        for page in self.write_back.frozen.keys() {
             if let Some(load) = self.loads.get_mut(page) {
                 load.is_void = true;
             }
         }
-        self.sent_below = PageIndex(0);
+        self.write_back.sent_below = PageIndex(0);
     }
 
     /// Gives out the writes of the next `pages_max` frozen pages, in ascending order, for the devices that are targets:
@@ -190,15 +193,20 @@ impl PageStore {
     ) {
         self.probed_writes(targets, pool, out);
         self.void_writes(pages_max, targets, pool, out);
-        let next: Vec<PageIndex> =
-            self.frozen.range(self.sent_below..).take(pages_max).map(|(page, _)| *page).collect();
+        let next: Vec<PageIndex> = self
+            .write_back
+            .frozen
+            .range(self.write_back.sent_below..)
+            .take(pages_max)
+            .map(|(page, _)| *page)
+            .collect();
         for page in next {
-            self.sent_below = PageIndex(page.0 + 1);
-            let frozen = &self.frozen[&page];
+            self.write_back.sent_below = PageIndex(page.0 + 1);
+            let frozen = &self.write_back.frozen[&page];
             let cached = self.cached.get(&page).expect("a frozen page is cached");
             let due = &frozen.due;
             let mut images = Images::new(page, &frozen.image, cached.trust == Trust::Lost);
-            for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
+            for (copy, (member, offset)) in self.site.layout.copies(page).enumerate() {
                 let copy = copy as u16;
                 let next = cached.next[usize::from(copy)];
                 // What was taken from the device itself is not written over with the first write.
@@ -212,7 +220,7 @@ impl PageStore {
                     if !asked || !targets(member, which) {
                         continue;
                     }
-                    self.writes_pending += 1;
+                    self.write_back.writes_pending += 1;
                     let places = match next {
                         Next::At(places) => places,
                         Next::Anywhere => Places::Both,
@@ -221,12 +229,12 @@ impl PageStore {
                             let read = PageRead { page, copy, places: Places::Both, before_write: true };
                             out.push(PageIo::Read { read, member, offset, len: Places::Both.len() });
                             let found = CopyFound { member, places: Some([Place::Unreadable; 2]) };
-                            self.probes.insert((page, copy), Probe { found, pending: 1 });
+                            self.write_back.probes.insert((page, copy), Probe { found, pending: 1 });
                             continue;
                         }
                     };
                     let write = PageWrite { page, copy, places, which, is_void: false };
-                    let bytes = images.bytes(places, (&self.key, self.array), pool);
+                    let bytes = images.bytes(places, (&self.site.key, self.site.array), pool);
                     let offset = offset + places.offset();
                     out.push(PageIo::Write { write, member, which, offset, bytes });
                 }
@@ -241,11 +249,12 @@ impl PageStore {
         pool: &Pool,
         out: &mut Vec<PageIo>,
     ) {
-        let probes = std::mem::take(&mut self.probes).into_iter();
+        let probes = std::mem::take(&mut self.write_back.probes).into_iter();
         let (read, unread): (Vec<_>, Vec<_>) = probes.partition(|(_, probe)| probe.pending == 0);
-        self.probes = unread.into_iter().collect();
+        self.write_back.probes = unread.into_iter().collect();
         for ((page, copy), probe) in read {
-            let frozen = self.frozen.get_mut(&page).expect("a page stays frozen while its copies are read");
+            let frozen =
+                self.write_back.frozen.get_mut(&page).expect("a page stays frozen while its copies are read");
             let CopyFound { member, .. } = probe.found;
             let sequence = frozen.image.sequence;
             let truth = (sequence > 0).then(|| version_of(&frozen.image));
@@ -268,15 +277,19 @@ impl PageStore {
                     places
                 }
             };
-            let (_, offset) = self.layout.copies(page).nth(usize::from(copy)).expect("a copy of the page");
+            let (_, offset) =
+                self.site.layout.copies(page).nth(usize::from(copy)).expect("a copy of the page");
             let write = PageWrite { page, copy, places, which: Which::Primary, is_void: false };
             let cached = self.cached.get(&page).expect("a frozen page is cached");
             let is_lost = cached.trust == Trust::Lost;
-            let bytes =
-                Images::new(page, &frozen.image, is_lost).bytes(places, (&self.key, self.array), pool);
+            let bytes = Images::new(page, &frozen.image, is_lost).bytes(
+                places,
+                (&self.site.key, self.site.array),
+                pool,
+            );
             let offset = offset + places.offset();
             out.push(PageIo::Write { write, member, which: Which::Primary, offset, bytes });
-            self.writes_pending += 1;
+            self.write_back.writes_pending += 1;
         }
     }
 
@@ -289,45 +302,47 @@ impl PageStore {
         out: &mut Vec<PageIo>,
     ) {
         for _ in 0..pages_max {
-            let Some((page, member, is_replacement)) = self.void_frozen.pop_first() else { return };
+            let Some((page, member, is_replacement)) = self.void.frozen.pop_first() else { return };
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
-            let mut copies = self.layout.copies(page).enumerate();
+            let mut copies = self.site.layout.copies(page).enumerate();
             let (copy, (_, offset)) =
                 copies.find(|(_, (other, _))| *other == member).expect("a member with a copy");
             if !targets(member, which) {
                 continue;
             }
             let write = PageWrite { page, copy: copy as u16, places: Places::Both, which, is_void: true };
-            let bytes = twice(&Page::encode_void(self.array, page), pool);
+            let bytes = twice(&Page::encode_void(self.site.array, page), pool);
             out.push(PageIo::Write { write, member, which, offset, bytes });
-            self.writes_pending += 1;
+            self.write_back.writes_pending += 1;
         }
     }
 
     /// Takes the end of a write; a device that failed it must be out of service before [`PageStore::thaw`].
     pub(crate) fn write_done(&mut self, write: PageWrite, succeeded: bool) {
-        self.writes_pending = self.writes_pending.checked_sub(1).expect("a write was given out");
+        self.write_back.writes_pending =
+            self.write_back.writes_pending.checked_sub(1).expect("a write was given out");
         if succeeded && write.which == Which::Primary && !write.is_void {
-            let frozen = self.frozen.get_mut(&write.page).expect("a page stays frozen while it is written");
+            let frozen =
+                self.write_back.frozen.get_mut(&write.page).expect("a page stays frozen while it is written");
             frozen.written.push((write.copy, write.places));
         }
     }
 
     /// Writes of the write-back that were given out and are not over.
     pub(crate) fn writes_pending(&self) -> usize {
-        self.writes_pending
+        self.write_back.writes_pending
     }
 
     /// Whether every write of the write-back was given out, as far as is known.
     pub(crate) fn all_sent(&self) -> bool {
-        self.frozen.range(self.sent_below..).next().is_none()
-            && self.void_frozen.is_empty()
-            && self.probes.values().all(|probe| probe.pending > 0)
+        self.write_back.frozen.range(self.write_back.sent_below..).next().is_none()
+            && self.void.frozen.is_empty()
+            && self.write_back.probes.values().all(|probe| probe.pending > 0)
     }
 
     /// Whether every write of the write-back was given out and is over.
     pub(crate) fn is_written(&self) -> bool {
-        self.writes_pending == 0 && self.all_sent()
+        self.write_back.writes_pending == 0 && self.all_sent()
     }
 
     /// Ends the write-back when it is flushed on every device that is still in service. What was not written to a copy
@@ -337,7 +352,7 @@ impl PageStore {
     /// When writes are left.
     pub(crate) fn thaw(&mut self) {
         assert!(self.is_written(), "only what is written can be flushed");
-        for (page, frozen) in std::mem::take(&mut self.frozen) {
+        for (page, frozen) in std::mem::take(&mut self.write_back.frozen) {
             let is_blank = frozen.image.sequence == 0;
             if frozen.changed {
                 // Numbers of versions begin with 1.
@@ -347,7 +362,7 @@ impl PageStore {
                 self.versions.set(page, Some(version_of(&frozen.image)));
             }
             let cached = self.cached.get_mut(&page).expect("a frozen page is cached");
-            for (copy, (member, _)) in self.layout.copies(page).enumerate() {
+            for (copy, (member, _)) in self.site.layout.copies(page).enumerate() {
                 let due = frozen.due.heal.contains(member) || frozen.due.whole.contains(member);
                 if !frozen.changed && !due {
                     continue;

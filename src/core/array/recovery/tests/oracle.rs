@@ -52,25 +52,24 @@ impl World {
             map: Map::new(&shape.geometry()),
             geometry: shape.geometry(),
             stripes_at_once: 1 + self.burnt % 5,
-            data_offset: bytes(shape.data_at()),
-            log: Region { kind: RegionKind::Log, offset: bytes(0), len: bytes(u64::from(shape.ring)).0 },
-            pages_offset: bytes(shape.pages_at()),
-            key: KEY,
-            array: ARRAY,
-            hasher: shape.hasher,
-            checksums: shape.checksums,
+            regions: Regions {
+                data_offset: bytes(shape.data_at()),
+                log: Region { kind: RegionKind::Log, offset: bytes(0), len: bytes(u64::from(shape.ring)).0 },
+                pages_offset: bytes(shape.pages_at()),
+            },
+            checks: Checks { key: KEY, array: ARRAY, hasher: shape.hasher, checksums: shape.checksums },
             usable: self.live,
             building: self.building.iter().map(|(device, _)| *device).collect(),
-            start: start.max_by_key(|start| (start.epoch, start.sequence)).unwrap(),
-            durable: 0,
+            known: Known {
+                start: start.max_by_key(|start| (start.epoch, start.sequence)).unwrap(),
+                durable: 0,
+                clean: false,
+                map_pages: 0,
+            },
             epoch: self.epoch,
-            clean: false,
-            map_pages: 0,
             force: self.force,
-            away: MemberSet::default(),
-            behind: MemberSet::default(),
+            judging: Judging { judge_only: false, away: MemberSet::default(), behind: MemberSet::default() },
             lift_max: None,
-            judge_only: false,
             codec: self.codec.clone(),
             pool: self.pool.clone(),
         }
@@ -80,7 +79,9 @@ impl World {
     pub(super) fn recover(&mut self, clean: bool) -> Result<(RecoveryOutcome, PageStore), Crash> {
         // A4: complete before the log is acted on; superblocks are atomic here.
         self.epoch = EpochStamp { number: self.epoch.number + 1, id: self.random.next_u64() };
-        let mut recovery = Recovery::new(RecoveryContext { clean, ..self.context() });
+        let mut context = self.context();
+        context.known.clean = clean;
+        let mut recovery = Recovery::new(context);
         let mut pages = self.page_store();
         let mut pending = Vec::new();
         let mut idle = 0;

@@ -136,6 +136,7 @@ pub(super) struct Writer {
 }
 
 /// See the head of this file.
+// More than 15 fields: the state of one modelled array, which its tests set up and look at.
 pub(super) struct World {
     pub shape: Shape,
     pub disks: Vec<Disk>,

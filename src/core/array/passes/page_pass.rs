@@ -13,7 +13,6 @@
 //! to those that failed in rounds. Pages that tell of no data are not waited for.
 
 use crate::array::base::members::{PagesBuilt, Progress, Which};
-use crate::array::log::state::Share;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
@@ -41,6 +40,14 @@ pub(in crate::array) struct PagePass {
     /// page named last, and may tell something, at least later.
     own: Option<OwnCopy>,
     offered: Option<(PageIndex, bool)>,
+    retries: Retries,
+    /// All pages were asked for; the checkpoint that must have ended.
+    last: Option<u64>,
+    life: u64,
+}
+
+/// Pages that could not be read, and are tried again.
+struct Retries {
     /// How often it has come back to pages that could not be read, and those that are left of this
     /// round, which begins at this time.
     rounds: u32,
@@ -54,9 +61,6 @@ pub(in crate::array) struct PagePass {
     /// They are, at least until then.
     patient_until: Timestamp,
     is_last_try: bool,
-    /// All pages were asked for; the checkpoint that must have ended.
-    last: Option<u64>,
-    life: u64,
 }
 
 /// See [`PagePass::own`].
@@ -94,16 +98,16 @@ impl Array {
             Some(PagesBuilt::Running) | None => return false,
             Some(PagesBuilt::Done) => {}
         }
-        self.redo_mut().held = true;
+        self.redo.hold_writes();
         // Pages that it was built without and that were readable since: it counts as one that has
         // them once it is in service.
-        if self.redo().pages.is_due_on(member, which) {
-            self.redo_mut().checkpoint.want();
+        if self.pages.store().is_due_on(member, which) {
+            self.redo.want_checkpoint();
             return false;
         }
-        let drained = self.redo().waits.promised == Share::default() && self.needless_log().is_some();
+        let drained = !self.redo.has_promised() && self.needless_log().is_some();
         if !drained {
-            self.redo_mut().checkpoint.want();
+            self.redo.want_checkpoint();
         }
         // The update that tells of the device says that all members have in place what it has no log of (T6). The pages that it was
         // built with went through a checkpoint, so this update began when it was built: a copy of it from before shows as well.
@@ -117,7 +121,7 @@ impl Array {
     /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one
     /// that has joined is complete.
     pub(in crate::array) fn end_hold(&mut self) {
-        if !self.redo().held || !self.acknowledgements_allowed() {
+        if !self.redo.holds_writes() || !self.acknowledgements_allowed() {
             return;
         }
         let slots = self.core.map.slots;
@@ -127,14 +131,13 @@ impl Array {
             .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
         // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
         if !waits || self.core.stop.stopping.is_some() {
-            self.redo_mut().held = false;
-            self.wake_waiting_for_room();
+            self.redo.release_writes(&mut self.core);
         }
     }
 
     fn start_page_pass(&mut self, member: MemberIndex, which: Which) {
         let Some(device) = self.core.device_of(member, which) else { return };
-        let life = self.redo().lives;
+        let life = self.redo.lives();
         let pass = PagePass {
             member,
             which,
@@ -143,13 +146,15 @@ impl Array {
             hold: None,
             own: None,
             offered: None,
-            rounds: 0,
-            again: VecDeque::new(),
-            not_before: self.core.now,
-            aside: VecDeque::new(),
-            lacking: BTreeSet::new(),
-            patient_until: self.core.now,
-            is_last_try: false,
+            retries: Retries {
+                rounds: 0,
+                again: VecDeque::new(),
+                not_before: self.core.now,
+                aside: VecDeque::new(),
+                lacking: BTreeSet::new(),
+                patient_until: self.core.now,
+                is_last_try: false,
+            },
             last: None,
             life,
         };
@@ -162,10 +167,10 @@ impl Array {
             return Flow::Wait;
         }
         let ours = self.core.device_of(pass.member, pass.which) == Some(pass.device);
-        if !ours || self.core.is_failed() || pass.life != self.redo().lives || !self.redo().is_serving() {
+        if !ours || self.core.is_failed() || pass.life != self.redo.lives() || !self.redo.is_serving() {
             return self.end_page_pass(key, pass, false);
         }
-        if self.core.now < pass.not_before {
+        if self.core.now < pass.retries.not_before {
             return Flow::Wait;
         }
         loop {
@@ -180,62 +185,60 @@ impl Array {
                 }
                 let is_unreadable = held == PagesHeld::Unreadable;
                 if !is_unreadable {
-                    self.redo_mut().pages.rebuild(page, pass.member, pass.which);
+                    self.pages.rebuild(page, pass.member, pass.which);
                 }
                 self.release_pages(&mut hold);
                 if is_unreadable {
                     match self.own_copy_counts(pass, page) {
                         Missed::AskLater => {
                             pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
-                            let redo = self.redo_mut();
-                            redo.checkpoint.want();
-                            redo.waits.waiting_for_drain.push(key);
+                            self.redo.wait_for_checkpoint(key);
                             return Flow::Wait;
                         }
-                        Missed::None if pass.rounds == 0 && !self.tells_of_nothing(page) => {
-                            pass.aside.push_back(page);
+                        Missed::None
+                            if pass.retries.rounds == 0 && !self.redo.tells_of_nothing(&self.pages, page) =>
+                        {
+                            pass.retries.aside.push_back(page);
                         }
                         Missed::None => match pass.offered {
                             Some((offered, tells)) if offered == page => {
-                                let pages = &mut self.redo_mut().pages;
                                 if tells {
-                                    pages.leave_alone(page, pass.member);
+                                    self.pages.leave_alone(page, pass.member);
                                 } else {
-                                    pages.void(page, pass.member, pass.which);
+                                    self.pages.void(page, pass.member, pass.which);
                                 }
                                 self.page_lacks(pass, page);
                             }
                             _ => return self.read_own_copy(key, pass, page),
                         },
                         Missed::Some => {
-                            self.redo_mut().pages.void(page, pass.member, pass.which);
+                            self.pages.void(page, pass.member, pass.which);
                             self.page_lacks(pass, page);
                         }
                     }
                 }
             }
-            let redo = self.redo_mut();
             if let Some(last) = pass.last {
-                if redo.checkpoint.ended >= last && !redo.pages.is_due_on(pass.member, pass.which) {
+                if self.redo.checkpoints_ended() >= last
+                    && !self.pages.store().is_due_on(pass.member, pass.which)
+                {
                     return self.end_page_pass(key, pass, true);
                 }
-                redo.checkpoint.want();
-                redo.waits.waiting_for_drain.push(key);
+                self.redo.wait_for_checkpoint(key);
                 return Flow::Wait;
             }
-            if redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 4 {
-                redo.checkpoint.want();
-                redo.waits.waiting_for_drain.push(key);
+            if self.pages.store().is_dirty_beyond(4) {
+                self.redo.wait_for_checkpoint(key);
                 return Flow::Wait;
             }
-            let page = redo.pages.next_page_on(pass.member, pass.next);
+            let page = self.pages.store().next_page_on(pass.member, pass.next);
             if let Some(page) = page.or_else(|| self.core.next_page_again(pass)) {
                 pass.next = pass.next.max(PageIndex(page.0 + 1));
                 pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
                 continue;
             }
             if self.begin_round(pass) {
-                self.core.work.patient.push((pass.not_before, key));
+                self.core.work.patient.push((pass.retries.not_before, key));
                 return Flow::Wait;
             }
             if self.begin_last_try(pass) {
@@ -243,72 +246,76 @@ impl Array {
             }
             self.note_lacking_pages(pass);
             // Not a checkpoint that has begun already: it may have frozen the pages before.
-            pass.last = Some(self.redo().checkpoint.begun + 1);
+            pass.last = Some(self.redo.next_checkpoint());
         }
     }
 
     /// Begins to ask for the pages again that could not be read. False: none is waited for.
     fn begin_round(&mut self, pass: &mut PagePass) -> bool {
-        let pages = &self.redo().pages;
-        pass.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
-        if pass.is_last_try {
+        let pages = self.pages.store();
+        pass.retries.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
+        if pass.retries.is_last_try {
             return false;
         }
-        if pass.rounds == 0 {
-            pass.patient_until = Timestamp(self.core.now.0 + ROUNDS_MIN_NS);
+        if pass.retries.rounds == 0 {
+            pass.retries.patient_until = Timestamp(self.core.now.0 + ROUNDS_MIN_NS);
         }
-        if !pass.lacking.is_empty() && self.core.waits_for_pages(pass) {
-            pass.again = pass.lacking.iter().copied().collect();
+        if !pass.retries.lacking.is_empty() && self.core.waits_for_pages(pass) {
+            pass.retries.again = pass.retries.lacking.iter().copied().collect();
         }
-        let many = pass.again.len() + pass.aside.len();
+        let many = pass.retries.again.len() + pass.retries.aside.len();
         self.core.set_retried_pages(pass, many as u64);
         if many == 0 {
             return false;
         }
-        if pass.rounds == 0 {
+        if pass.retries.rounds == 0 {
             let text = format!(
                 "{} cannot be read for now{}: tried again for up to half a minute before the device of member {} is in service",
                 Count::of(many, "metadata page"),
-                self.redo().page_waits.unreadable.last_of_all(),
+                self.pages.last_unreadable(),
                 pass.member
             );
             self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
         }
-        pass.rounds += 1;
+        pass.retries.rounds += 1;
         pass.offered = None;
-        pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
+        pass.retries.not_before = Timestamp(self.core.now.0 + RETRY_NS);
         true
     }
 
     /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
     /// waited for it may be readable by now.
     fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
-        if pass.rounds == 0 || pass.is_last_try || self.core.stop.hurried || is_off(Mutation::JoinsLacking) {
+        if pass.retries.rounds == 0
+            || pass.retries.is_last_try
+            || self.core.stop.hurried
+            || is_off(Mutation::JoinsLacking)
+        {
             return false;
         }
-        pass.is_last_try = true;
+        pass.retries.is_last_try = true;
         pass.offered = None;
-        pass.again = self.redo().pages.void_on(pass.member, pass.which).collect();
-        !pass.again.is_empty()
+        pass.retries.again = self.pages.store().void_on(pass.member, pass.which).collect();
+        !pass.retries.again.is_empty()
     }
 
     /// The page cannot be read, and the device has no good copy of it, as far as is known.
     fn page_lacks(&self, pass: &mut PagePass, page: PageIndex) {
-        if pass.lacking.len() < TRIED_AGAIN_MAX && !self.tells_of_nothing(page) {
-            pass.lacking.insert(page);
+        if pass.retries.lacking.len() < TRIED_AGAIN_MAX && !self.redo.tells_of_nothing(&self.pages, page) {
+            pass.retries.lacking.insert(page);
         }
     }
 
     /// The device joins without pages that cannot be read.
     fn note_lacking_pages(&mut self, pass: &PagePass) {
-        let void: Vec<PageIndex> = self.redo().pages.void_on(pass.member, pass.which).collect();
+        let void: Vec<PageIndex> = self.pages.store().void_on(pass.member, pass.which).collect();
         let mut with_data = 0;
         for &page in &void {
-            let has_data = !self.tells_of_nothing(page);
+            let has_data = !self.redo.tells_of_nothing(&self.pages, page);
             with_data += usize::from(has_data);
-            self.redo_mut().page_waits.unreadable.lacks(page, has_data);
+            self.pages.lacks(page, has_data);
         }
-        let why = self.redo().page_waits.unreadable.last_of_all();
+        let why = self.pages.last_unreadable();
         let (count, member) = (Count::of(void.len(), "metadata page"), pass.member);
         let (level, what) = match with_data {
             0 if void.is_empty() => return,
@@ -341,17 +348,17 @@ impl Array {
         if is_off(Mutation::ReturningCopyVoided) {
             return Missed::Some;
         }
-        let redo = self.redo();
+        let (redo, pages) = (&self.redo, &self.pages);
         let mut missed = Missed::None;
-        for slot in redo.pages.layout().slots_of(page).map(SlotIndex) {
-            match redo.stripes.stripe_at(slot) {
-                Some(stripe) if self.holds_data(stripe) => {
+        for slot in pages.store().layout().slots_of(page).map(SlotIndex) {
+            match pages.stripes().stripe_at(slot) {
+                Some(stripe) if pages.holds_data(stripe) => {
                     if self.is_missed(stripe, since) {
                         return Missed::Some;
                     }
                 }
                 Some(stripe) if redo.is_in_log(stripe) => missed = Missed::AskLater,
-                None if redo.stripes.is_retired(slot) => missed = Missed::AskLater,
+                None if pages.stripes().is_retired(slot) => missed = Missed::AskLater,
                 // What the page says of a slot without data is written anew with the first data.
                 Some(_) | None => {}
             }
@@ -360,9 +367,9 @@ impl Array {
     }
 
     fn read_own_copy(&mut self, key: usize, pass: &mut PagePass, page: PageIndex) -> Flow {
-        let mut copies = self.redo().pages.layout().copies(page);
+        let mut copies = self.pages.store().layout().copies(page);
         let (_, offset) = copies.find(|(member, _)| *member == pass.member).expect("a member with a copy");
-        let first = self.redo().place.pages_offset.plus(offset);
+        let first = self.pages.offset().plus(offset);
         pass.own = Some(OwnCopy { page, places: [None, None], pending: 2 });
         for (item, offset) in [first, first.plus(PAGE_BYTES as u64)].into_iter().enumerate() {
             let read = IoOp::Read { offset, buf: self.core.pool.alloc(PAGE_BYTES) };
@@ -399,7 +406,7 @@ impl Array {
         let since = since.filter(|since| self.missed_of(page, *since) == Missed::None);
         let tells = since.is_some_and(|since| {
             let places = [0, 1].map(|at: usize| own.places[at].as_deref());
-            self.redo_mut().pages.offer(page, pass.member, since, places)
+            self.pages.offer(page, pass.member, since, places)
         });
         pass.offered = Some((page, tells));
         pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
@@ -443,13 +450,13 @@ impl Core {
     /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
     /// before it was tried.
     fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
-        if !pass.again.is_empty() && !pass.is_last_try && !self.waits_for_pages(pass) {
-            pass.again.clear();
+        if !pass.retries.again.is_empty() && !pass.retries.is_last_try && !self.waits_for_pages(pass) {
+            pass.retries.again.clear();
         }
-        if pass.rounds == 0 {
+        if pass.retries.rounds == 0 {
             return None;
         }
-        pass.aside.pop_front().or_else(|| pass.again.pop_front())
+        pass.retries.aside.pop_front().or_else(|| pass.retries.again.pop_front())
     }
 
     /// Whether pages that the device lacks are waited for still.
@@ -457,7 +464,9 @@ impl Core {
         let now = self.now;
         let build = self.build_of(pass.member, pass.which);
         let is_patient = build.is_some_and(|progress| progress.is_patient(now));
-        (is_patient || now < pass.patient_until) && !self.stop.hurried && !is_off(Mutation::JoinsLacking)
+        (is_patient || now < pass.retries.patient_until)
+            && !self.stop.hurried
+            && !is_off(Mutation::JoinsLacking)
     }
 
     fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {

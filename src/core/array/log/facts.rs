@@ -1,0 +1,86 @@
+//! What a log is told about itself.
+
+use crate::array::ArrayConfig;
+use crate::array::log::journal::Journal;
+use crate::array::pages::Pages;
+use crate::block_io::Pool;
+use crate::codec::BlockHasher;
+use crate::format::{
+    BatchHash, ChecksumKind, Geometry, LOG_BLOCK_BYTES, LogKey, LogStart, PAGE_BYTES, Region, RegionKind,
+    Superblock,
+};
+use crate::units::ByteOffset;
+use uuid::Uuid;
+
+/// What never changes about a log.
+#[derive(Clone)]
+pub(in crate::array) struct LogFacts {
+    pub key: LogKey,
+    /// Checksums of blocks, if the array has any.
+    pub checksums: Option<BlockHasher>,
+    pub log: Region,
+    pub pages_offset: ByteOffset,
+    pub overlay_max: usize,
+    /// Members that have an image of each row that is written, at least: that of the data, and
+    /// those of the parity.
+    pub members_of_write: usize,
+    pub cache_pages_max: usize,
+    /// The newest log start of the members when this life of the log began, and whether the log was empty then.
+    pub start: LogStart,
+    pub clean: bool,
+    /// Serve although replay finds rows lost that nothing would tell from good ones.
+    pub force: bool,
+}
+
+/// Most bytes of images that wait to go in place: what a checkpoint writes in a second or so.
+const OVERLAY_MAX: usize = 64 << 20;
+
+impl LogFacts {
+    pub(in crate::array) fn new(
+        superblock: &Superblock,
+        start: LogStart,
+        config: &ArrayConfig,
+        pool: &Pool,
+    ) -> LogFacts {
+        let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
+        let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
+        let secret = superblock.redo.secret;
+        let (_, slab) = pool.slab();
+        LogFacts {
+            key: LogKey::derive(superblock.array, secret),
+            checksums: match superblock.checksum {
+                ChecksumKind::None => None,
+                ChecksumKind::Crc32c => Some(BlockHasher::Crc32c),
+                ChecksumKind::Blake3 => Some(BlockHasher::Blake3),
+            },
+            log,
+            pages_offset: pages.offset,
+            overlay_max: OVERLAY_MAX.min(slab / 4),
+            members_of_write: 1 + usize::from(superblock.geometry.parity),
+            cache_pages_max: (config.page_cache / PAGE_BYTES).max(CACHE_PAGES_MIN),
+            start,
+            clean: superblock.clean,
+            force: config.force,
+        }
+    }
+
+    /// The pages of such an array, none of them loaded.
+    pub(in crate::array) fn empty_pages(&self, geometry: Geometry, array: Uuid) -> Pages {
+        Pages::new(geometry, self.checksums, self.key, array, self.cache_pages_max, self.pages_offset)
+    }
+
+    /// An empty log of such an array, of so many members.
+    pub(in crate::array) fn empty_journal(&self, array: Uuid, width: usize) -> Journal {
+        let heads = vec![0; width];
+        let first = self.start.sequence;
+        Journal::new(self.key, array, self.ring_blocks(), heads, first, BatchHash::default())
+    }
+
+    pub(in crate::array) fn ring_blocks(&self) -> u32 {
+        // The format bounds the log region far below 2^32 blocks; what is beyond would go unused.
+        u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
+    }
+}
+
+/// Pages in the cache at least: those of the operations under way.
+const CACHE_PAGES_MIN: usize = 256;

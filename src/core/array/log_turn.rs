@@ -1,0 +1,160 @@
+//! What moves the log on, beside the superblocks, whose word it needs; and what the ends of its I/O say of
+//! members.
+
+use crate::array::log::permits::Permits;
+use crate::array::log::settle::Settling;
+use crate::array::{Array, ClientError, Inflight};
+use crate::block_io::{IoFault, IoFaultKind, IoValue};
+use crate::format::EpochStamp;
+
+impl Array {
+    /// What the superblocks permit the log now.
+    pub(in crate::array) fn permits(&self) -> Permits {
+        let epoch = self.supers.epoch();
+        Permits {
+            epoch: EpochStamp { number: epoch.number, id: epoch.id },
+            losses: self.supers.losses(),
+            acknowledge: self.acknowledgements_allowed(),
+            in_place: self.in_place_allowed(),
+            write: self.supers.is_durably_dirty() && self.in_place_allowed(),
+            has_asked: false,
+            has_issued: false,
+        }
+    }
+
+    /// Takes what the log has to tell the superblocks.
+    fn heed(&mut self, permits: &Permits) {
+        if permits.has_asked {
+            self.supers.want_dirty();
+        }
+        if permits.has_issued {
+            self.supers.note_batch();
+        }
+    }
+
+    /// Moves the log on as far as it goes.
+    pub(super) fn pump_redo(&mut self) {
+        if self.core.is_stopped() {
+            return;
+        }
+        if !self.redo.is_serving() {
+            self.pump_startup();
+            return;
+        }
+        if self.core.is_failed() {
+            return;
+        }
+        self.end_hold();
+        let mut permits = self.permits();
+        self.redo.pump_batches(&mut self.core, &mut permits);
+        self.heed(&permits);
+        self.pump_settling();
+        let mut permits = self.permits();
+        self.redo.pump_rest(&mut self.core, &mut self.pages, &mut permits);
+        self.heed(&permits);
+    }
+
+    /// Moves the end of a replay on.
+    fn pump_settling(&mut self) {
+        match self.redo.settling(&self.pages) {
+            Settling::StartAnew(end) if self.acknowledgements_allowed() => {
+                let start = self.start_log_anew(end);
+                self.redo.starts_anew(start);
+                self.pump_supers();
+            }
+            Settling::Record(start)
+                if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() =>
+            {
+                self.redo.settled(&mut self.core);
+            }
+            _ => {}
+        }
+    }
+
+    /// Tick: a quiet log is put in place, and told to be so.
+    pub(super) fn checkpoint_when_idle(&mut self) {
+        let mut permits = self.permits();
+        self.redo.checkpoint_when_idle(&mut self.core, &self.pages, &mut permits);
+        self.heed(&permits);
+    }
+
+    pub(super) fn piece_io(&mut self, sequence: u64, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.write_fault(entry.member, entry.device, "write to the redo log", fault);
+        }
+        self.redo.piece_done(sequence);
+    }
+
+    pub(super) fn round_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.flush_fault(entry.member, entry.device, fault);
+        }
+        let mut permits = self.permits();
+        self.redo.flush_done(&mut self.core, &mut self.pages, &mut permits);
+        self.heed(&permits);
+    }
+
+    pub(super) fn in_place_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.write_fault(entry.member, entry.device, "write", fault);
+        }
+        self.redo.in_place_done();
+    }
+
+    pub(super) fn punch_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        match result {
+            Err(fault) if fault.kind == IoFaultKind::Gone => {
+                self.write_fault(entry.member, entry.device, "trim", fault);
+            }
+            Err(fault) if fault.kind.passes() => {}
+            // A device that cannot give space back keeps it.
+            Err(_) => {
+                if let Some(device) = self.core.device_mut(entry.member, entry.device) {
+                    device.cannot_zero = true;
+                }
+            }
+            Ok(_) => {}
+        }
+        self.redo.in_place_done();
+    }
+
+    /// Lets operations look again whether there is room.
+    pub(in crate::array) fn wake_waiting_for_room(&mut self) {
+        self.redo.wake_waiting_for_room(&mut self.core);
+    }
+
+    /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that
+    /// have to be written again included.
+    pub(in crate::array) fn drained_log(&self) -> Option<u64> {
+        self.needless_log().filter(|_| self.pages.store().dirty_pages() == 0)
+    }
+
+    /// See [`crate::array::log::Redo::needless_end`].
+    pub(in crate::array) fn needless_log(&self) -> Option<u64> {
+        self.redo.needless_end(&self.pages)
+    }
+
+    /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
+    pub(in crate::array) fn log_failed(&mut self) {
+        self.pages.end_trials(&mut self.core);
+        if self.core.stop.stopping.is_none() {
+            // Nothing says that the array is quiet before its log was read.
+            self.supers.unmark_clean();
+        }
+        if self.redo.is_serving() {
+            let (durable, acknowledged) = self.redo.durable_and_acknowledged();
+            self.startup.note_failure(durable, acknowledged);
+        }
+        let (waiting, mut ended) = self.redo.fail();
+        self.core.load.client_ops -= ended.len();
+        ended.extend(self.startup.take_queued().into_iter().map(|(id, ..)| id));
+        self.startup.end_recovery();
+        self.passes.forget_owed_pages();
+        self.core.work.ready.extend(waiting);
+        let patient = std::mem::take(&mut self.core.work.patient);
+        self.core.work.ready.extend(patient.into_iter().map(|(_, key)| key));
+        for id in ended {
+            self.core.done(id, Err(ClientError::Io));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Pages as operations see them, and what the ends of page I/O say: of the pages, of the members that hold
+//! their copies, and of a scrub that reads them.
+
+use crate::array::pages::hold::{PageHold, PageTask, PagesHeld};
+use crate::array::pages::store::{Answer, LoadOutcome, PageRead};
+use crate::array::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel};
+use crate::block_io::{IoFault, IoFaultKind, IoValue};
+use crate::format::{MemberSet, MemberState, PageIndex};
+use crate::units::{MemberIndex, SlotIndex, StripeIndex};
+use std::ops::Range;
+
+impl Array {
+    /// Where a stripe is.
+    pub(in crate::array) fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
+        self.pages.map_entry(stripe).slot
+    }
+
+    /// Whether a stripe holds data; otherwise it reads as zeroes.
+    pub(in crate::array) fn holds_data(&self, stripe: StripeIndex) -> bool {
+        self.pages.holds_data(stripe)
+    }
+
+    /// The pages with the hashes of these rows; none where there are no checksums.
+    pub(in crate::array) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
+        self.pages.hash_pages(slot, rows)
+    }
+
+    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
+    pub(in crate::array) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
+        let held = self.pages.hold(&mut self.core, key, hold);
+        if hold.is_to_ask_later() {
+            self.redo.wait_for_checkpoint_once(key);
+        }
+        held
+    }
+
+    /// Gives up the pages of an operation.
+    pub(in crate::array) fn release_pages(&mut self, hold: &mut PageHold) {
+        self.pages.release(hold, self.redo.lives());
+    }
+
+    pub(in crate::array) fn page_io(
+        &mut self,
+        task: PageTask,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) {
+        match (task, result) {
+            (PageTask::Read(read), Ok(IoValue::Data(buf))) => {
+                self.bad.page_mended(entry.member, read.page);
+                self.page_read(read, Answer::Bytes(&buf));
+            }
+            (PageTask::Read(read), Err(fault)) => {
+                self.read_fault(entry.member, entry.device, fault);
+                self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
+                let gone = self.core.find_device(entry.device).is_none();
+                self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
+            }
+            (PageTask::Write(write), Ok(_)) => {
+                self.bad.page_mended(entry.member, write.page);
+                self.pages.write_done(write, true);
+            }
+            (PageTask::Write(write), Err(fault)) => {
+                self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
+                self.pages.write_done(write, false);
+            }
+            (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
+        }
+    }
+
+    /// Ends page I/O that was not sent, as its device had left service.
+    pub(super) fn end_gone_page_io(&mut self) {
+        while let Some(task) = self.pages.next_gone() {
+            match task {
+                PageTask::Read(read) => self.page_read(read, Answer::Gone),
+                PageTask::Write(write) => self.pages.write_done(write, false),
+            }
+        }
+    }
+
+    fn note_bad_page(&mut self, member: MemberIndex, page: PageIndex, is_bad: bool) {
+        if is_bad && self.core.member(member).state == MemberState::Online {
+            self.bad.page_failed(self.core.now, member, page);
+        }
+    }
+
+    fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
+        let PageRead { page, .. } = read;
+        let redo = &self.redo;
+        let tells_of_nothing = |pages: &_, page| redo.tells_of_nothing(pages, page);
+        let loaded = self.pages.read_done(&mut self.core, read, answer, tells_of_nothing);
+        let Some(loaded) = loaded else { return };
+        if loaded.outcome == LoadOutcome::Unreadable {
+            self.note_reread(page, MemberSet::default());
+            return self.pages.not_read(&mut self.core, page, loaded);
+        }
+        if loaded.outcome != LoadOutcome::AskAgain {
+            self.pages.read(&mut self.core, page);
+            self.note_reread(page, loaded.good);
+        }
+        for (member, fault) in loaded.faults {
+            let is_kept = loaded.is_kept;
+            match self.passes.pass_mut(ActivityKind::Scrub) {
+                // They are written anew with the next checkpoint, unless no copy tells what to write.
+                Some(scrub) if is_kept => scrub.errors += 1,
+                Some(scrub) => scrub.owe_page(page, member),
+                None => {}
+            }
+            if !is_kept && loaded.marked.contains(member) {
+                // It was built without the page, which is no error of it.
+                continue;
+            }
+            let has_scrub = self.passes.has_scrub();
+            let counters = &mut self.core.member_mut(member).counters;
+            // That it gave an error was counted when it did.
+            counters.checksum_errors += u64::from(fault.is_of_content());
+            // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
+            counters.repaired += u64::from(!is_kept && !has_scrub && fault.is_of_content());
+            self.note_bad_page(member, page, true);
+            // Of one of which none is good, nothing tells what to rewrite: that is told once, below.
+            if !is_kept {
+                self.core.notice_page_fault(member, page, fault);
+            }
+        }
+        if loaded.is_kept {
+            let text = format!(
+                "metadata page {} is damaged or old on all members, and nothing can rewrite it but writes: blocks whose checksums it \
+                 does not have read as errors until they are written again, or a copy of it is good after all",
+                page.0
+            );
+            self.core.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);
+        }
+        self.pages.arrived(&mut self.core, page, loaded.outcome, loaded.waiters);
+    }
+
+    /// Tick: pages that could not be read are read again, and those that were given up looked at.
+    pub(super) fn retry_pages(&mut self) {
+        self.pages.retry(&mut self.core);
+        if !self.core.stop.hurried && !self.core.is_failed() && self.redo.is_serving() {
+            self.pages.look(&mut self.core);
+        }
+    }
+}
