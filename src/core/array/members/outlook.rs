@@ -5,7 +5,8 @@
 
 use crate::array::Core;
 use crate::array::base::members::Member;
-use crate::array::members::admin::{DEPARTURE_PATIENCE_NS, Entry, PAUSED_UNRECORDED};
+use crate::array::members::admin::Entry;
+use crate::array::members::waiting::{DEPARTURE_PATIENCE_NS, PAUSED_UNRECORDED};
 use crate::array::recovery::startup::Life;
 use crate::array::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
 use crate::format::{MemberState, Superblock};

@@ -11,7 +11,6 @@
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
 use crate::array::base::members::{Device, Member, Replaced, Which};
-use crate::array::members::admin::Recording;
 use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
 use crate::array::members::current::{Behind, Mark, why_kept};
 use crate::array::members::departed::Departed;
@@ -59,8 +58,6 @@ pub(in crate::array) struct Supers {
     saved_progress: u64,
     /// Where the log starts by the last update that is durable.
     durable_log_start: Option<LogStart>,
-    /// Requests whose answers wait until an update that tells of them is complete.
-    pub(super) recordings: Vec<Recording>,
 }
 
 struct Job {
@@ -150,7 +147,6 @@ impl Supers {
             last_save: Timestamp(0),
             saved_progress: 0,
             durable_log_start: None,
-            recordings: Vec::new(),
         }
     }
 
@@ -604,7 +600,7 @@ impl Array {
             let gated = std::mem::take(&mut self.core.work.gated);
             self.core.work.ready.extend(gated);
         }
-        self.end_recordings(false);
+        self.waiting.end_recordings(&mut self.core, &self.supers, false);
         self.supers.wanted |= self.supers.new_log_start.is_some();
         let is_half_clean = !self.supers.dirty && !job.template.clean;
         if is_half_clean {
