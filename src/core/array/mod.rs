@@ -528,7 +528,7 @@ impl Array {
             dirty: self.supers.is_dirty(),
             members: self.member_status(),
             activities: self.activities(),
-            last_scrub: self.last_scrub(),
+            last_scrub: self.passes.last_scrub(),
             engine: self.core.shape.codec.engine().name(),
             client_errors: self.client_notices.errors(),
             checksum: self.supers.template().checksum,
@@ -592,20 +592,23 @@ impl Array {
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
             Op::SuperScrub(scrub) => self.advance_super_scrub(key, scrub),
             Op::Repair(repair) => self.advance_repair(key, repair),
-            Op::RingCheck(check) => self.advance_ring_check(key, check),
+            Op::RingCheck(check) => check.advance(&mut self.core, key),
         };
         self.put_back(key, op, flow);
     }
 
     fn op_io(&mut self, key: usize, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        if let Err(fault) = result {
+            self.judge_op_fault(&op, &entry, fault);
+        }
         let flow = match &mut op {
             Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
-            Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
-            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, entry, result),
+            Op::RingCheck(check) => check.io_ended(&mut self.core, key, result),
+            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, result),
             Op::PagePass(pass) => self.page_pass_io(key, pass, item, entry, result),
             Op::PageScrub(_) | Op::Repair(_) => {
                 unreachable!("pages have I/O of their own")

@@ -6,13 +6,26 @@ use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
 use crate::array::members::bad_blocks::Ill;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::{Array, Owner};
+use crate::array::{Array, Op, Owner};
 use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::MemberState;
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
+    /// Judges the fault of an operation's I/O before the operation hears of its end, where that is all there is to judge by.
+    pub(in crate::array) fn judge_op_fault(&mut self, op: &Op, entry: &Inflight, fault: IoFault) {
+        let counts = match op {
+            // What of its ring cannot be read harms nothing that is in service.
+            Op::RingCheck(_) => fault.kind == IoFaultKind::Gone,
+            Op::SuperScrub(_) => !fault.kind.passes(),
+            _ => false,
+        };
+        if counts {
+            self.read_fault(entry.member, entry.device, fault);
+        }
+    }
+
     /// A read failed. A device that is gone leaves service; for others see [`Array::judge_errors`].
     pub(in crate::array) fn read_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         if self.core.find_device(device).is_none() || self.core.is_passing(fault) {

@@ -140,7 +140,7 @@ impl Array {
     /// Errors that the last scrub has not repaired, if there are any. Which blocks they are of is
     /// not known any more after a restart.
     fn unrepaired(&self) -> Option<u64> {
-        let last = self.last_scrub()?;
+        let last = self.passes.last_scrub()?;
         Some(last.errors.saturating_sub(last.repaired)).filter(|errors| *errors > 0)
     }
 

@@ -7,7 +7,7 @@ use crate::array::base::members::Which;
 use crate::array::pages::copies::{CopyFault, Torn};
 use crate::array::pages::patience::AT_ONCE;
 use crate::array::pages::store::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
-use crate::array::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel, Owner};
+use crate::array::{Array, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{MemberSet, MemberState, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
@@ -302,9 +302,9 @@ impl Array {
         }
         for (member, fault) in loaded.faults {
             let is_kept = loaded.is_kept;
-            match self.passes.pass_mut(ActivityKind::Scrub) {
+            match self.passes.scrub_mut() {
                 // They are written anew with the next checkpoint, unless no copy tells what to write.
-                Some(scrub) if is_kept => scrub.errors += 1,
+                Some(scrub) if is_kept => _ = scrub.note_errors(1),
                 Some(scrub) => scrub.owe_page(read.page, member),
                 None => {}
             }

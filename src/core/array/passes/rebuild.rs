@@ -16,7 +16,7 @@ pub(in crate::array) struct Target {
 impl Array {
     pub(super) fn start_rebuild_slot(&mut self) {
         let Some(slot) = self.core.next_build_slot() else {
-            self.passes.running -= 1;
+            self.passes.ended();
             return;
         };
         let (map, now) = (self.core.map, self.core.now);
@@ -53,7 +53,7 @@ impl Array {
                 }
             }
         }
-        self.passes.running -= 1;
+        self.passes.ended();
     }
 
     /// Whether data of the stripe was written later than in epoch `since`, or may have been.

@@ -4,7 +4,7 @@
 //! consistent is the liar and is rewritten; otherwise the row is reported.
 
 use crate::array::Core;
-use crate::array::{ActivityKind, Array, NoticeKind, NoticeLevel};
+use crate::array::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::{Buf, BufMut, DeviceId};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex};
 
@@ -43,10 +43,7 @@ impl Array {
         if self.core.shape.codec.consistent(&rows) {
             return None;
         }
-        let errors = self.passes.pass_mut(ActivityKind::Scrub).map_or(0, |pass| {
-            pass.errors += 1;
-            pass.errors
-        });
+        let errors = self.passes.scrub_mut().map_or(0, |pass| pass.note_errors(1));
         let liar = self.core.single_liar(&rows);
         let Some(liar) = liar.and_then(|liar| columns.iter().find(|c| c.column == liar)) else {
             if errors <= ROW_NOTICES_MAX {

@@ -9,7 +9,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::passes::rebuild::Target;
 use crate::array::passes::slot_hold::{Held, SlotHold};
 use crate::array::passes::verify::{Column, Repair};
-use crate::array::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use crate::array::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, BufMut, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
@@ -212,8 +212,8 @@ impl Array {
         let slot = pass.hold.slot;
         match &pass.work {
             Work::Scrub => {
-                if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-                    scrub.errors += 1;
+                if let Some(scrub) = self.passes.scrub_mut() {
+                    scrub.note_errors(1);
                 }
             }
             Work::Build(_) => {}
@@ -258,8 +258,8 @@ impl Array {
                 let mended = self.mend_io(key, &mut pass.fetch, item, &entry, result);
                 pass.writing += mended.begun;
                 pass.repaired += mended.repaired;
-                if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.pass_mut(ActivityKind::Scrub)) {
-                    scrub.repaired += mended.repaired;
+                if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.scrub_mut()) {
+                    scrub.note_repaired(mended.repaired);
                 }
             }
         }
@@ -327,7 +327,7 @@ impl Array {
                 let sources = std::mem::take(&mut pass.fetch.missing_sources);
                 self.note_missing(stripe, slot, &[&missing[..], &sources].concat());
             }
-            None => self.passes.patience_spent = 0,
+            None => self.passes.restore_patience(),
         }
         for target in &targets {
             let lacks = |block: &Missing| block.column == target.column && block.why == Why::Unreadable;
@@ -375,9 +375,9 @@ impl Array {
         let members = (0..self.core.map.width()).map(|column| self.core.member_at(slot, column));
         let out: Vec<MemberIndex> =
             members.filter(|&member| self.core.readable(member, slot).is_none()).collect();
-        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+        if let Some(scrub) = self.passes.scrub_mut() {
             for member in out {
-                scrub.unchecked.insert(member);
+                scrub.note_unchecked(member);
             }
         }
     }
@@ -386,12 +386,12 @@ impl Array {
     fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
         let since = *pass.unreadable_since.get_or_insert(self.core.now);
         let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS
-            || self.passes.patience_spent >= PATIENCE_TOTAL_NS
+            || self.passes.patience_spent_ns() >= PATIENCE_TOTAL_NS
             || self.core.stop.hurried;
         if is_over {
             return false;
         }
-        self.passes.patience_spent += RETRY_NS;
+        self.passes.spend_patience(RETRY_NS);
         let slot = pass.hold.slot;
         self.let_slot_go(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
@@ -475,8 +475,8 @@ impl Array {
         let repairs = pass.bad;
         let lost = std::mem::take(&mut pass.fetch.missing);
         let unread = self.given_up_unread(slot, &pass.fetch);
-        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-            scrub.errors += repairs + (lost.len() + unread.len()) as u64;
+        if let Some(scrub) = self.passes.scrub_mut() {
+            scrub.note_errors(repairs + (lost.len() + unread.len()) as u64);
         }
         let all = [pass.fetch.missing_data(&lost, self.core.map.k), unread].concat();
         if !all.is_empty()
@@ -499,8 +499,8 @@ impl Array {
             return self.judge_by_parity(key, pass, columns);
         }
         if !agree {
-            if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-                scrub.errors += 1;
+            if let Some(scrub) = self.passes.scrub_mut() {
+                scrub.note_errors(1);
             }
             let text = format!(
                 "scrub: every block of slot {slot} matches its checksum, but parity does not match data; nothing was \
@@ -525,7 +525,7 @@ impl Array {
         }
         let members = fetch.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
         let (turns, now) = (self.scrub_turns(), self.core.now);
-        let scrub = self.passes.pass_mut(ActivityKind::Scrub);
+        let scrub = self.passes.scrub_mut();
         scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
     }
 
@@ -616,7 +616,7 @@ impl Array {
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
             Work::Build(_) => self.looked_at_lacking(),
-            Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
+            Work::Scrub => self.passes.verified(self.core.now, slot, complete),
         }
         Flow::Finished
     }
