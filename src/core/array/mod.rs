@@ -515,7 +515,7 @@ impl Array {
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
         let due = self.startup_due().or_else(|| self.core.shortages.due());
-        [due, self.looks_due()].into_iter().flatten().min()
+        [due, self.looks.due(&self.damage, &self.core, self.redo.is_serving())].into_iter().flatten().min()
     }
 
     /// The facts of this array.
@@ -534,12 +534,12 @@ impl Array {
             checksum: self.supers.template().checksum,
             log: self.log_state(),
             yields_to_force: self.redo.start.yields_to_force,
-            lost: self.damaged_ranges(Why::is_beyond_repair),
-            set_aside: self.damaged_ranges(|why| why == Why::SetAside),
+            lost: self.damage.ranges(&self.core.map, Why::is_beyond_repair),
+            set_aside: self.damage.ranges(&self.core.map, |why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
             unreadable_pages: self.pages_given_up(),
-            unconfirmed_lost: self.unconfirmed_lost_ranges(),
+            unconfirmed_lost: self.damage.unconfirmed_lost_ranges(&self.core.map),
             unconfirmed: self.unconfirmed_ranges(),
         }
     }

@@ -109,7 +109,7 @@ impl Array {
             self.bad.verified(index, offset);
             return true;
         }
-        if self.may_lack_slot(index, slot) {
+        if self.damage.may_lack_slot(&self.core, index, slot) {
             // It was never given the block: that is no error of the device.
             return false;
         }
@@ -330,7 +330,7 @@ impl Array {
             reason: member.reason.clone(),
             conditions: self.conditions(MemberIndex(at as u16)),
             returns: member.away.is_some(),
-            lacking: self.lacking_of(member),
+            lacking: self.damage.lacking_of(member),
         };
         self.core.roster.members.iter().enumerate().map(status).collect()
     }
@@ -341,7 +341,8 @@ impl Array {
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let is_unmended = kept.is_none() && self.bad.has_unmended(index);
         let not_mended = is_unmended.then_some(MemberCondition::NotMended);
-        let lacks = (self.slots_lacking(index) > 0).then_some(MemberCondition::LacksBlocks);
+        let lacks =
+            (self.damage.slots_lacking(&self.core, index) > 0).then_some(MemberCondition::LacksBlocks);
         let slow = self.core.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.core.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
         let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);

@@ -37,7 +37,7 @@ impl Array {
             (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
         });
         if goes_without {
-            self.note_lacking(slot, target);
+            self.damage.note_lacking(&self.core, slot, target);
         }
     }
 

@@ -591,12 +591,15 @@ impl Array {
         let new_built =
             member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.is_over(slots));
         if !built && !new_built {
-            self.forget_looks_with(index);
+            self.looks.forget_with(&mut self.damage, &self.core, index);
             return;
         }
-        if built && self.has_looked_with(index) && self.may_join(index, Which::Primary) {
-            self.forget_looks_with(index);
-            self.tell_lacking(index, Which::Primary);
+        if built
+            && self.looks.has_looked_with(&mut self.damage, &self.core, index)
+            && self.may_join(index, Which::Primary)
+        {
+            self.looks.forget_with(&mut self.damage, &self.core, index);
+            self.damage.tell_lacking(&mut self.core, index, Which::Primary);
             let member = self.core.member_mut(index);
             member.progress = None;
             member.state = MemberState::Online;
@@ -615,14 +618,16 @@ impl Array {
             );
             self.core.notice_if_whole();
         }
-        let may_join = new_built && self.has_looked_with(index) && self.may_join(index, Which::Replacement);
+        let may_join = new_built
+            && self.looks.has_looked_with(&mut self.damage, &self.core, index)
+            && self.may_join(index, Which::Replacement);
         if may_join {
-            self.tell_lacking(index, Which::Replacement);
+            self.damage.tell_lacking(&mut self.core, index, Which::Replacement);
         }
         let member = self.core.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
-            self.forget_looks_with(index);
+            self.looks.forget_with(&mut self.damage, &self.core, index);
             self.bad.forget(index);
             let member = self.core.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);

@@ -334,7 +334,7 @@ impl Array {
             if missing.iter().any(lacks) {
                 self.slot_lacks(slot, target);
             } else if pass.fetch.wants(target.column) {
-                self.forget_lacking(slot, target.member, target.device);
+                self.damage.forget_lacking(&self.core, slot, target.member, target.device);
             }
             // A device that needs nothing of what was written since it left goes on without what it
             // lacked then.
@@ -434,10 +434,10 @@ impl Array {
             if was_read
                 && !pass.unread.contains(&column)
                 && !pass.fetch.short_columns.contains(&column)
-                && self.may_lack_slot(member, slot)
+                && self.damage.may_lack_slot(&self.core, member, slot)
                 && let Some(device) = self.core.readable(member, slot)
             {
-                self.forget_lacking(slot, member, device);
+                self.damage.forget_lacking(&self.core, slot, member, device);
             }
         }
     }
@@ -448,14 +448,14 @@ impl Array {
         match &pass.work {
             // What a device lacks of a slot that a crash may bring back is found by a look.
             Work::Scrub => self.note_slot_not_needed(slot),
-            Work::Build(target) => self.forget_lacking(slot, target.member, target.device),
+            Work::Build(target) => self.damage.forget_lacking(&self.core, slot, target.member, target.device),
             Work::Rebuild(targets) => {
                 for target in targets
                     .iter()
                     .filter(|target| self.core.needs_since(target).is_none())
                     .collect::<Vec<_>>()
                 {
-                    self.forget_lacking(slot, target.member, target.device);
+                    self.damage.forget_lacking(&self.core, slot, target.member, target.device);
                 }
             }
         }
@@ -615,7 +615,7 @@ impl Array {
         self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
-            Work::Build(_) => self.looked_at_lacking(),
+            Work::Build(_) => self.damage.looked_at_lacking(),
             Work::Scrub => self.passes.verified(self.core.now, slot, complete),
         }
         Flow::Finished
