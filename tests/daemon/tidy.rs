@@ -2,6 +2,7 @@
 
 mod circles;
 mod fields;
+mod machines;
 mod paths;
 
 use std::collections::BTreeMap;

@@ -49,6 +49,7 @@ struct Departure {
 }
 
 /// A member that has waited to go offline, and goes now.
+// Plain data: handed to what carries the request out.
 pub(super) struct Due {
     pub id: RequestId,
     pub member: MemberIndex,

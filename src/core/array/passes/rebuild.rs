@@ -7,6 +7,7 @@ use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
+// Plain data: handed to the operation that builds it.
 pub(in crate::array) struct Target {
     pub member: MemberIndex,
     pub device: DeviceId,

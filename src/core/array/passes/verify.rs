@@ -9,6 +9,7 @@ use crate::block_io::{Buf, BufMut, DeviceId};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex};
 
 /// A column of a slot as it was read.
+// Plain data: handed over by the operation that has read it.
 pub(super) struct Column {
     pub column: usize,
     pub member: MemberIndex,
@@ -18,6 +19,7 @@ pub(super) struct Column {
 }
 
 /// A rewrite of one row of one column.
+// Plain data: handed back to that operation.
 pub(super) struct Repair {
     pub member: MemberIndex,
     pub device: DeviceId,

@@ -70,7 +70,7 @@ impl LoggedPass {
     /// The slot, where it is being built, and blocks of it could not be read: it is read again
     /// before it counts as lacking them.
     pub(in crate::array) fn unreadable_build(&self) -> Option<SlotIndex> {
-        self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot)
+        self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot())
     }
 
     /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
@@ -142,7 +142,7 @@ impl Array {
         }
         let held = self.hold_slot(key, &mut pass.hold);
         if matches!(pass.work, Work::Scrub) && !matches!(held, Held::Wait) {
-            self.note_unchecked(pass.hold.slot);
+            self.note_unchecked(pass.hold.slot());
         }
         let stripe = match held {
             Held::Wait => return Flow::Wait,
@@ -175,7 +175,7 @@ impl Array {
         let mut wanted = 0;
         for column in columns {
             // A scrub of a degraded array verifies what is there.
-            let slot = pass.hold.slot;
+            let slot = pass.hold.slot();
             if !pass.is_rebuild() && self.core.readable(self.core.member_at(slot, column), slot).is_none() {
                 continue;
             }
@@ -209,7 +209,7 @@ impl Array {
     /// in the end for good: once the checksums can be read, what it holds does not match them, and is decoded from others and
     /// repaired.
     fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         match &pass.work {
             Work::Scrub => {
                 if let Some(scrub) = self.passes.scrub_mut() {
@@ -304,7 +304,7 @@ impl Array {
 
     /// Writes the fetched columns to the devices under construction.
     fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         if pass.fetch.missing.iter().any(|block| block.why == Why::Unreadable)
             && self.waits_for_slot(key, pass)
         {
@@ -392,7 +392,7 @@ impl Array {
             return false;
         }
         self.passes.spend_patience(RETRY_NS);
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         self.let_slot_go(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
         pass.fetch = Fetch::new(slot);
@@ -423,7 +423,7 @@ impl Array {
         if pass.repaired < pass.bad || pass.is_rebuild() {
             return;
         }
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         for column in 0..self.core.map.width() {
             let member = self.core.member_at(slot, column);
             let was_read = match &pass.work {
@@ -444,7 +444,7 @@ impl Array {
 
     /// Nothing of a slot is needed that holds no data.
     fn forget_empty(&mut self, pass: &LoggedPass) {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         match &pass.work {
             // What a device lacks of a slot that a crash may bring back is found by a look.
             Work::Scrub => self.note_slot_not_needed(slot),
@@ -463,7 +463,7 @@ impl Array {
 
     /// Counts what was wrong and repairs it; then data must agree with parity.
     fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         if self.reads_again(slot, &pass.fetch) {
             return self.end_logged_pass(key, pass, true);
         }
@@ -592,7 +592,7 @@ impl Array {
         pass: &mut LoggedPass,
         columns: Vec<(usize, Range<usize>, BufMut)>,
     ) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {
             let member = self.core.member_at(slot, column);
             Some(Column { column, member, device: self.core.readable(member, slot)?, buf })
@@ -610,7 +610,7 @@ impl Array {
 
     /// `complete`: the slot is done; otherwise it will be started again.
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         self.let_slot_go(key, &mut pass.hold);
         self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
