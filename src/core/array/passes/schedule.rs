@@ -424,6 +424,15 @@ impl Passes {
         }
     }
 
+    /// The scrub takes note of members that it cannot check in a slot.
+    pub(super) fn note_unchecked_in(&mut self, core: &Core, slot: SlotIndex) {
+        let Some(scrub) = &mut self.scrub else { return };
+        let members = (0..core.map.width()).map(|column| core.member_at(slot, column));
+        members
+            .filter(|&member| core.readable(member, slot).is_none())
+            .for_each(|member| scrub.note_unchecked(member));
+    }
+
     /// The superblocks were looked at, or will be again.
     pub(super) fn verified_supers(&mut self, complete: bool) {
         if let Some(pass) = &mut self.scrub {
@@ -544,7 +553,10 @@ impl Array {
         let turns = self.scrub_turns();
         while let Some(turn) = self.passes.next_turn(&self.core, turns) {
             match turn {
-                Turn::Rebuild => self.start_rebuild_slot(),
+                Turn::Rebuild => match self.core.begin_build() {
+                    Some((slot, targets)) => self.start_logged_rebuild(slot, targets),
+                    None => self.passes.ended(),
+                },
                 Turn::Scrub(slot) if slot.0 >= self.core.map.slots => self.start_page_scrub(slot.0),
                 Turn::Scrub(slot) => self.start_logged_scrub(slot),
             }

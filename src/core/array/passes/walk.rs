@@ -13,7 +13,7 @@ use crate::array::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, BufMut, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -142,7 +142,7 @@ impl Array {
         }
         let held = self.hold_slot(key, &mut pass.hold);
         if matches!(pass.work, Work::Scrub) && !matches!(held, Held::Wait) {
-            self.note_unchecked(pass.hold.slot());
+            self.passes.note_unchecked_in(&self.core, pass.hold.slot());
         }
         let stripe = match held {
             Held::Wait => return Flow::Wait,
@@ -370,18 +370,6 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
-    /// The scrub takes note of members that it cannot check in a slot.
-    fn note_unchecked(&mut self, slot: SlotIndex) {
-        let members = (0..self.core.map.width()).map(|column| self.core.member_at(slot, column));
-        let out: Vec<MemberIndex> =
-            members.filter(|&member| self.core.readable(member, slot).is_none()).collect();
-        if let Some(scrub) = self.passes.scrub_mut() {
-            for member in out {
-                scrub.note_unchecked(member);
-            }
-        }
-    }
-
     /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
     fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
         let since = *pass.unreadable_since.get_or_insert(self.core.now);
@@ -468,7 +456,7 @@ impl Array {
             return self.end_logged_pass(key, pass, true);
         }
         // Members may have left before they gave what they have.
-        self.note_unchecked(slot);
+        self.passes.note_unchecked_in(&self.core, slot);
         // A member that has left service meanwhile needs none.
         pass.fetch.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
         self.core.note_found(pass);
@@ -598,7 +586,8 @@ impl Array {
             Some(Column { column, member, device: self.core.readable(member, slot)?, buf })
         });
         let columns: Vec<Column> = columns.collect();
-        for Repair { member, device, start, buf } in self.scrub_columns(slot, &columns) {
+        for Repair { member, device, start, buf } in self.passes.scrub_columns(&mut self.core, slot, &columns)
+        {
             if self.core.find_device(device).is_none() {
                 continue;
             }
@@ -614,7 +603,10 @@ impl Array {
         self.let_slot_go(key, &mut pass.hold);
         self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
-            Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
+            Work::Rebuild(targets) => {
+                self.core.built_slot(slot, targets, complete);
+                self.passes.ended();
+            }
             Work::Build(_) => self.damage.looked_at_lacking(),
             Work::Scrub => self.passes.verified(self.core.now, slot, complete),
         }
