@@ -1,7 +1,7 @@
 //! How an update of the superblocks gets to its devices, stage by stage, and what the array knows when it is over.
 //!
-//! Invariant: an update is complete only when every device that was in use when it began has it, or has left. Must not know what
-//! an update says.
+//! Invariant: an update is complete only when every device that it began with has it, or has left. Must not know what an update
+//! says.
 
 use crate::array::base::members::{Device, Replaced};
 use crate::array::members::supers::{Durable, Participant, Saved, Supers};
