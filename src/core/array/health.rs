@@ -55,7 +55,8 @@ impl Array {
     fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
         let slot = self.slot_of(stripe);
         let is_missing = |member: MemberIndex| self.core.readable(member, slot).is_none();
-        let may_lack = |member: MemberIndex| is_missing(member) || self.is_read_without(member, slot);
+        let may_lack =
+            |member: MemberIndex| is_missing(member) || self.damage.is_read_without(&self.core, member, slot);
         let members = || (0..self.core.map.width()).map(|at| MemberIndex(at as u16));
         let missing = members().filter(|&member| is_missing(member)).count();
         let lacking = members().filter(|&member| may_lack(member)).count();

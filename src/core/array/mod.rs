@@ -47,12 +47,12 @@ use crate::array::damage::Damage;
 use crate::array::damage::looks::Looks;
 use crate::array::log::Redo;
 use crate::array::log::facts::LogFacts;
-use crate::array::members::admin::WaitingRequests;
 pub use crate::array::members::assembly;
 use crate::array::members::assembly::Assembled;
 use crate::array::members::bad_blocks::BadBlocks;
 use crate::array::members::ring_check::RingCheck;
 use crate::array::members::supers::Supers;
+use crate::array::members::waiting::WaitingRequests;
 use crate::array::pages::Pages;
 use crate::array::pages::hold::PageTask;
 use crate::array::passes::page_pass::PagePass;
@@ -535,7 +535,7 @@ impl Array {
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
         let due = self.startup_due().or_else(|| self.core.shortages.due());
-        [due, self.looks_due()].into_iter().flatten().min()
+        [due, self.looks.due(&self.damage, &self.core, self.redo.is_serving())].into_iter().flatten().min()
     }
 
     /// The facts of this array.
@@ -548,18 +548,18 @@ impl Array {
             dirty: self.supers.is_dirty(),
             members: self.member_status(),
             activities: self.activities(),
-            last_scrub: self.last_scrub(),
+            last_scrub: self.passes.last_scrub(),
             engine: self.core.shape.codec.engine().name(),
             client_errors: self.client_notices.errors(),
             checksum: self.supers.template().checksum,
             log: self.log_state(),
             yields_to_force: self.startup.yields_to_force(),
-            lost: self.damaged_ranges(Why::is_beyond_repair),
-            set_aside: self.damaged_ranges(|why| why == Why::SetAside),
+            lost: self.damage.ranges(&self.core.map, Why::is_beyond_repair),
+            set_aside: self.damage.ranges(&self.core.map, |why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
             unreadable_pages: self.pages.count_given_up(),
-            unconfirmed_lost: self.unconfirmed_lost_ranges(),
+            unconfirmed_lost: self.damage.unconfirmed_lost_ranges(&self.core.map),
             unconfirmed: self.unconfirmed_ranges(),
         }
     }
@@ -617,20 +617,23 @@ impl Array {
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
             Op::SuperScrub(scrub) => self.advance_super_scrub(key, scrub),
             Op::Repair(repair) => self.advance_repair(key, repair),
-            Op::RingCheck(check) => self.advance_ring_check(key, check),
+            Op::RingCheck(check) => check.advance(&mut self.core, key),
         };
         self.put_back(key, op, flow);
     }
 
     fn op_io(&mut self, key: usize, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        if let Err(fault) = result {
+            self.judge_op_fault(&op, &entry, fault);
+        }
         let flow = match &mut op {
             Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
-            Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
-            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, entry, result),
+            Op::RingCheck(check) => check.io_ended(&mut self.core, key, result),
+            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, result),
             Op::PagePass(pass) => self.page_pass_io(key, pass, item, entry, result),
             Op::PageScrub(_) | Op::Repair(_) => {
                 unreachable!("pages have I/O of their own")

@@ -3,7 +3,7 @@
 
 use crate::array::pages::hold::{PageHold, PageTask, PagesHeld};
 use crate::array::pages::store::{Answer, LoadOutcome, PageRead};
-use crate::array::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel};
+use crate::array::{Array, Inflight, NoticeKind, NoticeLevel};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState, PageIndex};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
@@ -100,9 +100,9 @@ impl Array {
         }
         for (member, fault) in loaded.faults {
             let is_kept = loaded.is_kept;
-            match self.passes.pass_mut(ActivityKind::Scrub) {
+            match self.passes.scrub_mut() {
                 // They are written anew with the next checkpoint, unless no copy tells what to write.
-                Some(scrub) if is_kept => scrub.errors += 1,
+                Some(scrub) if is_kept => _ = scrub.note_errors(1),
                 Some(scrub) => scrub.owe_page(page, member),
                 None => {}
             }

@@ -40,18 +40,18 @@ fn structs(source: &str) -> Vec<Struct> {
         .collect()
 }
 
-fn indent(line: &str) -> usize {
+pub(super) fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
 }
 
 /// What follows `pub` or `pub(...)`.
-fn without_visibility(item: &str) -> &str {
+pub(super) fn without_visibility(item: &str) -> &str {
     let Some(rest) = item.strip_prefix("pub") else { return item };
     let rest = rest.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(rest, |(_, rest)| rest);
     rest.trim_start()
 }
 
-fn is_field(line: &str) -> bool {
+pub(super) fn is_field(line: &str) -> bool {
     let name = without_visibility(line).split(':').next().unwrap_or_default();
     line.contains(": ") && !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_')
 }

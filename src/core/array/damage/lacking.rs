@@ -11,6 +11,7 @@
 
 use crate::array::Core;
 use crate::array::base::members::{Member, Which};
+use crate::array::damage::Damage;
 use crate::array::passes::rebuild::Target;
 use crate::array::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::DeviceId;
@@ -158,94 +159,134 @@ impl Lacking {
     fn count(&self, device: Uuid) -> u64 {
         self.of.get(&device).map_or(0, Slots::count)
     }
-}
 
-impl Array {
-    /// Runs of slots, the first of each and how many, that a device went into service without in an
-    /// earlier run. They are looked at as soon as the array serves. What is not of this array is
-    /// left out.
-    pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
-        let end = self.core.map.slots;
+    /// An earlier run has told of these slots of an array of so many.
+    fn expect(&mut self, device: Uuid, runs: &[(SlotIndex, u64)], end: u64) {
         let inside = |&(SlotIndex(first), many): &(SlotIndex, u64)| {
             (first.min(end), first.saturating_add(many).min(end))
         };
         let slots = Slots::of_runs(runs.iter().map(inside).collect());
         if !slots.0.is_empty() {
-            self.damage.lacking.of.insert(device, slots);
-            self.damage.lacking.revision += 1;
+            self.of.insert(device, slots);
+            self.revision += 1;
         }
     }
 
+    /// The device is none of this array any more.
+    fn drop_device(&mut self, device: Uuid) {
+        self.of.remove(&device);
+        self.next.remove(&device);
+        self.revision += 1;
+    }
+
+    /// Slots of a device that are looked at now; the next round goes on behind them.
+    fn take_round(&mut self, device: Uuid) -> Vec<u64> {
+        let mut round = Vec::new();
+        let (Some(slots), next) = (self.of.get(&device), self.next.entry(device).or_default()) else {
+            return round;
+        };
+        let mut from = *next;
+        while round.len() < LOOK_ROUND {
+            let Some(slot) = slots.next(from).or_else(|| slots.next(0)) else { break };
+            if round.contains(&slot) {
+                break;
+            }
+            round.push(slot);
+            from = slot + 1;
+        }
+        *next = from;
+        self.looks += round.len();
+        round
+    }
+
+    /// When the next round is due.
+    fn due(&self) -> Timestamp {
+        let interval = if self.has_built { BUILT_INTERVAL_NS } else { LOOK_INTERVAL_NS };
+        Timestamp(self.last_look.0 + interval)
+    }
+}
+
+impl Damage {
     /// What the device of a member and the one that is being built in its place go without: runs of
     /// slots.
     pub(in crate::array) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
         let new = member.replacement.as_ref().map(|new| new.uuid);
-        let runs = |uuid| (uuid, self.damage.lacking.runs_of(uuid));
+        let runs = |uuid| (uuid, self.lacking.runs_of(uuid));
         let devices = [Some(member.uuid), new].into_iter().flatten().map(runs);
         devices.filter(|(_, runs)| !runs.is_empty()).collect()
     }
 
     /// A device under construction goes without blocks of the slot.
-    pub(in crate::array) fn note_lacking(&mut self, slot: SlotIndex, target: &Target) {
-        if let Some(device) = self.core.uuid_of_device(target.member, target.device) {
-            self.damage.lacking.note(device, slot);
+    pub(in crate::array) fn note_lacking(&mut self, core: &Core, slot: SlotIndex, target: &Target) {
+        if let Some(device) = core.uuid_of_device(target.member, target.device) {
+            self.lacking.note(device, slot);
         }
     }
 
     /// All blocks of the slot are on the device of the member, or none is needed there.
     pub(in crate::array) fn forget_lacking(
         &mut self,
+        core: &Core,
         slot: SlotIndex,
         member: MemberIndex,
         device: DeviceId,
     ) {
-        if let Some(device) = self.core.uuid_of_device(member, device)
-            && self.damage.lacking.forget(device, slot)
+        if let Some(device) = core.uuid_of_device(member, device)
+            && self.lacking.forget(device, slot)
         {
-            self.damage.lacking.has_built = true;
+            self.lacking.has_built = true;
         }
     }
 
     /// Whether the device in service of the member may lack blocks of the slot.
-    pub(in crate::array) fn may_lack_slot(&self, member: MemberIndex, slot: SlotIndex) -> bool {
-        let of = self.core.member(member);
-        of.state == MemberState::Online && self.damage.lacking.has(of.uuid, slot)
+    pub(in crate::array) fn may_lack_slot(&self, core: &Core, member: MemberIndex, slot: SlotIndex) -> bool {
+        let of = core.member(member);
+        of.state == MemberState::Online && self.lacking.has(of.uuid, slot)
     }
 
     /// Whether the device that is read for the slot may lack blocks of it: it went into service
     /// without them, or is being built and does not have them so far.
-    pub(in crate::array) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
-        if self.damage.lacking.of.is_empty() && !self.core.any_building() {
+    pub(in crate::array) fn is_read_without(
+        &self,
+        core: &Core,
+        member: MemberIndex,
+        slot: SlotIndex,
+    ) -> bool {
+        if self.lacking.of.is_empty() && !core.any_building() {
             return false;
         }
-        let Some(device) = self.core.readable(member, slot) else { return false };
-        let of = self.core.member(member);
+        let Some(device) = core.readable(member, slot) else { return false };
+        let of = core.member(member);
         let new = of.replacement.as_ref().filter(|new| new.device.id == device);
         let (uuid, progress) =
             new.map_or((of.uuid, of.progress.as_ref()), |new| (new.uuid, Some(&new.progress)));
         let is_lacking = progress.is_some_and(|progress| progress.lacking.contains(&slot.0));
-        is_lacking || self.damage.lacking.has(uuid, slot)
+        is_lacking || self.lacking.has(uuid, slot)
     }
 
     /// How many slots the device in service of the member went without.
-    pub(in crate::array) fn slots_lacking(&self, member: MemberIndex) -> u64 {
-        let of = self.core.member(member);
-        if of.state == MemberState::Online { self.damage.lacking.count(of.uuid) } else { 0 }
+    pub(in crate::array) fn slots_lacking(&self, core: &Core, member: MemberIndex) -> u64 {
+        let of = core.member(member);
+        if of.state == MemberState::Online { self.lacking.count(of.uuid) } else { 0 }
     }
 
     /// The members in service, other than this one, with devices that went without slots.
-    pub(in crate::array) fn lacking_beside(&self, without: Option<MemberIndex>) -> Vec<MemberIndex> {
-        if self.damage.lacking.of.is_empty() {
+    pub(in crate::array) fn lacking_beside(
+        &self,
+        core: &Core,
+        without: Option<MemberIndex>,
+    ) -> Vec<MemberIndex> {
+        if self.lacking.of.is_empty() {
             return Vec::new();
         }
-        let members = (0..self.core.roster.members.len()).map(|at| MemberIndex(at as u16));
-        members.filter(|&member| Some(member) != without && self.slots_lacking(member) > 0).collect()
+        let members = (0..core.roster.members.len()).map(|at| MemberIndex(at as u16));
+        members.filter(|&member| Some(member) != without && self.slots_lacking(core, member) > 0).collect()
     }
 
     /// The same with a member that has come back with the device that it had last.
-    pub(in crate::array) fn lacking_with(&self, back: MemberIndex) -> Vec<MemberIndex> {
-        let mut members = self.lacking_beside(Some(back));
-        if self.damage.lacking.count(self.core.member(back).uuid) > 0 {
+    pub(in crate::array) fn lacking_with(&self, core: &Core, back: MemberIndex) -> Vec<MemberIndex> {
+        let mut members = self.lacking_beside(core, Some(back));
+        if self.lacking.count(core.member(back).uuid) > 0 {
             members.push(back);
         }
         members.sort_unstable();
@@ -253,15 +294,20 @@ impl Array {
     }
 
     /// How many of these members have devices that went without the slot.
-    pub(in crate::array) fn lacking_slot(&self, members: &[MemberIndex], slot: SlotIndex) -> usize {
-        let has = |member: &&MemberIndex| self.damage.lacking.has(self.core.member(**member).uuid, slot);
+    pub(in crate::array) fn lacking_slot(
+        &self,
+        core: &Core,
+        members: &[MemberIndex],
+        slot: SlotIndex,
+    ) -> usize {
+        let has = |member: &&MemberIndex| self.lacking.has(core.member(**member).uuid, slot);
         members.iter().filter(has).count()
     }
 
     /// What is not true of the slots that these members went without, where `left` more losses are
     /// survived otherwise.
-    pub(in crate::array) fn but_lacking(&self, left: usize, members: &[MemberIndex]) -> String {
-        let of = |member: &MemberIndex| self.damage.lacking.count(self.core.member(*member).uuid);
+    pub(in crate::array) fn but_lacking(&self, core: &Core, left: usize, members: &[MemberIndex]) -> String {
+        let of = |member: &MemberIndex| self.lacking.count(core.member(*member).uuid);
         let slots: u64 = members.iter().map(of).sum();
         let Some(first) = members.first() else { return String::new() };
         let whose = match members.len() {
@@ -275,79 +321,55 @@ impl Array {
         }
     }
 
-    /// Tick: what devices went without is looked at again.
-    pub(in crate::array) fn look_at_lacking(&mut self) {
-        if !self.may_look_at_lacking() || self.lacking_due() > self.core.now {
-            return;
+    /// The slots to look at now, if it is time: of devices that went without them. Each look is followed by
+    /// [`Damage::looked_at_lacking`].
+    fn lacking_round(&mut self, core: &Core, is_serving: bool) -> Vec<(SlotIndex, Target)> {
+        let mut round = Vec::new();
+        if !self.may_look_at_lacking(core, is_serving) || self.lacking.due() > core.now {
+            return round;
         }
-        let lacking = &mut self.damage.lacking;
-        (lacking.last_look, lacking.has_built) = (self.core.now, false);
-        let uuids: Vec<Uuid> = lacking.of.keys().copied().collect();
+        (self.lacking.last_look, self.lacking.has_built) = (core.now, false);
+        let uuids: Vec<Uuid> = self.lacking.of.keys().copied().collect();
         for uuid in uuids {
-            let of_uuid = |at: &usize| self.core.roster.members[*at].uuid == uuid;
-            let Some(at) = (0..self.core.roster.members.len()).find(of_uuid) else {
-                if !self.core.knows(uuid) {
+            let of_uuid = |at: &usize| core.roster.members[*at].uuid == uuid;
+            let Some(at) = (0..core.roster.members.len()).find(of_uuid) else {
+                if !core.knows(uuid) {
                     // It was replaced, or given up.
-                    self.damage.lacking.of.remove(&uuid);
-                    self.damage.lacking.next.remove(&uuid);
-                    self.damage.lacking.revision += 1;
+                    self.lacking.drop_device(uuid);
                 }
                 continue;
             };
-            let member = &self.core.roster.members[at];
-            let Some(device) = member.device.filter(|_| member.state == MemberState::Online) else {
+            let of = &core.roster.members[at];
+            let Some(device) = of.device.filter(|_| of.state == MemberState::Online) else {
                 continue;
             };
-            let lacking = &mut self.damage.lacking;
-            let (Some(slots), next) = (lacking.of.get(&uuid), lacking.next.entry(uuid).or_default()) else {
-                continue;
-            };
-            let mut round = Vec::new();
-            let mut from = *next;
-            while round.len() < LOOK_ROUND {
-                let Some(slot) = slots.next(from).or_else(|| slots.next(0)) else { break };
-                if round.contains(&slot) {
-                    break;
-                }
-                round.push(slot);
-                from = slot + 1;
-            }
-            *next = from;
-            lacking.looks += round.len();
-            for slot in round.into_iter().map(SlotIndex) {
-                let member = MemberIndex(at as u16);
-                let column = usize::from(self.core.map.column_of(slot, member).0);
-                self.start_build_of(slot, Target { member, device: device.id, column });
-            }
+            let member = MemberIndex(at as u16);
+            round.extend(self.lacking.take_round(uuid).into_iter().map(SlotIndex).map(|slot| {
+                let column = usize::from(core.map.column_of(slot, member).0);
+                (slot, Target { member, device: device.id, column })
+            }));
         }
+        round
     }
 
     /// A look at a slot has ended.
     pub(in crate::array) fn looked_at_lacking(&mut self) {
-        self.damage.lacking.looks -= 1;
+        self.lacking.looks -= 1;
     }
 
-    fn may_look_at_lacking(&self) -> bool {
-        let lacking = &self.damage.lacking;
-        let may_begin =
-            !self.core.stop.hurried && self.core.stop.stopping.is_none() && !self.core.is_failed();
-        lacking.looks == 0 && !lacking.of.is_empty() && may_begin && self.redo.is_serving()
-    }
-
-    fn lacking_due(&self) -> Timestamp {
-        let lacking = &self.damage.lacking;
-        let interval = if lacking.has_built { BUILT_INTERVAL_NS } else { LOOK_INTERVAL_NS };
-        Timestamp(lacking.last_look.0 + interval)
+    fn may_look_at_lacking(&self, core: &Core, is_serving: bool) -> bool {
+        let may_begin = !core.stop.hurried && core.stop.stopping.is_none() && !core.is_failed();
+        self.lacking.looks == 0 && !self.lacking.of.is_empty() && may_begin && is_serving
     }
 
     /// When a tick is due for slots that can probably be built.
-    pub(in crate::array) fn lacking_soon(&self) -> Option<Timestamp> {
-        (self.damage.lacking.has_built && self.may_look_at_lacking()).then(|| self.lacking_due())
+    pub(super) fn lacking_soon(&self, core: &Core, is_serving: bool) -> Option<Timestamp> {
+        (self.lacking.has_built && self.may_look_at_lacking(core, is_serving)).then(|| self.lacking.due())
     }
 
     /// A device that was built joins: tells of what it goes without.
-    pub(in crate::array) fn tell_lacking(&mut self, member: MemberIndex, which: Which) {
-        let of = self.core.member(member);
+    pub(in crate::array) fn tell_lacking(&self, core: &mut Core, member: MemberIndex, which: Which) {
+        let of = core.member(member);
         let (device, progress) = match which {
             Which::Primary => (Some(of.uuid), of.progress.as_ref()),
             Which::Replacement => (
@@ -355,7 +377,7 @@ impl Array {
                 of.replacement.as_ref().map(|new| &new.progress),
             ),
         };
-        let slots = device.and_then(|device| self.damage.lacking.of.get(&device));
+        let slots = device.and_then(|device| self.lacking.of.get(&device));
         let Some((slots, first)) = slots.and_then(|slots| Some((slots.count(), slots.next(0)?))) else {
             return;
         };
@@ -368,7 +390,23 @@ impl Array {
             many => format!("{many} slots that cannot be read, the first of which is slot {first}"),
         };
         let text = format!("{what} blocks of {which}: they are looked at again, and built when they can be");
-        self.core.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
+        core.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
+    }
+}
+
+impl Array {
+    /// Runs of slots, the first of each and how many, that a device went into service without in an
+    /// earlier run. They are looked at as soon as the array serves. What is not of this array is
+    /// left out.
+    pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
+        self.damage.lacking.expect(device, runs, self.core.map.slots);
+    }
+
+    /// Tick: what devices went without is looked at again.
+    pub(super) fn look_at_lacking(&mut self) {
+        for (slot, target) in self.damage.lacking_round(&self.core, self.redo.is_serving()) {
+            self.start_build_of(slot, target);
+        }
     }
 }
 

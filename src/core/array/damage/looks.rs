@@ -5,8 +5,9 @@
 //! A member that was built joins after everything that is listed was looked at with it: when an
 //! event or `calpe wait` says that it is back, the list is true. Must not know how a block is read.
 
-use crate::array::Array;
 use crate::array::blocks::{BlockName, Why};
+use crate::array::damage::Damage;
+use crate::array::{Array, Core};
 use crate::units::{MemberIndex, Timestamp};
 use std::collections::{BTreeMap, HashMap};
 
@@ -94,24 +95,88 @@ impl Looks {
     }
 }
 
+impl Looks {
+    /// The blocks to look at now, a few at a time, if it is time.
+    fn take_round(&mut self, damage: &mut Damage, core: &Core, is_serving: bool) -> Vec<(BlockName, Why)> {
+        if !self.may_begin(damage, core, is_serving) || self.round_due(damage) > core.now {
+            return Vec::new();
+        }
+        self.last_round = core.now;
+        self.has_found = false;
+        if !damage.has_due() && self.is_idle() {
+            damage.forget_exchanges();
+        }
+        let mut blocks = damage.some_due(LOOK_ROUND);
+        if blocks.is_empty() {
+            blocks = damage.next(self.after, LOOK_ROUND);
+            self.after = blocks.last().map(|(block, _)| *block);
+        }
+        blocks
+    }
+
+    fn may_begin(&self, damage: &Damage, core: &Core, is_serving: bool) -> bool {
+        !self.reads() && !damage.is_empty() && !core.stop.hurried && !core.is_failed() && is_serving
+    }
+
+    fn round_due(&self, damage: &Damage) -> Timestamp {
+        let interval = match (damage.has_due(), self.has_found) {
+            (true, _) => DUE_INTERVAL_NS,
+            (false, true) => FOUND_INTERVAL_NS,
+            (false, false) => LOOK_INTERVAL_NS,
+        };
+        Timestamp(self.last_round.0 + interval)
+    }
+
+    /// When a tick is due for blocks that are to be looked at soon, or that are likely to be
+    /// readable again.
+    pub(in crate::array) fn due(&self, damage: &Damage, core: &Core, is_serving: bool) -> Option<Timestamp> {
+        let is_soon = damage.has_due() || self.has_found;
+        let soon = (is_soon && self.may_begin(damage, core, is_serving)).then(|| self.round_due(damage));
+        [soon, damage.lacking_soon(core, is_serving)].into_iter().flatten().min()
+    }
+
+    /// Whether everything that is listed was looked at since the member was built: then the list
+    /// says what cannot be read with it. It stays so until the member has joined, or is built anew.
+    pub(in crate::array) fn has_looked_with(
+        &mut self,
+        damage: &mut Damage,
+        core: &Core,
+        member: MemberIndex,
+    ) -> bool {
+        let since = match self.with.get(&member) {
+            Some(None) => return true,
+            Some(Some(since)) => *since,
+            None => {
+                damage.look_at_all();
+                self.with.insert(member, Some(core.now));
+                core.now
+            }
+        };
+        let is_over = !damage.has_due() && self.is_idle();
+        let is_over = is_over || core.stop.hurried || core.now.nanos_since(since) >= JOIN_LOOKS_NS;
+        if is_over {
+            self.with.insert(member, None);
+        }
+        is_over
+    }
+
+    /// A member has joined, or is not built so far.
+    pub(in crate::array) fn forget_with(&mut self, damage: &mut Damage, core: &Core, member: MemberIndex) {
+        let was_looked_with = self.with.remove(&member).is_some();
+        let at = core.member(member);
+        // Its new device has taken the place of the one that may have what is set aside.
+        if was_looked_with && at.progress.is_none() && at.replacement.is_none() {
+            damage.exchange(member);
+        }
+    }
+}
+
 impl Array {
     /// Tick: blocks that could not be had are looked at again, a few at a time.
     pub(in crate::array) fn look_at_damage(&mut self) {
         self.look_at_lacking();
-        if !self.may_look() || self.look_due() > self.core.now {
-            return;
-        }
-        self.looks.last_round = self.core.now;
-        self.looks.has_found = false;
-        if !self.damage.has_due() && self.looks.is_idle() {
-            self.damage.forget_exchanges();
-        }
-        let mut blocks = self.damage.some_due(LOOK_ROUND);
-        if blocks.is_empty() {
-            blocks = self.damage.next(self.looks.after, LOOK_ROUND);
-            self.looks.after = blocks.last().map(|(block, _)| *block);
-        }
-        for (block, why) in blocks {
+        let is_serving = self.redo.is_serving();
+        for (block, why) in self.looks.take_round(&mut self.damage, &self.core, is_serving) {
             match why {
                 Why::SetAside | Why::Gone => {
                     // Else it is due for ever, and nothing that is not gets its turn.
@@ -120,61 +185,6 @@ impl Array {
                 }
                 Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
             }
-        }
-    }
-
-    fn may_look(&self) -> bool {
-        !self.looks.reads()
-            && !self.damage.is_empty()
-            && !self.core.stop.hurried
-            && !self.core.is_failed()
-            && self.redo.is_serving()
-    }
-
-    fn look_due(&self) -> Timestamp {
-        let interval = match (self.damage.has_due(), self.looks.has_found) {
-            (true, _) => DUE_INTERVAL_NS,
-            (false, true) => FOUND_INTERVAL_NS,
-            (false, false) => LOOK_INTERVAL_NS,
-        };
-        Timestamp(self.looks.last_round.0 + interval)
-    }
-
-    /// When a tick is due for blocks that are to be looked at soon, or that are likely to be
-    /// readable again.
-    pub(in crate::array) fn looks_due(&self) -> Option<Timestamp> {
-        let is_soon = self.damage.has_due() || self.looks.has_found;
-        let soon = (is_soon && self.may_look()).then(|| self.look_due());
-        [soon, self.lacking_soon()].into_iter().flatten().min()
-    }
-
-    /// Whether everything that is listed was looked at since the member was built: then the list
-    /// says what cannot be read with it. It stays so until the member has joined, or is built anew.
-    pub(in crate::array) fn has_looked_with(&mut self, member: MemberIndex) -> bool {
-        let since = match self.looks.with.get(&member) {
-            Some(None) => return true,
-            Some(Some(since)) => *since,
-            None => {
-                self.damage.look_at_all();
-                self.looks.with.insert(member, Some(self.core.now));
-                self.core.now
-            }
-        };
-        let is_over = !self.damage.has_due() && self.looks.is_idle();
-        let is_over = is_over || self.core.stop.hurried || self.core.now.nanos_since(since) >= JOIN_LOOKS_NS;
-        if is_over {
-            self.looks.with.insert(member, None);
-        }
-        is_over
-    }
-
-    /// A member has joined, or is not built so far.
-    pub(in crate::array) fn forget_looks_with(&mut self, member: MemberIndex) {
-        let was_looked_with = self.looks.with.remove(&member).is_some();
-        let at = self.core.member(member);
-        // Its new device has taken the place of the one that may have what is set aside.
-        if was_looked_with && at.progress.is_none() && at.replacement.is_none() {
-            self.damage.exchange(member);
         }
     }
 }

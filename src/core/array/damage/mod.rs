@@ -11,6 +11,7 @@ pub(in crate::array) mod looks;
 
 use crate::array::Array;
 use crate::array::blocks::{BlockName, Missing, Why};
+use crate::array::geometry::Map;
 use crate::format::MemberSet;
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex, VolumeOffset};
 use lacking::Lacking;
@@ -36,7 +37,7 @@ pub(super) struct Damage {
     /// being looked at.
     exchanged: MemberSet,
     /// Slots that devices in service may lack blocks of.
-    pub lacking: Lacking,
+    lacking: Lacking,
     /// Counts changes of what is listed.
     revision: u64,
 }
@@ -130,6 +131,11 @@ impl Damage {
         self.look_at_all();
     }
 
+    /// Whether the member has another device, on which not all that is listed was looked at so far.
+    fn is_exchanged(&self, member: MemberIndex) -> bool {
+        self.exchanged.contains(member)
+    }
+
     /// Everything was looked at since devices were exchanged.
     pub(super) fn forget_exchanges(&mut self) {
         self.exchanged = MemberSet::new();
@@ -215,21 +221,69 @@ fn names_in(stripe: StripeIndex) -> Range<BlockName> {
     (stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0)
 }
 
-impl Array {
+impl Damage {
     /// Blocks that could not be had in this run, as byte ranges of the volume.
-    pub(super) fn damaged_ranges(&self, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
-        self.ranges_of(|block, why| is_wanted(why) && !self.damage.is_unconfirmed(block))
+    pub(super) fn ranges(&self, map: &Map, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(map, |block, why| is_wanted(why) && !self.is_unconfirmed(block))
     }
 
     /// Blocks that an earlier run called beyond repair, and of which nothing else is known.
-    pub(super) fn unconfirmed_lost_ranges(&self) -> Vec<(VolumeOffset, u64)> {
-        self.ranges_of(|block, why| why.is_beyond_repair() && self.damage.is_unconfirmed(block))
+    pub(super) fn unconfirmed_lost_ranges(&self, map: &Map) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(map, |block, why| why.is_beyond_repair() && self.is_unconfirmed(block))
     }
 
+    fn ranges_of(&self, map: &Map, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {
+        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
+        for (block, why) in self.iter() {
+            let (stripe, column, row) = block;
+            if usize::from(column) >= map.k || !is_wanted(block, why) {
+                continue;
+            }
+            let within = usize::from(column) * map.chunk + row as usize * ROW_BYTES as usize;
+            let start = stripe.0 * map.stripe_bytes() as u64 + within as u64;
+            match ranges.last_mut() {
+                Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
+                _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
+            }
+        }
+        ranges
+    }
+
+    /// An earlier run has told of these byte ranges of a volume of so many bytes.
+    fn expect_ranges(
+        &mut self,
+        map: &Map,
+        volume_bytes: u64,
+        ranges: &[(VolumeOffset, u64)],
+        is_beyond_repair: bool,
+    ) {
+        let (chunk, stripe_bytes) = (map.chunk as u64, map.stripe_bytes() as u64);
+        let parts = ranges.iter().flat_map(|&(start, len)| {
+            let first = start.0 / ROW_BYTES * ROW_BYTES;
+            let end = start.0.saturating_add(len).min(volume_bytes);
+            (first..end).step_by(ROW_BYTES as usize)
+        });
+        for at in parts.take(BLOCKS_MAX) {
+            let within = at % stripe_bytes;
+            let (column, row) = ((within / chunk) as usize, (within % chunk / ROW_BYTES) as usize);
+            let stripe = StripeIndex(at / stripe_bytes);
+            self.expect(stripe, column, row, is_beyond_repair);
+        }
+    }
+
+    /// Changes whenever what is listed does, or what devices lack.
+    fn listed_revision(&self) -> u64 {
+        self.revision().wrapping_add(self.lacking.revision())
+    }
+}
+
+impl Array {
     /// Blocks that an earlier run could not read, and of which nothing else is known, nor that
     /// their checksums cannot be read.
     pub(super) fn unconfirmed_ranges(&self) -> Vec<(VolumeOffset, u64)> {
-        let told = self.ranges_of(|block, why| !why.is_beyond_repair() && self.damage.is_unconfirmed(block));
+        let told = self.damage.ranges_of(&self.core.map, |block, why| {
+            !why.is_beyond_repair() && self.damage.is_unconfirmed(block)
+        });
         if told.is_empty() { told } else { without(&told, &self.unreadable_ranges()) }
     }
 
@@ -237,7 +291,7 @@ impl Array {
     /// its checksums in metadata pages that cannot be read. What is beyond repair, also as far as
     /// only an earlier run knows, or is set aside, is not among it: each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
-        let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
+        let mut parts = self.damage.ranges(&self.core.map, |why| why == Why::Unreadable);
         let behind_pages = self.pages.ranges_given_up(&self.core.map);
         if behind_pages.is_empty() {
             return parts;
@@ -254,12 +308,12 @@ impl Array {
             }
         }
         // Of what nothing but an earlier run tells, only that it was beyond repair says more.
-        without(&ranges, &self.ranges_of(|_, why| why != Why::Unreadable))
+        without(&ranges, &self.damage.ranges_of(&self.core.map, |_, why| why != Why::Unreadable))
     }
 
     /// What cannot be read, and may be readable with the device of a member that is out.
     pub(super) fn ranges_that_need(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
-        self.ranges_of(|(stripe, column, _), why| match why {
+        self.damage.ranges_of(&self.core.map, |(stripe, column, _), why| match why {
             Why::Unreadable => true,
             Why::SetAside | Why::Gone => {
                 self.core.member_at(self.slot_of(stripe), usize::from(column)) == member
@@ -270,7 +324,7 @@ impl Array {
 
     /// What cannot be read and lies on a member in service, or is set aside there.
     pub(super) fn ranges_on(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
-        self.ranges_of(|(stripe, column, _), why| {
+        self.damage.ranges_of(&self.core.map, |(stripe, column, _), why| {
             matches!(why, Why::Unreadable | Why::SetAside | Why::Gone)
                 && self.core.member_at(self.slot_of(stripe), usize::from(column)) == member
         })
@@ -280,7 +334,7 @@ impl Array {
     /// far, is not known to have any.
     pub(super) fn set_aside_on(&self) -> MemberSet {
         let is_looked_at = self.damage.has_due() || !self.looks.is_idle();
-        let is_new = |member: &MemberIndex| is_looked_at && self.damage.exchanged.contains(*member);
+        let is_new = |member: &MemberIndex| is_looked_at && self.damage.is_exchanged(*member);
         let of_data = self.set_aside_places().filter(|(column, _)| *column < self.core.map.k);
         of_data.map(|(_, member)| member).filter(|member| !is_new(member)).collect()
     }
@@ -294,47 +348,18 @@ impl Array {
         })
     }
 
-    fn ranges_of(&self, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {
-        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
-        for (block, why) in self.damage.iter() {
-            let (stripe, column, row) = block;
-            if usize::from(column) >= self.core.map.k || !is_wanted(block, why) {
-                continue;
-            }
-            let within = usize::from(column) * self.core.map.chunk + row as usize * ROW_BYTES as usize;
-            let start = stripe.0 * self.core.map.stripe_bytes() as u64 + within as u64;
-            match ranges.last_mut() {
-                Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
-                _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
-            }
-        }
-        ranges
-    }
-
     /// Byte ranges of the volume that could not be had in an earlier run, also whether that run
     /// knew them to be beyond repair. They are listed as unconfirmed, and looked at as soon as the
     /// array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
-        let (chunk, stripe_bytes) = (self.core.map.chunk as u64, self.core.map.stripe_bytes() as u64);
         let volume_bytes = self.core.shape.geometry.volume_bytes;
-        let parts = ranges.iter().flat_map(|&(start, len)| {
-            let first = start.0 / ROW_BYTES * ROW_BYTES;
-            let end = start.0.saturating_add(len).min(volume_bytes);
-            (first..end).step_by(ROW_BYTES as usize)
-        });
-        for at in parts.take(BLOCKS_MAX) {
-            let within = at % stripe_bytes;
-            let (column, row) = ((within / chunk) as usize, (within % chunk / ROW_BYTES) as usize);
-            let stripe = StripeIndex(at / stripe_bytes);
-            self.damage.expect(stripe, column, row, is_beyond_repair);
-        }
+        self.damage.expect_ranges(&self.core.map, volume_bytes, ranges, is_beyond_repair);
     }
 
     /// Changes whenever the list of what could not be had does.
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
-        let listed = self.damage.revision().wrapping_add(self.damage.lacking.revision());
-        listed.wrapping_add(self.pages.given_up_revision())
+        self.damage.listed_revision().wrapping_add(self.pages.given_up_revision())
     }
 }
 

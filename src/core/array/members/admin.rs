@@ -3,6 +3,7 @@
 use crate::array::base::members::{Device, Progress, Replacement};
 use crate::array::log::life::Life;
 use crate::array::members::current::{Mark, is_current, was_in_service};
+use crate::array::members::waiting::Due;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use crate::array::{Array, ArrayAction, Core, STOPPED_CLEANLY, Stopping};
@@ -22,62 +23,14 @@ pub(super) enum Entry {
     Rebuilt,
 }
 
-/// A member that is to go offline.
-struct Departure {
-    id: RequestId,
-    member: MemberIndex,
-    /// The one that it has.
-    device: Option<DeviceId>,
-    /// Checkpoints that must have ended; none before the log is replayed.
-    checkpoint: Option<u64>,
-    since: Timestamp,
-}
-
 /// Why a member went that an administrator has taken out: with all in place, or before that.
 const TAKEN_OFFLINE: &str = "taken offline by an administrator";
 const TAKEN_OFFLINE_EARLY: &str =
     "taken offline by an administrator, before what was written last was in place on its device";
 
-/// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
-pub(super) const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
-
 /// Said where it has gone before that.
 const NOT_IN_PLACE: &str = "; what was written last could not be put in place on its device in time, and may be in its log alone, \
      which is not read when it comes back";
-
-/// The answer to a request that is carried out, and that is given when the superblocks say so.
-pub(super) struct Recording {
-    id: RequestId,
-    text: String,
-    /// See `Supers::next_record`.
-    record: (u64, u64),
-    since: Timestamp,
-    /// The device of a replacement, which nothing comes of when it is given up meanwhile.
-    replacement: Option<(DeviceId, Uuid)>,
-}
-
-/// How long such an answer waits.
-const RECORDING_PATIENCE_NS: u64 = 3_000_000_000;
-
-/// Said where it has waited so long.
-const NOT_RECORDED: &str =
-    "; the members' superblocks do not say so yet: if the daemon is killed now, it may have to be done again";
-
-/// How long the answer to a pause waits for the position of the scrub to be recorded.
-const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
-
-/// Said of a scrub that is paused while its position cannot be recorded.
-pub(super) const PAUSED_UNRECORDED: &str =
-    "the scrub is paused; its position could not be recorded yet, and is lost if the daemon is killed";
-
-/// Requests of administrators that are answered later.
-#[derive(Default)]
-pub(in crate::array) struct WaitingRequests {
-    /// To pause the scrub, whose position is not recorded yet, and since when.
-    pauses: Vec<(RequestId, Timestamp)>,
-    /// To take members offline, which go when the log is in its place.
-    departures: Vec<Departure>,
-}
 
 impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
@@ -105,9 +58,7 @@ impl Array {
             AdminRequest::Offline { member } => match self.check_take_out(member, MemberState::Offline) {
                 Ok(_) if self.may_lack(member) => {
                     let checkpoint = self.checkpoint_to_depart();
-                    let (device, since) =
-                        (self.core.member(member).device.map(|device| device.id), self.core.now);
-                    self.waiting.departures.push(Departure { id, member, device, checkpoint, since });
+                    self.waiting.depart(&self.core, id, member, checkpoint);
                     self.run();
                     return;
                 }
@@ -125,8 +76,7 @@ impl Array {
             AdminRequest::ScrubPause => match self.check_scrub(true) {
                 Ok(()) => {
                     self.passes.pause_scrub();
-                    // The answer waits until the position is recorded: it then survives a kill.
-                    self.waiting.pauses.push((id, self.core.now));
+                    self.waiting.pause(&self.core, id);
                     self.supers.want();
                     self.run();
                     return;
@@ -141,10 +91,8 @@ impl Array {
             AdminRequest::Repair => self.start_repair(),
             AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
-                for departure in std::mem::take(&mut self.waiting.departures) {
-                    self.core.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
-                }
-                self.end_recordings(true);
+                self.waiting.refuse_departures(&mut self.core);
+                self.waiting.end_recordings(&mut self.core, &self.supers, true);
                 self.core.stop.stop_begun = Some(self.core.now);
                 self.core.stop.stopping = Some(Stopping::Draining(id));
                 self.run();
@@ -167,41 +115,9 @@ impl Array {
     ) {
         match result {
             Ok(text) if !self.core.is_failed() && !self.is_unjudged() => {
-                let record = self.supers.next_record();
-                self.supers.recordings.push(Recording {
-                    id,
-                    text,
-                    record,
-                    since: self.core.now,
-                    replacement,
-                });
+                self.waiting.record(&self.core, &self.supers, id, text, replacement);
             }
             result => self.core.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
-        }
-    }
-
-    /// Answers requests that are recorded, or that waited for that for long enough; all, if `all`.
-    pub(super) fn end_recordings(&mut self, all: bool) {
-        for recording in std::mem::take(&mut self.supers.recordings) {
-            if let Some((device, uuid)) = recording.replacement
-                && self.core.find_device(device).is_none()
-            {
-                let text = match self.core.knows(uuid) {
-                    true => "the new device has left again meanwhile: see 'calpe events'",
-                    false => "the replacement was cancelled or given up meanwhile: see 'calpe events'",
-                };
-                self.core.admin_done(recording.id, Err(AdminError(text.into())));
-                continue;
-            }
-            let is_recorded = self.supers.is_recorded(recording.record);
-            let is_late = self.core.now.nanos_since(recording.since) >= RECORDING_PATIENCE_NS;
-            if !all && !self.core.is_failed() && !is_late && !is_recorded {
-                self.supers.recordings.push(recording);
-                continue;
-            }
-            let Recording { id, text, .. } = recording;
-            let text = if is_recorded { text } else { text + NOT_RECORDED };
-            self.core.admin_done(id, Ok(AdminOutcome(text)));
         }
     }
 
@@ -228,28 +144,15 @@ impl Array {
 
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
     fn judge_departures(&mut self) {
-        if self.waiting.departures.iter().any(|departure| departure.checkpoint.is_none())
+        if self.waiting.lacks_checkpoint()
             && let Some(checkpoint) = self.checkpoint_to_depart()
         {
-            self.waiting
-                .departures
-                .iter_mut()
-                .for_each(|departure| _ = departure.checkpoint.get_or_insert(checkpoint));
+            self.waiting.learn_checkpoint(checkpoint);
         }
-        let (now, ended) = (self.core.now, self.redo.checkpoints_ended());
-        let is_in_place =
-            |departure: &Departure| departure.checkpoint.is_some_and(|checkpoint| ended >= checkpoint);
-        let (is_failed, is_told) = (self.core.is_failed(), self.core.roster.exchanged.is_empty());
-        let is_due = |departure: &mut Departure| {
-            let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
-            is_failed || is_late || (is_in_place(departure) && is_told)
-        };
-        let due: Vec<Departure> = self.waiting.departures.extract_if(.., is_due).collect();
-        for departure in due {
-            let in_place = is_in_place(&departure);
-            let Departure { id, member, device, .. } = departure;
+        let ended = self.redo.checkpoints_ended();
+        for Due { id, member, device, is_in_place } in self.waiting.due_departures(&self.core, ended) {
             let of_member = self.core.member(member).device.map(|device| device.id);
-            let (reason, rest) = match in_place {
+            let (reason, rest) = match is_in_place {
                 true => (TAKEN_OFFLINE, ""),
                 false => (TAKEN_OFFLINE_EARLY, NOT_IN_PLACE),
             };
@@ -263,14 +166,15 @@ impl Array {
 
     /// A superblock update that holds this position of the scrub is complete.
     pub(super) fn scrub_recorded(&mut self, position: Option<SlotIndex>) {
-        if self.waiting.pauses.is_empty() {
+        if !self.waiting.has_pauses() {
             return;
         }
         if position == self.passes.scrub_record().position {
-            self.end_pauses(match self.passes.has_scrub() {
+            let text = match self.passes.has_scrub() {
                 true => "the scrub is paused",
                 false => "the scrub has ended: all that was left of it was under way",
-            });
+            };
+            self.waiting.end_pauses(&mut self.core, text);
         } else {
             // Slots that were under way are done since.
             self.supers.want();
@@ -279,24 +183,9 @@ impl Array {
 
     /// Tick: administrators' requests that wait.
     pub(in crate::array) fn judge_requests(&mut self) {
-        self.judge_pauses();
-        self.end_recordings(false);
+        self.waiting.judge_pauses(&mut self.core);
+        self.waiting.end_recordings(&mut self.core, &self.supers, false);
         self.judge_departures();
-    }
-
-    /// Tick: answers pauses whose position cannot be recorded.
-    fn judge_pauses(&mut self) {
-        let now = self.core.now;
-        let is_late = |(_, since): &(RequestId, Timestamp)| now.nanos_since(*since) >= PAUSE_PATIENCE_NS;
-        if self.core.is_failed() || self.waiting.pauses.iter().any(is_late) {
-            self.end_pauses(PAUSED_UNRECORDED);
-        }
-    }
-
-    pub(super) fn end_pauses(&mut self, text: &str) {
-        for (id, _) in std::mem::take(&mut self.waiting.pauses) {
-            self.core.admin_done(id, Ok(AdminOutcome(text.into())));
-        }
     }
 
     fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> Result<String, String> {
@@ -592,8 +481,8 @@ impl Array {
 
     /// `is_recorded`: the superblocks say what this array knows.
     pub(in crate::array) fn stop_now(&mut self, id: RequestId, is_recorded: bool) {
-        self.end_pauses("the scrub is paused");
-        self.end_recordings(true);
+        self.waiting.end_pauses(&mut self.core, "the scrub is paused");
+        self.waiting.end_recordings(&mut self.core, &self.supers, true);
         let words = self.words_for_stop(is_recorded);
         self.core.stop.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.core.roster.exchanged);
@@ -626,10 +515,6 @@ impl Array {
 }
 
 impl Core {
-    fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminError>) {
-        self.actions.push(ArrayAction::AdminDone(id, result));
-    }
-
     pub(in crate::array) fn known(&self, index: MemberIndex) -> Result<(), String> {
         let width = self.map.width();
         if usize::from(index.0) < width {

@@ -10,6 +10,7 @@ use crate::units::MemberIndex;
 use uuid::Uuid;
 
 /// What a device must show to be current.
+// Plain data: what is known of a member, handed to what judges its device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     /// The epoch that it holds, or whose parent: then the bump to it was cut off, and nothing was written under it (A1).

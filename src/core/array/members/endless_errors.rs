@@ -106,7 +106,7 @@ impl Array {
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
         let online = self.core.online();
         // Rows that a device went without are bad on it, and are listed by slots.
-        let unlisted = self.bad.unlisted(index) + self.lacking_beside(Some(index)).len();
+        let unlisted = self.bad.unlisted(index) + self.damage.lacking_beside(&self.core, Some(index)).len();
         // Erasures of a row that is bad on none of the others, as far as that is known.
         let gone = self.core.map.width() - online.len() + 1 + unlisted;
         // What is set aside may be on it, too, where the list of that has no room for more.

@@ -5,13 +5,26 @@
 use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
 use crate::array::members::bad_blocks::Ill;
-use crate::array::{Array, Owner};
+use crate::array::{Array, Op, Owner};
 use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::MemberState;
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
+    /// Judges the fault of an operation's I/O before the operation hears of its end, where that is all there is to judge by.
+    pub(in crate::array) fn judge_op_fault(&mut self, op: &Op, entry: &Inflight, fault: IoFault) {
+        let counts = match op {
+            // What of its ring cannot be read harms nothing that is in service.
+            Op::RingCheck(_) => fault.kind == IoFaultKind::Gone,
+            Op::SuperScrub(_) => !fault.kind.passes(),
+            _ => false,
+        };
+        if counts {
+            self.read_fault(entry.member, entry.device, fault);
+        }
+    }
+
     /// A read failed. A device that is gone leaves service; for others see [`Array::judge_errors`].
     pub(in crate::array) fn read_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         if self.core.find_device(device).is_none() || self.core.is_passing(fault) {
@@ -95,7 +108,7 @@ impl Array {
             self.bad.verified(index, offset);
             return true;
         }
-        if self.may_lack_slot(index, slot) {
+        if self.damage.may_lack_slot(&self.core, index, slot) {
             // It was never given the block: that is no error of the device.
             return false;
         }
@@ -310,7 +323,7 @@ impl Array {
             reason: member.reason.clone(),
             conditions: self.conditions(MemberIndex(at as u16)),
             returns: member.away.is_some(),
-            lacking: self.lacking_of(member),
+            lacking: self.damage.lacking_of(member),
         };
         self.core.roster.members.iter().enumerate().map(status).collect()
     }
@@ -321,7 +334,8 @@ impl Array {
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let is_unmended = kept.is_none() && self.bad.has_unmended(index);
         let not_mended = is_unmended.then_some(MemberCondition::NotMended);
-        let lacks = (self.slots_lacking(index) > 0).then_some(MemberCondition::LacksBlocks);
+        let lacks =
+            (self.damage.slots_lacking(&self.core, index) > 0).then_some(MemberCondition::LacksBlocks);
         let slow = self.core.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.core.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
         let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);

@@ -10,3 +10,4 @@ mod faults;
 mod outlook;
 pub(in crate::array) mod ring_check;
 pub(in crate::array) mod supers;
+pub(in crate::array) mod waiting;

@@ -6,7 +6,8 @@
 use crate::array::Core;
 use crate::array::base::members::Member;
 use crate::array::log::life::Life;
-use crate::array::members::admin::{DEPARTURE_PATIENCE_NS, Entry, PAUSED_UNRECORDED};
+use crate::array::members::admin::Entry;
+use crate::array::members::waiting::{DEPARTURE_PATIENCE_NS, PAUSED_UNRECORDED};
 use crate::array::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
 use crate::format::{MemberState, Superblock};
 use crate::units::{Count, HumanSize, MemberIndex};
@@ -88,13 +89,13 @@ impl Array {
 
     /// What the array is when a member has come back with the device that it had last.
     fn after_return(&self, member: MemberIndex) -> String {
-        self.with_online(1, |left| self.but_where(left, &self.lacking_with(member), None))
+        self.with_online(1, |left| self.but_where(left, &self.damage.lacking_with(&self.core, member), None))
     }
 
     /// What is not true of rows of which members other than this one have bad blocks or none, where
     /// `left` more losses are survived otherwise.
     pub(in crate::array) fn but_beside(&self, left: usize, without: Option<MemberIndex>) -> String {
-        self.but_where(left, &self.lacking_beside(without), without)
+        self.but_where(left, &self.damage.lacking_beside(&self.core, without), without)
     }
 
     /// The same where these members lack blocks of slots.
@@ -102,7 +103,7 @@ impl Array {
         let without = without.unwrap_or(MemberIndex(u16::MAX));
         let (blocks, unlisted) = (self.bad.blocks(without), self.bad.unlisted(without));
         let bad = blocks.values().max().unwrap_or(&0) + unlisted;
-        let mut text = self.but_lacking(left, lacking);
+        let mut text = self.damage.but_lacking(&self.core, left, lacking);
         if bad > 0 {
             let what = format!("; but rows have up to {}", Count(bad as u64, "bad block"));
             text += &match left.checked_sub(bad) {
@@ -123,7 +124,11 @@ impl Array {
         let unlisted = if unlisted > 0 { unlisted + lacking.len() } else { 0 };
         let listed = blocks.into_iter().map(|(block, bad)| {
             let others = lacking.iter().copied().filter(|&member| !self.bad.has(member, block));
-            bad + self.lacking_slot(&others.collect::<Vec<_>>(), self.core.slot_of_block(block))
+            bad + self.damage.lacking_slot(
+                &self.core,
+                &others.collect::<Vec<_>>(),
+                self.core.slot_of_block(block),
+            )
         });
         let both = listed.max().unwrap_or(0).max(unlisted);
         let alone = bad.max(lacking.len());
@@ -139,7 +144,7 @@ impl Array {
     /// Errors that the last scrub has not repaired, if there are any. Which blocks they are of is
     /// not known any more after a restart.
     fn unrepaired(&self) -> Option<u64> {
-        let last = self.last_scrub()?;
+        let last = self.passes.last_scrub()?;
         Some(last.errors.saturating_sub(last.repaired)).filter(|errors| *errors > 0)
     }
 

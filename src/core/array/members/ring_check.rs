@@ -6,11 +6,11 @@
 
 use crate::array::base::members::Which;
 use crate::array::members::current::{Behind, Mark, is_current};
-use crate::array::recovery::{RingRead, RingTail};
-use crate::array::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::array::recovery::{Ring, RingRead, RingTail};
+use crate::array::{Array, Core, Flow, NoticeKind, NoticeLevel, Op, Owner};
+use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{LOG_BLOCK_BYTES, Superblock};
-use crate::units::{MemberIndex, Timestamp};
+use crate::units::{ByteOffset, MemberIndex, Timestamp};
 
 /// A log with blocks that cannot be read is read again for so long.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -25,11 +25,18 @@ pub(in crate::array) struct RingCheck {
     superblock: Superblock,
     /// What it must show.
     mark: Mark,
-    ring: RingTail,
+    log: Log,
+    tail: RingTail,
     reading: Option<RingRead>,
     /// When an attempt first failed for errors, and when the next begins.
     unreadable_since: Option<Timestamp>,
     not_before: Timestamp,
+}
+
+/// The log of a member: what is the same for all, and where it lies.
+struct Log {
+    ring: Ring,
+    offset: ByteOffset,
 }
 
 impl Array {
@@ -41,13 +48,14 @@ impl Array {
         superblock: Superblock,
         mark: Mark,
     ) {
-        let ring = self.ring_tail(member, &superblock);
+        let log = Log { ring: self.ring(), offset: self.redo.region().offset };
         let check = RingCheck {
             member,
             device,
+            tail: log.tail(member, &superblock),
             superblock,
             mark,
-            ring,
+            log,
             reading: None,
             unreadable_since: None,
             not_before: self.core.now,
@@ -55,72 +63,74 @@ impl Array {
         let key = self.ops.insert(Op::RingCheck(Box::new(check)));
         self.core.work.ready.push_back(key);
     }
+}
 
-    fn ring_tail(&self, member: MemberIndex, superblock: &Superblock) -> RingTail {
+impl Log {
+    fn tail(&self, member: MemberIndex, superblock: &Superblock) -> RingTail {
         let epochs = superblock.redo.start.epoch..=superblock.epoch.number;
-        RingTail::new(self.ring(), member, epochs)
+        RingTail::new(self.ring, member, epochs)
     }
+}
 
-    pub(in crate::array) fn advance_ring_check(&mut self, key: usize, check: &mut RingCheck) -> Flow {
-        if check.reading.is_some() {
+impl RingCheck {
+    pub(in crate::array) fn advance(&mut self, core: &mut Core, key: usize) -> Flow {
+        if self.reading.is_some() {
             return Flow::Wait;
         }
-        if self.core.now < check.not_before && !self.core.stop.hurried {
+        if core.now < self.not_before && !core.stop.hurried {
             // Woken early: an array that fails wakes all that wait.
-            self.core.work.patient.push((check.not_before, key));
+            core.work.patient.push((self.not_before, key));
             return Flow::Wait;
         }
-        if self.core.device_of(check.member, Which::Primary) != Some(check.device) {
+        if core.device_of(self.member, Which::Primary) != Some(self.device) {
             return Flow::Finished;
         }
-        let Some(read) = check.ring.next_read() else {
-            if self.reads_ring_again(key, check) {
+        let Some(read) = self.tail.next_read() else {
+            if self.reads_again(core, key) {
                 return Flow::Wait;
             }
-            self.core.end_ring_check(check);
+            core.end_ring_check(self);
             return Flow::Finished;
         };
-        let offset = self.redo.region().offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
-        let buf = self.core.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
-        check.reading = Some(read);
+        let offset = self.log.offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
+        let buf = core.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
+        self.reading = Some(read);
         let owner = Owner::Op { key, item: 0 };
-        self.core.submit_io(owner, check.member, check.device, IoOp::Read { offset, buf });
+        core.submit_io(owner, self.member, self.device, IoOp::Read { offset, buf });
         Flow::Wait
     }
 
-    pub(in crate::array) fn ring_check_io(
+    /// A read has ended. Its fault, if it has one, was judged before.
+    pub(in crate::array) fn io_ended(
         &mut self,
+        core: &mut Core,
         key: usize,
-        check: &mut RingCheck,
-        entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
-        let read = check.reading.take().expect("a read was under way");
+        let read = self.reading.take().expect("a read was under way");
         match result {
-            Ok(IoValue::Data(bytes)) => check.ring.done(read, Some(&bytes)),
-            Ok(_) => check.ring.done(read, None),
-            Err(fault) => {
-                if fault.kind == IoFaultKind::Gone {
-                    self.read_fault(entry.member, entry.device, fault);
-                }
-                check.ring.done(read, None);
-            }
+            Ok(IoValue::Data(bytes)) => self.tail.done(read, Some(&bytes)),
+            Ok(_) | Err(_) => self.tail.done(read, None),
         }
-        self.advance_ring_check(key, check)
+        self.advance(core, key)
     }
 
     /// Whether blocks that could not be read may hold what the log must show, and are read again.
-    fn reads_ring_again(&mut self, key: usize, check: &mut RingCheck) -> bool {
-        let since = check.unreadable_since.unwrap_or(self.core.now);
-        let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS || self.core.stop.hurried;
-        if check.verdict().is_ok() || check.ring.was_read() || is_over {
+    fn reads_again(&mut self, core: &mut Core, key: usize) -> bool {
+        let since = self.unreadable_since.unwrap_or(core.now);
+        let is_over = core.now.nanos_since(since) >= PATIENCE_NS || core.stop.hurried;
+        if self.verdict().is_ok() || self.tail.was_read() || is_over {
             return false;
         }
-        check.unreadable_since = Some(since);
-        check.ring = self.ring_tail(check.member, &check.superblock);
-        check.not_before = Timestamp(self.core.now.0 + RETRY_NS);
-        self.core.work.patient.push((check.not_before, key));
+        self.unreadable_since = Some(since);
+        self.tail = self.log.tail(self.member, &self.superblock);
+        self.not_before = Timestamp(core.now.0 + RETRY_NS);
+        core.work.patient.push((self.not_before, key));
         true
+    }
+
+    fn verdict(&self) -> Result<(), Behind> {
+        is_current(&self.superblock, self.tail.tail(), &self.mark)
     }
 }
 
@@ -136,11 +146,5 @@ impl Core {
             let text = format!("member {} is rebuilt and not only caught up: {why}", check.member);
             self.notice(NoticeKind::MemberRebuiltWhole, NoticeLevel::Warning, Some(check.member), text);
         }
-    }
-}
-
-impl RingCheck {
-    fn verdict(&self) -> Result<(), Behind> {
-        is_current(&self.superblock, self.ring.tail(), &self.mark)
     }
 }

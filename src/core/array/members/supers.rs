@@ -10,18 +10,19 @@
 //! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
+mod update;
+
 use crate::array::base::members::{Device, Member, Replaced, Which};
-use crate::array::members::admin::Recording;
 use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
 use crate::array::members::current::{Behind, Mark, why_kept};
 use crate::array::members::departed::Departed;
+use crate::array::members::supers::update::{Job, Update, UpdateStep};
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::{Array, Core, Effect, Inflight, Owner, Stopping};
+use crate::array::{Array, Core, Effect, Inflight, Stopping};
 use crate::array::{NoticeKind, NoticeLevel};
-use crate::block_io::{Buf, DeviceId, IoFault, IoOp, IoValue};
+use crate::block_io::{Buf, DeviceId, IoFault, IoValue};
 use crate::format::{
-    CLEARED_BYTE, COPY_BYTES, Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role,
-    Superblock, superblock_offsets,
+    Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
@@ -45,36 +46,32 @@ pub(in crate::array) struct Supers {
     new_log_start: Option<(LogStart, Option<u64>)>,
     /// What members that are out of service held when they left.
     departed: Departed,
-    /// Losses of devices so far, and how many of them are on disk.
+    /// Losses of devices so far.
     losses: u64,
-    durable_losses: u64,
-    /// The mark "writes may be under way", wanted and on disk.
+    /// The mark "writes may be under way".
     dirty: bool,
-    durable_dirty: bool,
     /// Something has changed that the next update should record.
     wanted: bool,
     job: Option<Job>,
-    last_save: Timestamp,
-    /// Progress marks of the last update, to see whether there is news.
-    saved_progress: u64,
-    /// Where the log starts by the last update that is durable.
-    durable_log_start: Option<LogStart>,
-    /// Requests whose answers wait until an update that tells of them is complete.
-    pub(super) recordings: Vec<Recording>,
+    durable: Durable,
+    saved: Saved,
 }
 
-struct Job {
-    stage: Stage,
-    /// All devices in use have the update, and those that were replaced get it.
-    marks: bool,
-    pending: usize,
-    /// The losses that this update records, and those there were when it began.
+/// What the last complete update says, on all devices in use.
+struct Durable {
+    /// How many losses of devices are recorded.
     losses: u64,
-    losses_seen: u64,
-    devices: Vec<Participant>,
-    template: Superblock,
-    /// What was before, for an update that is given up before anything of it was written.
-    before: (Epoch, bool, bool),
+    /// The mark "writes may be under way".
+    dirty: bool,
+    /// Where the log starts; none while that is being changed.
+    log_start: Option<LogStart>,
+}
+
+/// When progress was recorded last, and how far passes were.
+struct Saved {
+    at: Timestamp,
+    /// See [`Array::progress_mark`].
+    progress: u64,
 }
 
 /// A device as it was when the update began; what it is now may be something else already.
@@ -94,25 +91,6 @@ impl Participant {
     /// Whether it was replaced, and the update is to tell it so.
     fn is_marked(&self) -> bool {
         self.role == Role::Replaced
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    FlushData,
-    /// The first update of a device: a torn one may have left its first sector there, and this one, torn as well, could
-    /// complete it with sectors that both have alike. An epoch that was given up would be back.
-    Clear,
-    FlushClear,
-    WriteHead,
-    FlushHead,
-    WriteTail,
-    FlushTail,
-}
-
-impl Stage {
-    fn is_flush(self) -> bool {
-        matches!(self, Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail)
     }
 }
 
@@ -141,16 +119,12 @@ impl Supers {
             departed,
             bump_due: true,
             losses: 1,
-            durable_losses: 0,
             // Until it is replayed a log that was not empty keeps its mark.
             dirty,
-            durable_dirty: dirty,
             wanted: true,
             job: None,
-            last_save: Timestamp(0),
-            saved_progress: 0,
-            durable_log_start: None,
-            recordings: Vec::new(),
+            durable: Durable { losses: 0, dirty, log_start: None },
+            saved: Saved { at: Timestamp(0), progress: 0 },
         }
     }
 
@@ -199,7 +173,7 @@ impl Supers {
 
     /// Whether all devices have this update, or a later one, and so many losses are recorded.
     pub(super) fn is_recorded(&self, (update, losses): (u64, u64)) -> bool {
-        self.update_complete >= update && self.durable_losses >= losses
+        self.update_complete >= update && self.durable.losses >= losses
     }
 
     /// What a device must show to be one that was in service when the last update was complete.
@@ -261,7 +235,7 @@ impl Supers {
     /// The log is empty below `start`: recorded on every member before anything is served (R9).
     pub(in crate::array) fn set_log_start(&mut self, start: LogStart) {
         self.new_log_start = Some((start, None));
-        self.durable_log_start = None;
+        self.durable.log_start = None;
         self.wanted = true;
     }
 
@@ -285,8 +259,8 @@ impl Supers {
 
     /// Whether the members have that mark, and it is not being taken back.
     pub(in crate::array) fn is_durably_dirty(&self) -> bool {
-        let marking_clean = self.job.as_ref().is_some_and(|job| job.template.clean);
-        self.durable_dirty && !marking_clean
+        let marking_clean = self.job.as_ref().is_some_and(Job::says_clean);
+        self.durable.dirty && !marking_clean
     }
 
     /// Whether all devices have an update that was made since the log holds nothing that is not in place.
@@ -301,7 +275,7 @@ impl Supers {
 
     /// What the members say of the log's start, once they all do.
     pub(in crate::array) fn durable_log_start(&self) -> Option<LogStart> {
-        self.durable_log_start
+        self.durable.log_start
     }
 
     /// Losses of devices so far.
@@ -339,6 +313,43 @@ impl Supers {
         self.job.is_some()
     }
 
+    /// Whether finished writes and flushes may be acknowledged: every loss is on disk.
+    pub(in crate::array) fn acknowledgements_allowed(&self, core: &Core) -> bool {
+        self.losses == self.durable.losses && !core.is_failed()
+    }
+
+    /// Whether blocks and pages may be written in place, and log space be given back.
+    pub(in crate::array) fn in_place_allowed(&self, core: &Core) -> bool {
+        self.acknowledgements_allowed(core) || (is_off(Mutation::InPlaceBeforeBump) && !core.is_failed())
+    }
+
+    /// Whether writes may touch members. Asks for the dirty mark when it is missing.
+    pub(in crate::array) fn writes_allowed(&mut self, core: &Core) -> bool {
+        self.want_dirty();
+        self.is_durably_dirty() && self.in_place_allowed(core)
+    }
+
+    /// Whether an update is wanted and may begin.
+    fn is_due(&self, core: &Core) -> bool {
+        self.wanted && self.job.is_none() && !core.is_failed() && !core.is_stopped()
+    }
+
+    /// Whether progress was last recorded so long ago that news of it is recorded.
+    fn is_save_due(&self, core: &Core) -> bool {
+        core.now.nanos_since(self.saved.at) >= SAVE_INTERVAL_NS
+    }
+
+    /// Asks for an update if there is progress to record.
+    fn save(&mut self, progress: u64) {
+        self.wanted |= progress != self.saved.progress;
+    }
+
+    /// Whether the array has been quiet for so long that it is marked clean once its log is empty.
+    fn is_idle(&self, core: &Core) -> bool {
+        let quiet = core.load.write_ops == 0 && core.now.nanos_since(core.load.last_write) >= IDLE_CLEAN_NS;
+        quiet && self.dirty && self.job.is_none() && core.stop.stopping.is_none() && !core.is_failed()
+    }
+
     /// SplitMix64: epoch identities only have to differ.
     fn next_random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -350,66 +361,30 @@ impl Supers {
 }
 
 impl Array {
-    /// Whether finished writes and flushes may be acknowledged: every loss is on disk.
+    /// See [`Supers::acknowledgements_allowed`].
     pub(in crate::array) fn acknowledgements_allowed(&self) -> bool {
-        self.supers.losses == self.supers.durable_losses && !self.core.is_failed()
+        self.supers.acknowledgements_allowed(&self.core)
     }
 
-    /// Whether blocks and pages may be written in place, and log space be given back.
+    /// See [`Supers::in_place_allowed`].
     pub(in crate::array) fn in_place_allowed(&self) -> bool {
-        self.acknowledgements_allowed() || (is_off(Mutation::InPlaceBeforeBump) && !self.core.is_failed())
+        self.supers.in_place_allowed(&self.core)
     }
 
-    /// Whether writes may touch members. Asks for the dirty mark when it is missing.
+    /// See [`Supers::writes_allowed`].
     pub(in crate::array) fn writes_allowed(&mut self) -> bool {
-        self.supers.want_dirty();
-        self.supers.is_durably_dirty() && self.in_place_allowed()
+        self.supers.writes_allowed(&self.core)
     }
 
-    /// Starts an update when one is wanted and none is running. One that only finishes an epoch goes to the devices that this
-    /// began with: one that is being built for a member of it is none of them, and would pass for that member after a crash.
+    /// Starts an update when one is wanted and none is running.
     pub(in crate::array) fn pump_supers(&mut self) {
-        if !self.supers.wanted || self.supers.job.is_some() || self.core.is_failed() || self.core.is_stopped()
-        {
+        if !self.supers.is_due(&self.core) || self.is_epoch_late() || self.is_unjudged() {
             return;
         }
-        if self.is_epoch_late() || self.is_unjudged() {
-            return;
-        }
-        self.supers.wanted = false;
-        let online = self.core.online();
-        let before = (self.supers.epoch(), self.supers.epoch_is_complete, self.supers.bump_due);
-        let finishes = !self.supers.epoch_is_complete;
-        let template = self.next_superblock(online, finishes);
-        let came_since = |member: MemberIndex| {
-            let is_of_epoch = finishes && template.epoch.live.contains(member);
-            is_of_epoch && self.core.member(member).state == MemberState::Rebuilding
-        };
-        let mut devices = self.core.participants(template.sequence);
-        if !is_off(Mutation::NewDeviceInOldEpoch) {
-            devices.retain(|device| device.role != Role::Member || !came_since(device.member));
-        }
-        // What the update says of progress, cleanness and new devices must be true of the media.
-        let mut job = Job {
-            stage: Stage::FlushData,
-            marks: false,
-            pending: 0,
-            // An update that only finishes an earlier epoch records no loss.
-            losses: if template.epoch.live == online && !self.supers.bump_due {
-                self.supers.losses
-            } else {
-                self.supers.durable_losses
-            },
-            losses_seen: self.supers.losses,
-            devices,
-            template: template.clone(),
-            before,
-        };
-        self.supers.template = template;
-        self.supers.last_save = self.core.now;
-        self.supers.saved_progress = self.progress_mark();
-        self.core.issue_super(&mut job);
-        self.supers.job = Some(job);
+        let before = self.supers.before();
+        let template = self.next_superblock(self.core.online(), !self.supers.epoch_is_complete);
+        let progress = self.progress_mark();
+        self.supers.begin(&mut self.core, template, before, progress);
     }
 
     /// The content of the next update: the present states and progress, in a new epoch when the live set differs, unless it
@@ -502,17 +477,7 @@ impl Array {
 
     /// An update has failed on a device.
     fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
-        if let Some(at) =
-            self.core.roster.exchanged.iter().position(|replaced| replaced.device.id == entry.device)
-        {
-            let Replaced { member, uuid, device } = self.core.roster.exchanged.swap_remove(at);
-            self.core.roster.releasing.push(device.id);
-            let text = format!(
-                "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
-                 this array, or wipe it"
-            );
-            self.core.notice(NoticeKind::OldDeviceUnmarked, NoticeLevel::Warning, Some(member), text);
-            self.core.release_idle_devices();
+        if self.core.leaves_unmarked(entry.device, fault) {
             return;
         }
         // E2: finish this update on the others; the loss makes the next one.
@@ -526,108 +491,34 @@ impl Array {
         if let Err(fault) = result {
             self.super_fault(&entry, fault);
         }
-        let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
-        job.pending -= 1;
-        while job.pending == 0 {
-            // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
-            if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
-                let supers = &mut self.supers;
-                if supers.epoch() != job.before.0 {
-                    // Members that have come back meanwhile hold the epoch before: no device has this one.
-                    self.startup.forget_behind();
-                }
-                let bump_due;
-                (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
-                // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
-                supers.bump_due |= bump_due;
-                supers.wanted = true;
-                return;
-            }
-            if job.stage == Stage::FlushClear {
-                // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
-                for participant in job.devices.iter().filter(|other| other.is_marked() == job.marks) {
-                    if let Some(device) = self.core.super_device_mut(participant.member, participant.device) {
-                        device.cleared = true;
-                    }
-                }
-            }
-            job.stage = match job.stage {
-                Stage::FlushData => Stage::Clear,
-                Stage::Clear => Stage::FlushClear,
-                Stage::FlushClear => Stage::WriteHead,
-                Stage::WriteHead => Stage::FlushHead,
-                Stage::FlushHead => Stage::WriteTail,
-                Stage::WriteTail => Stage::FlushTail,
-                Stage::FlushTail if !job.marks && job.devices.iter().any(Participant::is_marked) => {
-                    job.marks = true;
-                    Stage::Clear
-                }
-                Stage::FlushTail => {
-                    self.super_written(&job);
-                    return;
-                }
-            };
-            if !self.core.is_failed() {
-                self.core.issue_super(&mut job);
-            }
-            if job.pending == 0 && self.core.is_failed() {
-                // The update is void; the array records its state when its members are back.
-                self.supers.wanted = true;
-                return;
-            }
+        match self.supers.io_ended(&mut self.core) {
+            UpdateStep::Nothing => {}
+            // Members that have come back meanwhile hold the epoch before: no device has this one.
+            UpdateStep::EpochGivenUp => self.startup.forget_behind(),
+            UpdateStep::Written(update) => self.super_written(&update),
         }
-        self.supers.job = Some(job);
     }
 
-    fn super_written(&mut self, job: &Job) {
-        if self.core.is_failed() {
-            self.supers.wanted = true;
-            return;
-        }
-        for participant in &job.devices {
-            if let Some(device) = self.core.super_device_mut(participant.member, participant.device) {
-                device.recorded = true;
-                device.sequence = participant.sequence;
-                device.written[(participant.sequence % 2) as usize] = Some(participant.sequence);
-            }
-        }
-        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
-        let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
-        let online = self.core.roster.members.iter().filter(|member| member.state == MemberState::Online);
-        if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
-            self.supers.wanted = true;
-            return;
-        }
-        self.scrub_recorded(job.template.scrub.position);
-        self.supers.epoch_is_complete = true;
-        self.supers.update_complete = job.template.update;
-        self.supers.durable_losses = job.losses;
-        if self.supers.bump_due || self.supers.live() != self.core.online() {
-            self.supers.wanted = true;
-        }
-        self.supers.durable_dirty = !job.template.clean;
-        self.supers.durable_log_start = Some(job.template.redo.start);
-        if self.acknowledgements_allowed() {
-            let exchanged = std::mem::take(&mut self.core.roster.exchanged);
-            self.core.roster.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
-            self.core.release_idle_devices();
-            let gated = std::mem::take(&mut self.core.work.gated);
-            self.core.work.ready.extend(gated);
-        }
-        self.end_recordings(false);
-        self.supers.wanted |= self.supers.new_log_start.is_some();
-        let is_half_clean = !self.supers.dirty && !job.template.clean;
-        if is_half_clean {
-            self.supers.wanted = true;
-        } else if let Some(Stopping::Marking(id)) = self.core.stop.stopping {
+    fn super_written(&mut self, update: &Update) {
+        self.scrub_recorded(update.scrub_position());
+        let says_all = self.supers.complete(&mut self.core, update);
+        self.waiting.end_recordings(&mut self.core, &self.supers, false);
+        if let (true, Some(Stopping::Marking(id))) = (says_all, self.core.stop.stopping) {
             self.finish_stop(id);
         }
     }
 
     /// Tick: records how far passes have come.
     pub(in crate::array) fn save_progress(&mut self) {
-        let due = self.core.now.nanos_since(self.supers.last_save) >= SAVE_INTERVAL_NS;
-        if due && self.progress_mark() != self.supers.saved_progress {
+        if self.supers.is_save_due(&self.core) {
+            self.supers.save(self.progress_mark());
+        }
+    }
+
+    /// Tick: an array that has been quiet for a while is marked clean.
+    pub(in crate::array) fn mark_idle_clean(&mut self) {
+        if self.supers.is_idle(&self.core) && self.drained_log().is_some() {
+            self.supers.mark_clean();
             self.supers.want();
         }
     }
@@ -642,78 +533,9 @@ impl Array {
         let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
         builds.sum::<u64>() + scrub + self.redo.map_pages(&self.pages).unwrap_or(0)
     }
-
-    /// Tick: an array that has been quiet for a while is marked clean.
-    pub(in crate::array) fn mark_idle_clean(&mut self) {
-        let quiet = self.core.load.write_ops == 0
-            && self.core.now.nanos_since(self.core.load.last_write) >= IDLE_CLEAN_NS;
-        if quiet
-            && self.supers.dirty
-            && self.supers.job.is_none()
-            && self.core.stop.stopping.is_none()
-            && !self.core.is_failed()
-            && self.drained_log().is_some()
-        {
-            self.supers.dirty = false;
-            self.supers.want();
-        }
-    }
 }
 
 impl Core {
-    fn issue_super(&mut self, job: &mut Job) {
-        for participant in job.devices.iter_mut().filter(|participant| participant.is_marked() == job.marks) {
-            let &mut Participant { member, device, bytes, uuid, role, sequence, .. } = participant;
-            let found = self.super_device_mut(member, device);
-            let Some((cleared, is_blank)) = found.map(|device| (device.cleared, device.is_blank)) else {
-                continue;
-            };
-            if cleared && matches!(job.stage, Stage::Clear | Stage::FlushClear) {
-                continue;
-            }
-            if job.pending > 0 && job.stage.is_flush() && is_off(Mutation::NoFlushBeforeDecide) {
-                continue;
-            }
-            let op = match job.stage {
-                Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
-                Stage::Clear => {
-                    let mut buf = self.pool.alloc(COPY_BYTES);
-                    buf.fill(CLEARED_BYTE);
-                    let buf = buf.freeze();
-                    let [head, tail] = superblock_offsets(bytes, sequence);
-                    let mut ends = vec![head];
-                    if is_blank {
-                        // Of a new device the other slot, too: that nothing was written there yet is no damage.
-                        ends.extend(superblock_offsets(bytes, sequence ^ 1));
-                    }
-                    for offset in ends {
-                        let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
-                        self.submit_io(Owner::Super, member, device, op);
-                        job.pending += 1;
-                    }
-                    IoOp::Write { offset: tail, buf, fua: false }
-                }
-                // One end after the other: what a void update has left may be in this slot, and one end of it may be
-                // the newest that the device has.
-                Stage::WriteHead | Stage::WriteTail => {
-                    let encode = || {
-                        let template = job.template.clone();
-                        let superblock = Superblock { device: uuid, member, role, sequence, ..template };
-                        let mut buf = self.pool.alloc(COPY_BYTES);
-                        buf.copy_from_slice(&superblock.encode()[..]);
-                        buf.freeze()
-                    };
-                    let buf = participant.encoded.get_or_insert_with(encode).clone();
-                    let [head, tail] = superblock_offsets(bytes, sequence);
-                    let offset = if job.stage == Stage::WriteHead { head } else { tail };
-                    IoOp::Write { offset, buf, fua: false }
-                }
-            };
-            self.submit_io(Owner::Super, member, device, op);
-            job.pending += 1;
-        }
-    }
-
     /// `pair`: the lower of the two sequences that the update may have on a device.
     fn participants(&self, pair: u64) -> Vec<Participant> {
         let participant = |(index, which, device): (MemberIndex, Which, Device)| {
@@ -743,14 +565,6 @@ impl Core {
             encoded: None,
         });
         self.devices().into_iter().map(participant).chain(replaced).collect()
-    }
-
-    /// A device that an update goes to: in use, or replaced and not told yet.
-    fn super_device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
-        if let Some(at) = self.roster.exchanged.iter().position(|replaced| replaced.device.id == id) {
-            return Some(&mut self.roster.exchanged[at].device);
-        }
-        self.device_mut(member, id)
     }
 
     /// Word to the operator that a returned or new device makes the array whole.

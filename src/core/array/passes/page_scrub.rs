@@ -6,7 +6,7 @@
 //! page that cannot be read now is left alone and counted as an error that was not repaired.
 
 use crate::array::pages::hold::{PageHold, PagesHeld};
-use crate::array::{ActivityKind, Array, Flow, Op};
+use crate::array::{Array, Flow, Op};
 use crate::format::{MemberSet, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
@@ -55,7 +55,7 @@ impl Array {
     /// Reads the copies of these pages again, which were bad.
     pub(super) fn start_page_reread(&mut self, pages: Range<u64>) {
         let life = self.redo.lives();
-        let scrubs_stopped = self.passes.scrubs_stopped;
+        let scrubs_stopped = self.passes.scrubs_stopped();
         let stage = Stage::Reread { first: pages.start, end: pages.end, scrubs_stopped };
         let scrub = PageScrub { stage, hold: PageHold::checked(pages, life), life };
         let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
@@ -68,11 +68,11 @@ impl Array {
         }
         let PagesHeld::All { unreadable } = self.hold_pages(key, &mut scrub.hold) else { return Flow::Wait };
         let online = self.core.online();
-        if let (Stage::Turn(_), Some(pass)) = (scrub.stage, self.passes.pass_mut(ActivityKind::Scrub)) {
-            pass.errors += unreadable as u64;
+        if let (Stage::Turn(_), Some(pass)) = (scrub.stage, self.passes.scrub_mut()) {
+            pass.note_errors(unreadable as u64);
             for member in (0..self.core.map.width() as u16).map(MemberIndex) {
                 if !online.contains(member) {
-                    pass.unchecked.insert(member);
+                    pass.note_unchecked(member);
                 }
             }
         }
@@ -81,10 +81,10 @@ impl Array {
 
     pub(super) fn end_page_scrub(&mut self, scrub: &mut PageScrub, complete: bool) -> Flow {
         match scrub.stage {
-            Stage::Turn(turn) => self.verified(ActivityKind::Scrub, SlotIndex(turn), complete),
+            Stage::Turn(turn) => self.passes.verified(self.core.now, SlotIndex(turn), complete),
             Stage::Reread { first, end, scrubs_stopped } => {
-                self.passes.running -= 1;
-                if scrubs_stopped == self.passes.scrubs_stopped {
+                self.passes.ended();
+                if scrubs_stopped == self.passes.scrubs_stopped() {
                     self.end_reread(&scrub.hold, first..end, complete);
                 }
             }
@@ -94,8 +94,8 @@ impl Array {
     }
 
     fn end_reread(&mut self, hold: &PageHold, pages: Range<u64>, complete: bool) {
-        let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) else { return };
-        pass.rereading = false;
+        let Some(pass) = self.passes.scrub_mut() else { return };
+        pass.reread_ended();
         if !complete {
             return;
         }
@@ -108,7 +108,7 @@ impl Array {
 
     /// The copies of a page that these members have are good.
     pub(in crate::array) fn note_reread(&mut self, page: PageIndex, good: MemberSet) {
-        let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) else { return };
+        let Some(pass) = self.passes.scrub_mut() else { return };
         for member in pass.reread(page, good) {
             self.core.member_mut(member).counters.repaired += 1;
         }

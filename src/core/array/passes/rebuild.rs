@@ -7,6 +7,7 @@ use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
+// Plain data: handed to the operation that builds it.
 pub(in crate::array) struct Target {
     pub member: MemberIndex,
     pub device: DeviceId,
@@ -14,22 +15,6 @@ pub(in crate::array) struct Target {
 }
 
 impl Array {
-    pub(super) fn start_rebuild_slot(&mut self) {
-        let Some(slot) = self.core.next_build_slot() else {
-            self.passes.running -= 1;
-            return;
-        };
-        let (map, now) = (self.core.map, self.core.now);
-        let mut targets = Vec::new();
-        for (member, _, device, progress) in self.core.builds_mut() {
-            if progress.due(map.slots, now) == Some(slot.0) {
-                progress.begin(slot.0);
-                targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
-            }
-        }
-        self.start_logged_rebuild(slot, targets);
-    }
-
     /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
     pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
         let (slots, now) = (self.core.map.slots, self.core.now);
@@ -37,23 +22,8 @@ impl Array {
             (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
         });
         if goes_without {
-            self.note_lacking(slot, target);
+            self.damage.note_lacking(&self.core, slot, target);
         }
-    }
-
-    /// Moves the progress of the targets over a slot, or back to it.
-    pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
-        for target in targets {
-            for (member, _, device, progress) in self.core.builds_mut() {
-                if member == target.member && device == target.device {
-                    progress.running.remove(&slot.0);
-                    if !complete {
-                        progress.rewind_to(slot.0);
-                    }
-                }
-            }
-        }
-        self.passes.running -= 1;
     }
 
     /// Whether data of the stripe was written later than in epoch `since`, or may have been.
@@ -84,6 +54,34 @@ impl Core {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
         progresses.filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)
+    }
+
+    /// Begins to build the slot that is due next, on the devices that need it.
+    pub(super) fn begin_build(&mut self) -> Option<(SlotIndex, Vec<Target>)> {
+        let slot = self.next_build_slot()?;
+        let (map, now) = (self.map, self.now);
+        let mut targets = Vec::new();
+        for (member, _, device, progress) in self.builds_mut() {
+            if progress.due(map.slots, now) == Some(slot.0) {
+                progress.begin(slot.0);
+                targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
+            }
+        }
+        Some((slot, targets))
+    }
+
+    /// Moves the progress of the targets over a slot, or back to it.
+    pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
+        for target in targets {
+            for (member, _, device, progress) in self.builds_mut() {
+                if member == target.member && device == target.device {
+                    progress.running.remove(&slot.0);
+                    if !complete {
+                        progress.rewind_to(slot.0);
+                    }
+                }
+            }
+        }
     }
 
     /// The epoch up to which a device under construction is current anyway.

@@ -231,7 +231,8 @@ impl Array {
             text += &format!("; {} of parity cannot be had either", Count(parity, "block"));
         }
         // Where the list of damage was lost, a scrub may know more.
-        let scrubbed = self.last_scrub().map_or(0, |scrub| scrub.errors.saturating_sub(scrub.repaired));
+        let scrubbed =
+            self.passes.last_scrub().map_or(0, |scrub| scrub.errors.saturating_sub(scrub.repaired));
         let is_less = scrubbed > op.tally.bad() + readable;
         if is_less {
             text += &format!(

@@ -4,9 +4,10 @@
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use crate::array::base::members::{Progress, Replaced, Which};
+use crate::array::geometry::Map;
 use crate::array::passes::page_scrub::PAGES_PER_TURN;
 use crate::array::{Activity, ActivityKind, ArrayState, NoticeKind, NoticeLevel, Rest, ScrubResult};
-use crate::array::{Array, Op};
+use crate::array::{Array, Core, Op};
 use crate::format::{MemberSet, MemberState, PageIndex, ScrubRecord};
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
@@ -18,15 +19,15 @@ pub(in crate::array) struct Passes {
     last_scrub: Option<ScrubResult>,
     slots: u64,
     /// Slot operations under way, of all passes; looks at superblocks have no position, and are not among them.
-    pub running: usize,
+    running: usize,
     /// Scrubs that were stopped: what one of them still has under way counts for no other.
-    pub scrubs_stopped: u64,
+    scrubs_stopped: u64,
     draining: bool,
     /// Bytes of user data that may be started now, and when that was last topped up.
     allowance: f64,
     topped_up: Timestamp,
     /// Nanoseconds for which rebuilds waited for blocks that cannot be read, since a slot was last built whole.
-    pub patience_spent: u64,
+    patience_spent: u64,
 }
 
 /// A pass that verifies superblocks (super_scrub.rs), and beside them slots in ascending order; then metadata pages
@@ -34,11 +35,11 @@ pub(in crate::array) struct Passes {
 pub(in crate::array) struct Pass {
     progress: Progress,
     supers: SupersTurn,
-    pub errors: u64,
-    pub repaired: u64,
+    errors: u64,
+    repaired: u64,
     /// Members that were out of service when a slot with data was verified, or that a shortage of
     /// this host kept from being read.
-    pub unchecked: MemberSet,
+    unchecked: MemberSet,
     /// Members that a shortage keeps from being read in slots that are read again: these slots are
     /// lacking in `progress`.
     short: MemberSet,
@@ -52,7 +53,7 @@ pub(in crate::array) struct Pass {
     /// How often the copies were begun to be read again: what is found bad from then on is left to the next scrub.
     rereads: u32,
     /// An operation that does so is under way.
-    pub rereading: bool,
+    rereading: bool,
 }
 
 /// Whether a scrub has looked at the superblocks. It does so first of all: its own progress is recorded in them, which would
@@ -64,7 +65,48 @@ enum SupersTurn {
     Over,
 }
 
+/// What a pass is to begin with now.
+enum Turn {
+    /// A slot of the rebuild.
+    Rebuild,
+    /// A slot of the scrub, or one of its turns of pages.
+    Scrub(SlotIndex),
+}
+
+/// How it stands with what a scrub that is through has found bad.
+enum Settling {
+    /// All of it was written and read again.
+    Over,
+    /// It is being written or read.
+    UnderWay,
+    /// A checkpoint is to write it.
+    NeedsCheckpoint,
+    /// These pages were written, and are to be read again.
+    Reread(Range<u64>),
+}
+
 impl Pass {
+    /// This many inconsistencies were found. How many there are so far.
+    pub(in crate::array) fn note_errors(&mut self, found: u64) -> u64 {
+        self.errors += found;
+        self.errors
+    }
+
+    /// This many of what was found are repaired.
+    pub(super) fn note_repaired(&mut self, repaired: u64) {
+        self.repaired += repaired;
+    }
+
+    /// A member was not checked everywhere.
+    pub(super) fn note_unchecked(&mut self, member: MemberIndex) {
+        self.unchecked.insert(member);
+    }
+
+    /// The operation that reads copies again has ended.
+    pub(super) fn reread_ended(&mut self) {
+        self.rereading = false;
+    }
+
     fn from(slot: u64) -> Pass {
         let progress = Progress::starting_at(slot, false);
         let (unchecked, owed) = (MemberSet::new(), BTreeSet::new());
@@ -238,11 +280,39 @@ impl Passes {
         }
     }
 
-    pub(in crate::array) fn pass_mut(&mut self, kind: ActivityKind) -> Option<&mut Pass> {
-        match kind {
-            ActivityKind::Scrub => self.scrub.as_mut(),
-            ActivityKind::Rebuild | ActivityKind::Repair => None,
-        }
+    /// The scrub, paused or not.
+    pub(in crate::array) fn scrub_mut(&mut self) -> Option<&mut Pass> {
+        self.scrub.as_mut()
+    }
+
+    /// How the last complete scrub ended.
+    pub(in crate::array) fn last_scrub(&self) -> Option<ScrubResult> {
+        self.last_scrub
+    }
+
+    /// How many scrubs were stopped so far.
+    pub(super) fn scrubs_stopped(&self) -> u64 {
+        self.scrubs_stopped
+    }
+
+    /// A slot operation, which was counted when it began, has ended.
+    pub(super) fn ended(&mut self) {
+        self.running -= 1;
+    }
+
+    /// For how long rebuilds have waited for blocks that cannot be read, since a slot was last built whole.
+    pub(super) fn patience_spent_ns(&self) -> u64 {
+        self.patience_spent
+    }
+
+    /// A rebuild waits for blocks that cannot be read.
+    pub(super) fn spend_patience(&mut self, ns: u64) {
+        self.patience_spent += ns;
+    }
+
+    /// A slot was built whole: rebuilds may wait anew.
+    pub(super) fn restore_patience(&mut self) {
+        self.patience_spent = 0;
     }
 
     /// Starts a scrub, or continues a paused one. False: it was running already.
@@ -288,6 +358,178 @@ impl Passes {
         self.scrub = None;
         self.scrubs_stopped += 1;
     }
+
+    /// Whether slot operations may begin: not before all have ended of positions that are void.
+    fn goes_on(&mut self) -> bool {
+        let is_drained = !self.draining || self.running == 0;
+        self.draining &= !is_drained;
+        is_drained
+    }
+
+    /// What is to begin now, while the window and the allowance permit. `turns`: how many a scrub has.
+    fn next_turn(&mut self, core: &Core, turns: u64) -> Option<Turn> {
+        let window = (WINDOW_BYTES / (core.map.width() * core.map.chunk)).clamp(1, WINDOW_SLOTS);
+        if self.running >= window {
+            return None;
+        }
+        let is_rebuild = core.any_building();
+        if is_rebuild {
+            core.next_build_slot()?;
+        } else {
+            self.scrub.as_ref().filter(|_| !self.scrub_paused)?.progress.due(turns, core.now)?;
+        }
+        if !self.take_allowance(core, core.map.stripe_bytes() as f64) {
+            return None;
+        }
+        self.running += 1;
+        if is_rebuild {
+            return Some(Turn::Rebuild);
+        }
+        let progress = &mut self.scrub.as_mut()?.progress;
+        let slot = progress.due(turns, core.now)?;
+        progress.begin(slot);
+        Some(Turn::Scrub(SlotIndex(slot)))
+    }
+
+    /// Pacing: a token bucket whose rate depends on whether clients are busy.
+    fn take_allowance(&mut self, core: &Core, bytes: f64) -> bool {
+        let busy = core.load.client_ops > 0 || core.now.nanos_since(core.load.last_client) < CLIENT_BUSY_NS;
+        let rate = match (busy, core.config.rebuild_max) {
+            (false, 0) => return true,
+            (false, max) => max as f64,
+            (true, 0) => core.config.rebuild_min as f64,
+            (true, max) => core.config.rebuild_min.min(max) as f64,
+        };
+        let elapsed = core.now.nanos_since(self.topped_up) as f64 / 1e9;
+        self.topped_up = core.now;
+        // A stripe larger than the burst must still get its turn.
+        let limit = (rate * BURST_SECONDS).max(bytes);
+        self.allowance = (self.allowance + rate * elapsed).min(limit);
+        let granted = self.allowance >= bytes;
+        if granted {
+            self.allowance -= bytes;
+        }
+        granted
+    }
+
+    /// A turn of the scrub has ended; one that was not complete is started again.
+    pub(super) fn verified(&mut self, now: Timestamp, slot: SlotIndex, complete: bool) {
+        self.ended();
+        if let Some(pass) = &mut self.scrub {
+            pass.progress.running.remove(&slot.0);
+            // What is read again comes again alone.
+            if !complete && !pass.progress.put_back(slot.0, now) {
+                pass.progress.rewind_to(slot.0);
+            }
+        }
+    }
+
+    /// The scrub takes note of members that it cannot check in a slot.
+    pub(super) fn note_unchecked_in(&mut self, core: &Core, slot: SlotIndex) {
+        let Some(scrub) = &mut self.scrub else { return };
+        let members = (0..core.map.width()).map(|column| core.member_at(slot, column));
+        members
+            .filter(|&member| core.readable(member, slot).is_none())
+            .for_each(|member| scrub.note_unchecked(member));
+    }
+
+    /// The superblocks were looked at, or will be again.
+    pub(super) fn verified_supers(&mut self, complete: bool) {
+        if let Some(pass) = &mut self.scrub {
+            pass.supers = if complete { SupersTurn::Over } else { SupersTurn::Due };
+        }
+    }
+
+    /// Whether the scrub has been through everything.
+    fn scrub_is_through(&self, turns: u64) -> bool {
+        self.scrub.as_ref().is_some_and(|pass| pass.finished(turns))
+    }
+
+    /// Whether what a scrub that is through has found bad was written, and read again. `next`: how many
+    /// checkpoints will have ended with the next that begins; `ended`: how many have.
+    fn settle_scrub(&mut self, next: u64, ended: u64) -> Settling {
+        let Some(pass) = self.scrub.as_mut() else { return Settling::Over };
+        if pass.owed.is_empty() && !pass.rereading {
+            if pass.owed_again.is_empty() {
+                return Settling::Over;
+            }
+            pass.owed = std::mem::take(&mut pass.owed_again);
+            pass.settles = None;
+            pass.rereads += 1;
+        }
+        let Some(checkpoint) = pass.settles else {
+            // Not one under way, which may have begun before.
+            pass.settles = Some(next);
+            return Settling::NeedsCheckpoint;
+        };
+        if ended < checkpoint || pass.rereading || self.scrub_paused {
+            return Settling::UnderWay;
+        }
+        (pass.rereads, pass.rereading) = (pass.rereads.max(1), true);
+        let Some(pages) = pass.next_reread(PAGES_PER_TURN) else { return Settling::UnderWay };
+        self.running += 1;
+        Settling::Reread(pages)
+    }
+
+    /// The scrub is over: what is told of it. `has_checksums`: blocks are compared with them.
+    fn end_scrub(&mut self, core: &Core, has_checksums: bool) -> Option<(NoticeLevel, String)> {
+        let pass = self.scrub.take()?;
+        // Two scrubs are told apart by when they ended, also over a restart.
+        let earlier = self.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
+        let was_compared = has_checksums || pass.unchecked.len() < core.map.m;
+        // What was not looked at, or not compared, does not refute what an earlier scrub has
+        // found.
+        let stands = |last: &ScrubResult| last.errors.saturating_sub(last.repaired) > pass.errors;
+        let saw_all = was_compared && pass.unchecked.is_empty();
+        let standing = self.last_scrub.filter(|last| !saw_all && stands(last));
+        let (errors, repaired) =
+            standing.map_or((pass.errors, pass.repaired), |last| (last.errors, last.repaired));
+        let result = ScrubResult {
+            finished_unix: earlier.max(core.config.unix_at_zero + core.now.0 / 1_000_000_000),
+            errors,
+            repaired,
+            unchecked: pass.unchecked,
+        };
+        let is_whole = pass.errors == 0 && pass.unchecked.is_empty() && was_compared;
+        let level = if is_whole { NoticeLevel::Info } else { NoticeLevel::Warning };
+        let mut text = format!("scrub finished: {}, {} repaired", Count(pass.errors, "error"), pass.repaired);
+        if !pass.unchecked.is_empty() {
+            let members: Vec<String> = pass.unchecked.iter().map(|member| member.to_string()).collect();
+            text += &format!(
+                "; not checked everywhere, as out of service or for a lack of resources: member{} {}; scrub \
+                 again when that is over",
+                if members.len() == 1 { "" } else { "s" },
+                members.join(", ")
+            );
+        }
+        if !was_compared {
+            text += match pass.unchecked.is_empty() {
+                true => "; without checksums and parity nothing could be compared",
+                false => "; without checksums nothing could be compared while they were out",
+            };
+        }
+        if let Some(last) = standing {
+            text += &format!("; {} of an earlier scrub stand", Count(last.errors, "error"));
+        }
+        self.last_scrub = Some(result);
+        Some((level, text))
+    }
+
+    /// For the status. `rest`: why nothing of it is done now, if nobody has paused it.
+    fn scrub_activity(&self, map: &Map, rest: Option<Rest>) -> Option<Activity> {
+        let pass = self.scrub.as_ref()?;
+        let bytes = |slot: u64| slot * map.stripe_bytes() as u64;
+        Some(Activity {
+            kind: ActivityKind::Scrub,
+            done_bytes: bytes(pass.progress.covered().min(map.slots)),
+            total_bytes: bytes(map.slots),
+            retried: pass.progress.retried(),
+            retried_pages: 0,
+            rest: if self.scrub_paused { Some(Rest::Paused) } else { rest },
+            errors: pass.errors,
+            repaired: pass.repaired,
+        })
+    }
 }
 
 impl Array {
@@ -301,136 +543,32 @@ impl Array {
         if self.core.is_failed() || self.core.stop.stopping.is_some() || !self.redo.is_settled() {
             return;
         }
-        if self.passes.draining && self.passes.running > 0 {
+        if !self.passes.goes_on() {
             return;
         }
-        self.passes.draining = false;
         self.end_finished_passes();
         if self.passes.take_supers_turn() {
             self.start_super_scrub();
         }
-        let stripe = self.core.map.stripe_bytes();
-        let window = (WINDOW_BYTES / (self.core.map.width() * self.core.map.chunk)).clamp(1, WINDOW_SLOTS);
-        while self.passes.running < window {
-            let Some(kind) = self.next_pass() else { return };
-            if !self.take_allowance(stripe as f64) {
-                return;
+        let turns = self.scrub_turns();
+        while let Some(turn) = self.passes.next_turn(&self.core, turns) {
+            match turn {
+                Turn::Rebuild => match self.core.begin_build() {
+                    Some((slot, targets)) => self.start_logged_rebuild(slot, targets),
+                    None => self.passes.ended(),
+                },
+                Turn::Scrub(slot) if slot.0 >= self.core.map.slots => self.start_page_scrub(slot.0),
+                Turn::Scrub(slot) => self.start_logged_scrub(slot),
             }
-            self.passes.running += 1;
-            match kind {
-                ActivityKind::Rebuild => self.start_rebuild_slot(),
-                ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
-                ActivityKind::Scrub => {
-                    let (slots, turns, now) = (self.core.map.slots, self.scrub_turns(), self.core.now);
-                    let Some(pass) = self.passes.pass_mut(kind) else { return };
-                    let Some(slot) = pass.progress.due(turns, now).map(SlotIndex) else { return };
-                    pass.progress.begin(slot.0);
-                    if slot.0 >= slots {
-                        self.start_page_scrub(slot.0);
-                    } else {
-                        self.start_logged_scrub(slot);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The pass whose turn it is, if it has slots to start.
-    fn next_pass(&self) -> Option<ActivityKind> {
-        if self.core.any_building() {
-            return self.core.next_build_slot().map(|_| ActivityKind::Rebuild);
-        }
-        let scrub = self.passes.scrub.as_ref().filter(|_| !self.passes.scrub_paused)?;
-        scrub.progress.due(self.scrub_turns(), self.core.now).map(|_| ActivityKind::Scrub)
-    }
-
-    /// Pacing: a token bucket whose rate depends on whether clients are busy.
-    fn take_allowance(&mut self, bytes: f64) -> bool {
-        let busy = self.core.load.client_ops > 0
-            || self.core.now.nanos_since(self.core.load.last_client) < CLIENT_BUSY_NS;
-        let rate = match (busy, self.core.config.rebuild_max) {
-            (false, 0) => return true,
-            (false, max) => max as f64,
-            (true, 0) => self.core.config.rebuild_min as f64,
-            (true, max) => self.core.config.rebuild_min.min(max) as f64,
-        };
-        let elapsed = self.core.now.nanos_since(self.passes.topped_up) as f64 / 1e9;
-        self.passes.topped_up = self.core.now;
-        // A stripe larger than the burst must still get its turn.
-        let limit = (rate * BURST_SECONDS).max(bytes);
-        self.passes.allowance = (self.passes.allowance + rate * elapsed).min(limit);
-        let granted = self.passes.allowance >= bytes;
-        if granted {
-            self.passes.allowance -= bytes;
-        }
-        granted
-    }
-
-    /// A verify operation has ended; one that was not complete is started again.
-    pub(super) fn verified(&mut self, kind: ActivityKind, slot: SlotIndex, complete: bool) {
-        self.passes.running -= 1;
-        let now = self.core.now;
-        if let Some(pass) = self.passes.pass_mut(kind) {
-            pass.progress.running.remove(&slot.0);
-            // What is read again comes again alone.
-            if !complete && !pass.progress.put_back(slot.0, now) {
-                pass.progress.rewind_to(slot.0);
-            }
-        }
-    }
-
-    /// The superblocks were looked at, or will be again.
-    pub(super) fn verified_supers(&mut self, complete: bool) {
-        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
-            pass.supers = if complete { SupersTurn::Over } else { SupersTurn::Due };
         }
     }
 
     fn end_finished_passes(&mut self) {
-        let turns = self.scrub_turns();
-        if self.passes.scrub.as_ref().is_some_and(|pass| pass.finished(turns))
+        let has_checksums = self.pages.checksums().is_some();
+        if self.passes.scrub_is_through(self.scrub_turns())
             && self.scrub_has_settled()
-            && let Some(pass) = self.passes.scrub.take()
+            && let Some((level, text)) = self.passes.end_scrub(&self.core, has_checksums)
         {
-            // Two scrubs are told apart by when they ended, also over a restart.
-            let earlier = self.passes.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
-            let was_compared = self.pages.checksums().is_some() || pass.unchecked.len() < self.core.map.m;
-            // What was not looked at, or not compared, does not refute what an earlier scrub has
-            // found.
-            let stands = |last: &ScrubResult| last.errors.saturating_sub(last.repaired) > pass.errors;
-            let saw_all = was_compared && pass.unchecked.is_empty();
-            let standing = self.passes.last_scrub.filter(|last| !saw_all && stands(last));
-            let (errors, repaired) =
-                standing.map_or((pass.errors, pass.repaired), |last| (last.errors, last.repaired));
-            let result = ScrubResult {
-                finished_unix: earlier.max(self.core.config.unix_at_zero + self.core.now.0 / 1_000_000_000),
-                errors,
-                repaired,
-                unchecked: pass.unchecked,
-            };
-            let is_whole = pass.errors == 0 && pass.unchecked.is_empty() && was_compared;
-            let level = if is_whole { NoticeLevel::Info } else { NoticeLevel::Warning };
-            let mut text =
-                format!("scrub finished: {}, {} repaired", Count(pass.errors, "error"), pass.repaired);
-            if !pass.unchecked.is_empty() {
-                let members: Vec<String> = pass.unchecked.iter().map(|member| member.to_string()).collect();
-                text += &format!(
-                    "; not checked everywhere, as out of service or for a lack of resources: member{} {}; scrub \
-                     again when that is over",
-                    if members.len() == 1 { "" } else { "s" },
-                    members.join(", ")
-                );
-            }
-            if !was_compared {
-                text += match pass.unchecked.is_empty() {
-                    true => "; without checksums and parity nothing could be compared",
-                    false => "; without checksums nothing could be compared while they were out",
-                };
-            }
-            if let Some(last) = standing {
-                text += &format!("; {} of an earlier scrub stand", Count(last.errors, "error"));
-            }
-            self.passes.last_scrub = Some(result);
             self.bad.scrubbed();
             self.tell_unreadable();
             self.core.notice(NoticeKind::ScrubEnded, level, None, text);
@@ -446,26 +584,11 @@ impl Array {
 
     /// Whether what a scrub that is through has found bad was written, and read again.
     fn scrub_has_settled(&mut self) -> bool {
-        let (Some(pass), redo) = (self.passes.scrub.as_mut(), &mut self.redo) else { return true };
-        if pass.owed.is_empty() && !pass.rereading {
-            if pass.owed_again.is_empty() {
-                return true;
-            }
-            pass.owed = std::mem::take(&mut pass.owed_again);
-            pass.settles = None;
-            pass.rereads += 1;
-        }
-        let checkpoint = *pass.settles.get_or_insert_with(|| {
-            // Not one under way, which may have begun before.
-            redo.want_whole_checkpoint()
-        });
-        if redo.checkpoints_ended() < checkpoint || pass.rereading || self.passes.scrub_paused {
-            return false;
-        }
-        (pass.rereads, pass.rereading) = (pass.rereads.max(1), true);
-        if let Some(pages) = pass.next_reread(PAGES_PER_TURN) {
-            self.passes.running += 1;
-            self.start_page_reread(pages);
+        match self.passes.settle_scrub(self.redo.next_checkpoint(), self.redo.checkpoints_ended()) {
+            Settling::Over => return true,
+            Settling::UnderWay => {}
+            Settling::NeedsCheckpoint => _ = self.redo.want_whole_checkpoint(),
+            Settling::Reread(pages) => self.start_page_reread(pages),
         }
         false
     }
@@ -479,12 +602,15 @@ impl Array {
         let new_built =
             member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.is_over(slots));
         if !built && !new_built {
-            self.forget_looks_with(index);
+            self.looks.forget_with(&mut self.damage, &self.core, index);
             return;
         }
-        if built && self.has_looked_with(index) && self.may_join(index, Which::Primary) {
-            self.forget_looks_with(index);
-            self.tell_lacking(index, Which::Primary);
+        if built
+            && self.looks.has_looked_with(&mut self.damage, &self.core, index)
+            && self.may_join(index, Which::Primary)
+        {
+            self.looks.forget_with(&mut self.damage, &self.core, index);
+            self.damage.tell_lacking(&mut self.core, index, Which::Primary);
             let member = self.core.member_mut(index);
             member.progress = None;
             member.state = MemberState::Online;
@@ -502,14 +628,16 @@ impl Array {
             );
             self.core.notice_if_whole();
         }
-        let may_join = new_built && self.has_looked_with(index) && self.may_join(index, Which::Replacement);
+        let may_join = new_built
+            && self.looks.has_looked_with(&mut self.damage, &self.core, index)
+            && self.may_join(index, Which::Replacement);
         if may_join {
-            self.tell_lacking(index, Which::Replacement);
+            self.damage.tell_lacking(&mut self.core, index, Which::Replacement);
         }
         let member = self.core.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
-            self.forget_looks_with(index);
+            self.looks.forget_with(&mut self.damage, &self.core, index);
             self.bad.forget(index);
             let member = self.core.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
@@ -537,23 +665,9 @@ impl Array {
         }
     }
 
-    pub(in crate::array) fn last_scrub(&self) -> Option<ScrubResult> {
-        self.passes.last_scrub
-    }
-
     pub(in crate::array) fn activities(&self) -> Vec<Activity> {
         let slots = self.core.map.slots;
         let bytes = |slot: u64| slot * self.core.map.stripe_bytes() as u64;
-        let activity = |kind, pass: &Pass, rest| Activity {
-            kind,
-            done_bytes: bytes(pass.progress.covered().min(slots)),
-            total_bytes: bytes(slots),
-            retried: pass.progress.retried(),
-            retried_pages: 0,
-            rest,
-            errors: pass.errors,
-            repaired: pass.repaired,
-        };
         let held = match self.state() {
             ArrayState::Failed => Some(Rest::ForMembers),
             _ => (self.redo.is_settling() || self.passes_wait_for_room()).then_some(Rest::ForRoom),
@@ -580,13 +694,8 @@ impl Array {
                 repaired: 0,
             });
         }
-        if let Some(pass) = &self.passes.scrub {
-            let rest = match self.passes.scrub_paused {
-                true => Some(Rest::Paused),
-                false => held.or((!all.is_empty()).then_some(Rest::ForRebuild)),
-            };
-            all.push(activity(ActivityKind::Scrub, pass, rest));
-        }
+        let rest = held.or((!all.is_empty()).then_some(Rest::ForRebuild));
+        all.extend(self.passes.scrub_activity(&self.core.map, rest));
         all.extend(self.repair_activity());
         all
     }
@@ -611,7 +720,7 @@ impl Array {
                 Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
                 Op::PagePass(op) => self.end_page_pass(key, op, false),
                 Op::PageScrub(op) => self.end_page_scrub(op, false),
-                Op::SuperScrub(op) => self.end_super_scrub(key, op, false),
+                Op::SuperScrub(op) => self.end_super_scrub(key, op),
                 Op::Repair(op) => self.end_repair_walk(op, false),
                 _ => unreachable!("just found to be one of these"),
             };

@@ -16,7 +16,7 @@ use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct SlotHold {
-    pub slot: SlotIndex,
+    slot: SlotIndex,
     /// The stripe that is locked.
     stripe: Option<StripeIndex>,
     stage: Stage,
@@ -65,6 +65,11 @@ impl SlotHold {
     /// leaves empty.
     pub(super) fn to_build(slot: SlotIndex, since: Option<u64>, life: u64) -> SlotHold {
         SlotHold { builds: Some(Builds { since }), ..SlotHold::new(slot, life) }
+    }
+
+    /// The slot that is held, or is to be.
+    pub(super) fn slot(&self) -> SlotIndex {
+        self.slot
     }
 
     pub(super) fn waits(&self) -> bool {

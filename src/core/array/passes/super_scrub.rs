@@ -8,8 +8,10 @@
 //! are made otherwise, nor what they say.
 
 use crate::array::Core;
-use crate::array::base::members::Which;
-use crate::array::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use crate::array::base::members::{Device, Which};
+use crate::array::members::supers::Supers;
+use crate::array::passes::schedule::Passes;
+use crate::array::{Array, Flow, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
     COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, damaged_copies, decode_copy,
@@ -65,72 +67,24 @@ struct OfDevice {
     copies: [Option<CopyRead>; 4],
 }
 
+/// What a look at superblocks goes by.
+pub(super) struct Around<'a> {
+    core: &'a mut Core,
+    supers: &'a mut Supers,
+    passes: &'a mut Passes,
+    /// The life of the log, while it serves.
+    life: Option<u64>,
+}
+
 impl Array {
     pub(super) fn start_super_scrub(&mut self) {
-        let life = self.redo.lives();
-        let (devices, stage) = (Vec::new(), Stage::Look);
-        let scrubs_stopped = self.passes.scrubs_stopped;
-        let (pending, update, short_since, found) = (0, 0, None, None);
-        let scrub = SuperScrub { scrubs_stopped, life, stage, devices, pending, update, short_since, found };
+        let scrub = SuperScrub::new(self.redo.lives(), self.passes.scrubs_stopped());
         let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
         self.core.work.ready.push_back(key);
     }
 
     pub(in crate::array) fn advance_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
-        if scrub.pending > 0 {
-            return Flow::Wait;
-        }
-        let is_void = self.core.is_failed() || scrub.life != self.redo.lives() || !self.redo.is_serving();
-        if is_void || self.core.stop.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped
-        {
-            return self.end_super_scrub(key, scrub, false);
-        }
-        if self.passes.scrub_is_paused()
-            && let Some(since) = &mut scrub.short_since
-        {
-            *since = self.core.now;
-            return self.core.look_later(key);
-        }
-        match scrub.stage {
-            Stage::Look if !self.supers.is_busy() => self.read_copies(key, scrub),
-            Stage::Look => self.core.look_later(key),
-            Stage::Read => self.judge_copies(key, scrub),
-            Stage::Update
-                if scrub.found.iter().flatten().all(|(copy, _)| self.core.is_rewritten(scrub, *copy)) =>
-            {
-                scrub.stage = Stage::Look;
-                self.advance_super_scrub(key, scrub)
-            }
-            Stage::Update => {
-                if !self.supers.is_busy() {
-                    self.supers.want();
-                }
-                self.core.look_later(key)
-            }
-        }
-    }
-
-    fn read_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
-        scrub.stage = Stage::Read;
-        if scrub.short_since.is_some() && scrub.update == self.supers.template().update {
-            self.core.read_missing_copies(key, scrub);
-            return if scrub.pending > 0 { Flow::Wait } else { self.judge_copies(key, scrub) };
-        }
-        scrub.update = self.supers.template().update;
-        scrub.devices.clear();
-        for (index, which, device) in self.core.devices().into_iter().filter(|(_, _, device)| device.recorded)
-        {
-            let member = self.core.member(index);
-            let uuid = match (which, &member.replacement) {
-                (Which::Replacement, Some(replacement)) => replacement.uuid,
-                _ => member.uuid,
-            };
-            let copies = [const { None }; 4];
-            let (device, sequence, written) = (device.id, device.sequence, device.written);
-            scrub.devices.push(OfDevice { device, uuid, sequence, written, copies });
-        }
-        self.core.read_missing_copies(key, scrub);
-        if scrub.pending > 0 { Flow::Wait } else { self.end_super_scrub(key, scrub, true) }
+        scrub.advance(&mut self.around_supers(), key)
     }
 
     pub(in crate::array) fn super_scrub_io(
@@ -138,106 +92,195 @@ impl Array {
         key: usize,
         scrub: &mut SuperScrub,
         item: usize,
-        entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
-        scrub.pending -= 1;
-        scrub.devices[item / 4].copies[item % 4] = match result {
+        scrub.io_ended(&mut self.around_supers(), key, item, result)
+    }
+
+    pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &SuperScrub) -> Flow {
+        scrub.end(&mut self.around_supers(), key, false)
+    }
+
+    fn around_supers(&mut self) -> Around<'_> {
+        let life = self.redo.is_serving().then_some(self.redo.lives());
+        Around { core: &mut self.core, supers: &mut self.supers, passes: &mut self.passes, life }
+    }
+}
+
+impl SuperScrub {
+    /// `life`: the log's. `scrubs_stopped`: scrubs that have been so far.
+    fn new(life: u64, scrubs_stopped: u64) -> SuperScrub {
+        SuperScrub {
+            scrubs_stopped,
+            life,
+            stage: Stage::Look,
+            devices: Vec::new(),
+            pending: 0,
+            update: 0,
+            short_since: None,
+            found: None,
+        }
+    }
+
+    /// Whether it has nothing in flight.
+    pub(super) fn waits(&self) -> bool {
+        self.pending == 0
+    }
+
+    fn advance(&mut self, around: &mut Around<'_>, key: usize) -> Flow {
+        if self.pending > 0 {
+            return Flow::Wait;
+        }
+        let is_void = around.core.is_failed() || around.life != Some(self.life);
+        if is_void || around.core.stop.stopping.is_some() || self.is_of_another_scrub(around) {
+            return self.end(around, key, false);
+        }
+        if around.passes.scrub_is_paused()
+            && let Some(since) = &mut self.short_since
+        {
+            *since = around.core.now;
+            return around.core.look_later(key);
+        }
+        match self.stage {
+            Stage::Look if !around.supers.is_busy() => self.read_copies(around, key),
+            Stage::Look => around.core.look_later(key),
+            Stage::Read => self.judge_copies(around, key),
+            Stage::Update
+                if self.found.iter().flatten().all(|(copy, _)| around.core.is_rewritten(self, *copy)) =>
+            {
+                self.stage = Stage::Look;
+                self.advance(around, key)
+            }
+            Stage::Update => {
+                if !around.supers.is_busy() {
+                    around.supers.want();
+                }
+                around.core.look_later(key)
+            }
+        }
+    }
+
+    /// Whether the scrub that it belongs to was stopped.
+    fn is_of_another_scrub(&self, around: &Around<'_>) -> bool {
+        self.scrubs_stopped != around.passes.scrubs_stopped()
+    }
+
+    fn read_copies(&mut self, around: &mut Around<'_>, key: usize) -> Flow {
+        self.stage = Stage::Read;
+        let update = around.supers.template().update;
+        if self.short_since.is_some() && self.update == update {
+            around.core.read_missing_copies(key, self);
+            return if self.pending > 0 { Flow::Wait } else { self.judge_copies(around, key) };
+        }
+        self.update = update;
+        self.devices = around.core.recorded_devices();
+        around.core.read_missing_copies(key, self);
+        if self.pending > 0 { Flow::Wait } else { self.end(around, key, true) }
+    }
+
+    /// A copy was read. A fault that says something of its device was judged before.
+    fn io_ended(
+        &mut self,
+        around: &mut Around<'_>,
+        key: usize,
+        item: usize,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        self.pending -= 1;
+        self.devices[item / 4].copies[item % 4] = match result {
             Ok(IoValue::Data(bytes)) => Some(Ok(decode_copy(CopyPlace::ALL[item % 4], &bytes))),
             Ok(_) => unreachable!("a read yields data"),
             Err(fault) if fault.kind.passes() => None,
-            Err(fault) => {
-                self.read_fault(entry.member, entry.device, fault);
-                Some(Err(fault.to_string()))
-            }
+            Err(fault) => Some(Err(fault.to_string())),
         };
-        self.advance_super_scrub(key, scrub)
+        self.advance(around, key)
     }
 
     /// All copies were read.
-    fn judge_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
-        scrub.stage = Stage::Look;
-        let is_short = self.waits_for_copies(scrub);
+    fn judge_copies(&mut self, around: &mut Around<'_>, key: usize) -> Flow {
+        self.stage = Stage::Look;
+        let is_short = self.waits_for_copies(around);
         if is_short == Some(true) {
-            return self.core.look_later(key);
+            return around.core.look_later(key);
         }
-        if self.supers.is_busy() || self.supers.template().update != scrub.update {
+        if around.supers.is_busy() || around.supers.template().update != self.update {
             // They were being written. A look that takes long would be in vain each time.
             return match is_short {
-                None => self.core.look_later(key),
-                Some(_) => self.end_super_scrub(key, scrub, true),
+                None => around.core.look_later(key),
+                Some(_) => self.end(around, key, true),
             };
         }
-        let array = self.supers.template().array;
-        let bad: BTreeMap<BadCopy, String> = scrub
+        let core = &mut *around.core;
+        let array = around.supers.template().array;
+        let bad: BTreeMap<BadCopy, String> = self
             .devices
             .iter()
-            .filter(|of| self.core.find_device(of.device).is_some())
+            .filter(|of| core.find_device(of.device).is_some())
             .flat_map(|of| of.bad(array).into_iter().map(|(copy, why)| ((of.device, copy), why)))
             .collect();
-        let Some(found) = scrub.found.take() else {
-            self.core.note_bad_copies_of_supers(scrub, &bad);
+        let Some(found) = self.found.take() else {
+            core.note_bad_copies_of_supers(self, &bad);
             if bad.is_empty() {
-                return self.end_super_scrub(key, scrub, true);
+                return self.end(around, key, true);
             }
-            scrub.stage = Stage::Update;
-            scrub.found = Some(bad);
-            return self.advance_super_scrub(key, scrub);
+            self.stage = Stage::Update;
+            self.found = Some(bad);
+            return self.advance(around, key);
         };
-        let is_whole = |copy: &&BadCopy| !bad.contains_key(*copy) && self.core.find_device(copy.0).is_some();
+        let is_whole = |copy: &&BadCopy| !bad.contains_key(*copy) && core.find_device(copy.0).is_some();
         let mended: Vec<DeviceId> = found.keys().filter(is_whole).map(|(device, _)| *device).collect();
-        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
-            pass.errors += found.len() as u64;
-            pass.repaired += mended.len() as u64;
+        if let Some(pass) = around.passes.scrub_mut() {
+            pass.note_errors(found.len() as u64);
+            pass.note_repaired(mended.len() as u64);
         }
         for device in mended {
-            if let Some((member, Which::Primary)) = self.core.find_device(device) {
-                self.core.member_mut(member).counters.repaired += 1;
+            if let Some((member, Which::Primary)) = core.find_device(device) {
+                core.member_mut(member).counters.repaired += 1;
             }
         }
         for ((device, copy), why) in bad.iter().filter(|(copy, _)| found.contains_key(*copy)) {
-            let Some((index, _)) = self.core.find_device(*device) else { continue };
+            let Some((index, _)) = core.find_device(*device) else { continue };
             let text = format!(
                 "member {index}: superblock copy {} was written anew, and is bad again: {why}",
                 CopyPlace::ALL[*copy].word()
             );
-            self.core.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
+            core.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
         }
-        self.end_super_scrub(key, scrub, true)
+        self.end(around, key, true)
     }
 
     /// Whether copies are to be read again that a shortage has kept from being read; none where
     /// there are none. When that was done for long enough, their members count as not checked
     /// everywhere.
-    fn waits_for_copies(&mut self, scrub: &mut SuperScrub) -> Option<bool> {
+    fn waits_for_copies(&mut self, around: &mut Around<'_>) -> Option<bool> {
         let is_short = |of: &&OfDevice| of.copies.iter().any(Option::is_none);
-        let short = scrub.devices.iter().filter(is_short).map(|of| of.device);
+        let short = self.devices.iter().filter(is_short).map(|of| of.device);
         let short: Vec<(MemberIndex, Which)> =
-            short.filter_map(|device| self.core.find_device(device)).collect();
+            short.filter_map(|device| around.core.find_device(device)).collect();
         if short.is_empty() {
-            scrub.short_since = None;
+            self.short_since = None;
             return None;
         }
-        let since = *scrub.short_since.get_or_insert(self.core.now);
-        if self.core.now.nanos_since(since) < SHORT_PATIENCE_NS {
+        let since = *self.short_since.get_or_insert(around.core.now);
+        if around.core.now.nanos_since(since) < SHORT_PATIENCE_NS {
             return Some(true);
         }
-        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+        if let Some(pass) = around.passes.scrub_mut() {
             for (member, _) in short.into_iter().filter(|(_, which)| *which == Which::Primary) {
-                pass.unchecked.insert(member);
+                pass.note_unchecked(member);
             }
         }
         Some(false)
     }
 
-    pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
-        self.core.work.patient.retain(|(_, other)| *other != key);
-        if scrub.scrubs_stopped == self.passes.scrubs_stopped {
-            self.verified_supers(complete);
+    fn end(&self, around: &mut Around<'_>, key: usize, complete: bool) -> Flow {
+        around.core.work.patient.retain(|(_, other)| *other != key);
+        if !self.is_of_another_scrub(around) {
+            around.passes.verified_supers(complete);
         }
         if complete {
             // The scrub has kept back its own.
-            self.supers.want();
+            around.supers.want();
         }
         Flow::Finished
     }
@@ -256,6 +299,22 @@ impl Core {
         self.work.patient.retain(|(_, other)| *other != key);
         self.work.patient.push((Timestamp(self.now.0 + RETRY_NS), key));
         Flow::Wait
+    }
+
+    /// The devices in use whose superblocks are to be looked at.
+    fn recorded_devices(&self) -> Vec<OfDevice> {
+        let recorded = self.devices().into_iter().filter(|(_, _, device)| device.recorded);
+        let of_device = |(index, which, device): (MemberIndex, Which, Device)| {
+            let member = self.member(index);
+            let uuid = match (which, &member.replacement) {
+                (Which::Replacement, Some(replacement)) => replacement.uuid,
+                _ => member.uuid,
+            };
+            let copies = [const { None }; 4];
+            let (device, sequence, written) = (device.id, device.sequence, device.written);
+            OfDevice { device, uuid, sequence, written, copies }
+        };
+        recorded.map(of_device).collect()
     }
 
     /// Asks for the copies that were not read so far.
@@ -297,13 +356,6 @@ impl Core {
             );
             self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Warning, Some(index), text);
         }
-    }
-}
-
-impl SuperScrub {
-    /// Whether it has nothing in flight.
-    pub(super) fn waits(&self) -> bool {
-        self.pending == 0
     }
 }
 

@@ -3,12 +3,13 @@
 //! It believes nobody: where at least two parities are there to judge by, the single column whose removal makes the row
 //! consistent is the liar and is rewritten; otherwise the row is reported.
 
-use crate::array::Core;
-use crate::array::{ActivityKind, Array, NoticeKind, NoticeLevel};
+use crate::array::passes::schedule::Passes;
+use crate::array::{Core, NoticeKind, NoticeLevel};
 use crate::block_io::{Buf, BufMut, DeviceId};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex};
 
 /// A column of a slot as it was read.
+// Plain data: handed over by the operation that has read it.
 pub(super) struct Column {
     pub column: usize,
     pub member: MemberIndex,
@@ -18,6 +19,7 @@ pub(super) struct Column {
 }
 
 /// A rewrite of one row of one column.
+// Plain data: handed back to that operation.
 pub(super) struct Repair {
     pub member: MemberIndex,
     pub device: DeviceId,
@@ -29,45 +31,52 @@ pub(super) struct Repair {
 /// Inconsistent rows that are named one by one in notices, for each scrub; the rest is only counted.
 const ROW_NOTICES_MAX: u64 = 16;
 
-impl Array {
+impl Passes {
     /// Finds out which rows are inconsistent and, where that can be told, because of which column.
-    pub(super) fn scrub_columns(&mut self, slot: SlotIndex, columns: &[Column]) -> Vec<Repair> {
-        let rows = 0..self.core.map.chunk / ROW_BYTES as usize;
-        rows.filter_map(|row| self.scrub_row(slot, columns, row)).collect()
+    pub(super) fn scrub_columns(
+        &mut self,
+        core: &mut Core,
+        slot: SlotIndex,
+        columns: &[Column],
+    ) -> Vec<Repair> {
+        let rows = 0..core.map.chunk / ROW_BYTES as usize;
+        rows.filter_map(|row| self.scrub_row(core, slot, columns, row)).collect()
     }
 
-    fn scrub_row(&mut self, slot: SlotIndex, columns: &[Column], row: usize) -> Option<Repair> {
+    fn scrub_row(
+        &mut self,
+        core: &mut Core,
+        slot: SlotIndex,
+        columns: &[Column],
+        row: usize,
+    ) -> Option<Repair> {
         let start = row * ROW_BYTES as usize;
         let rows: Vec<(usize, &[u8])> =
             columns.iter().map(|c| (c.column, &c.buf[start..start + ROW_BYTES as usize])).collect();
-        if self.core.shape.codec.consistent(&rows) {
+        if core.shape.codec.consistent(&rows) {
             return None;
         }
-        let errors = self.passes.pass_mut(ActivityKind::Scrub).map_or(0, |pass| {
-            pass.errors += 1;
-            pass.errors
-        });
-        let liar = self.core.single_liar(&rows);
+        let errors = self.scrub_mut().map_or(0, |pass| pass.note_errors(1));
+        let liar = core.single_liar(&rows);
         let Some(liar) = liar.and_then(|liar| columns.iter().find(|c| c.column == liar)) else {
             if errors <= ROW_NOTICES_MAX {
                 let text = format!(
                     "scrub: row {row} of slot {slot} is inconsistent and parity cannot tell which member is wrong; nothing \
                      was changed. Compare with a backup and write the affected blocks again"
                 );
-                self.core.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
+                core.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
             }
             return None;
         };
         let others: Vec<(usize, &[u8])> =
-            rows.iter().filter(|(c, _)| *c != liar.column).take(self.core.map.k).copied().collect();
-        let mut buf = self.core.pool.alloc(ROW_BYTES as usize);
-        self.core
-            .shape
+            rows.iter().filter(|(c, _)| *c != liar.column).take(core.map.k).copied().collect();
+        let mut buf = core.pool.alloc(ROW_BYTES as usize);
+        core.shape
             .codec
             .recover(&others, &mut [(liar.column, &mut buf[..])])
             .expect("k distinct present columns decode any other");
         let member = liar.member;
-        self.core.member_mut(member).counters.checksum_errors += 1;
+        core.member_mut(member).counters.checksum_errors += 1;
         Some(Repair { member, device: liar.device, start, buf: buf.freeze() })
     }
 }

@@ -10,11 +10,11 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::passes::rebuild::Target;
 use crate::array::passes::slot_hold::{Held, SlotHold};
 use crate::array::passes::verify::{Column, Repair};
-use crate::array::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use crate::array::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, BufMut, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -71,7 +71,7 @@ impl LoggedPass {
     /// The slot, where it is being built, and blocks of it could not be read: it is read again
     /// before it counts as lacking them.
     pub(in crate::array) fn unreadable_build(&self) -> Option<SlotIndex> {
-        self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot)
+        self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot())
     }
 
     /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
@@ -143,7 +143,7 @@ impl Array {
         }
         let held = self.hold_slot(key, &mut pass.hold);
         if matches!(pass.work, Work::Scrub) && !matches!(held, Held::Wait) {
-            self.note_unchecked(pass.hold.slot);
+            self.passes.note_unchecked_in(&self.core, pass.hold.slot());
         }
         let stripe = match held {
             Held::Wait => return Flow::Wait,
@@ -176,7 +176,7 @@ impl Array {
         let mut wanted = 0;
         for column in columns {
             // A scrub of a degraded array verifies what is there.
-            let slot = pass.hold.slot;
+            let slot = pass.hold.slot();
             if !pass.is_rebuild() && self.core.readable(self.core.member_at(slot, column), slot).is_none() {
                 continue;
             }
@@ -210,11 +210,11 @@ impl Array {
     /// in the end for good: once the checksums can be read, what it holds does not match them, and is decoded from others and
     /// repaired.
     fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         match &pass.work {
             Work::Scrub => {
-                if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-                    scrub.errors += 1;
+                if let Some(scrub) = self.passes.scrub_mut() {
+                    scrub.note_errors(1);
                 }
             }
             Work::Build(_) => {}
@@ -259,8 +259,8 @@ impl Array {
                 let mended = self.mend_io(key, &mut pass.fetch, item, &entry, result);
                 pass.writing += mended.begun;
                 pass.repaired += mended.repaired;
-                if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.pass_mut(ActivityKind::Scrub)) {
-                    scrub.repaired += mended.repaired;
+                if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.scrub_mut()) {
+                    scrub.note_repaired(mended.repaired);
                 }
             }
         }
@@ -305,7 +305,7 @@ impl Array {
 
     /// Writes the fetched columns to the devices under construction.
     fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         if pass.fetch.found.missing.iter().any(|block| block.why == Why::Unreadable)
             && self.waits_for_slot(key, pass)
         {
@@ -328,14 +328,14 @@ impl Array {
                 let sources = std::mem::take(&mut pass.fetch.found.missing_sources);
                 self.note_missing(stripe, slot, &[&missing[..], &sources].concat());
             }
-            None => self.passes.patience_spent = 0,
+            None => self.passes.restore_patience(),
         }
         for target in &targets {
             let lacks = |block: &Missing| block.column == target.column && block.why == Why::Unreadable;
             if missing.iter().any(lacks) {
                 self.slot_lacks(slot, target);
             } else if pass.fetch.wants(target.column) {
-                self.forget_lacking(slot, target.member, target.device);
+                self.damage.forget_lacking(&self.core, slot, target.member, target.device);
             }
             // A device that needs nothing of what was written since it left goes on without what it
             // lacked then.
@@ -371,29 +371,17 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
-    /// The scrub takes note of members that it cannot check in a slot.
-    fn note_unchecked(&mut self, slot: SlotIndex) {
-        let members = (0..self.core.map.width()).map(|column| self.core.member_at(slot, column));
-        let out: Vec<MemberIndex> =
-            members.filter(|&member| self.core.readable(member, slot).is_none()).collect();
-        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-            for member in out {
-                scrub.unchecked.insert(member);
-            }
-        }
-    }
-
     /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
     fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
         let since = *pass.unreadable_since.get_or_insert(self.core.now);
         let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS
-            || self.passes.patience_spent >= PATIENCE_TOTAL_NS
+            || self.passes.patience_spent_ns() >= PATIENCE_TOTAL_NS
             || self.core.stop.hurried;
         if is_over {
             return false;
         }
-        self.passes.patience_spent += RETRY_NS;
-        let slot = pass.hold.slot;
+        self.passes.spend_patience(RETRY_NS);
+        let slot = pass.hold.slot();
         self.let_slot_go(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
         pass.fetch = Fetch::new(slot);
@@ -424,7 +412,7 @@ impl Array {
         if pass.repaired < pass.bad || pass.is_rebuild() {
             return;
         }
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         for column in 0..self.core.map.width() {
             let member = self.core.member_at(slot, column);
             let was_read = match &pass.work {
@@ -435,28 +423,28 @@ impl Array {
             if was_read
                 && !pass.unread.contains(&column)
                 && !pass.fetch.found.short_columns.contains(&column)
-                && self.may_lack_slot(member, slot)
+                && self.damage.may_lack_slot(&self.core, member, slot)
                 && let Some(device) = self.core.readable(member, slot)
             {
-                self.forget_lacking(slot, member, device);
+                self.damage.forget_lacking(&self.core, slot, member, device);
             }
         }
     }
 
     /// Nothing of a slot is needed that holds no data.
     fn forget_empty(&mut self, pass: &LoggedPass) {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         match &pass.work {
             // What a device lacks of a slot that a crash may bring back is found by a look.
             Work::Scrub => self.note_slot_not_needed(slot),
-            Work::Build(target) => self.forget_lacking(slot, target.member, target.device),
+            Work::Build(target) => self.damage.forget_lacking(&self.core, slot, target.member, target.device),
             Work::Rebuild(targets) => {
                 for target in targets
                     .iter()
                     .filter(|target| self.core.needs_since(target).is_none())
                     .collect::<Vec<_>>()
                 {
-                    self.forget_lacking(slot, target.member, target.device);
+                    self.damage.forget_lacking(&self.core, slot, target.member, target.device);
                 }
             }
         }
@@ -464,20 +452,20 @@ impl Array {
 
     /// Counts what was wrong and repairs it; then data must agree with parity.
     fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         if self.reads_again(slot, &pass.fetch) {
             return self.end_logged_pass(key, pass, true);
         }
         // Members may have left before they gave what they have.
-        self.note_unchecked(slot);
+        self.passes.note_unchecked_in(&self.core, slot);
         // A member that has left service meanwhile needs none.
         pass.fetch.found.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
         self.core.note_found(pass);
         let repairs = pass.bad;
         let lost = std::mem::take(&mut pass.fetch.found.missing);
         let unread = self.given_up_unread(slot, &pass.fetch);
-        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-            scrub.errors += repairs + (lost.len() + unread.len()) as u64;
+        if let Some(scrub) = self.passes.scrub_mut() {
+            scrub.note_errors(repairs + (lost.len() + unread.len()) as u64);
         }
         let all = [pass.fetch.missing_data(&lost, self.core.map.k), unread].concat();
         if !all.is_empty()
@@ -500,8 +488,8 @@ impl Array {
             return self.judge_by_parity(key, pass, columns);
         }
         if !agree {
-            if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-                scrub.errors += 1;
+            if let Some(scrub) = self.passes.scrub_mut() {
+                scrub.note_errors(1);
             }
             let text = format!(
                 "scrub: every block of slot {slot} matches its checksum, but parity does not match data; nothing was \
@@ -527,7 +515,7 @@ impl Array {
         let members =
             fetch.found.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
         let (turns, now) = (self.scrub_turns(), self.core.now);
-        let scrub = self.passes.pass_mut(ActivityKind::Scrub);
+        let scrub = self.passes.scrub_mut();
         scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
     }
 
@@ -594,13 +582,14 @@ impl Array {
         pass: &mut LoggedPass,
         columns: Vec<(usize, Range<usize>, BufMut)>,
     ) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {
             let member = self.core.member_at(slot, column);
             Some(Column { column, member, device: self.core.readable(member, slot)?, buf })
         });
         let columns: Vec<Column> = columns.collect();
-        for Repair { member, device, start, buf } in self.scrub_columns(slot, &columns) {
+        for Repair { member, device, start, buf } in self.passes.scrub_columns(&mut self.core, slot, &columns)
+        {
             if self.core.find_device(device).is_none() {
                 continue;
             }
@@ -612,13 +601,16 @@ impl Array {
 
     /// `complete`: the slot is done; otherwise it will be started again.
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
-        let slot = pass.hold.slot;
+        let slot = pass.hold.slot();
         self.let_slot_go(key, &mut pass.hold);
         self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
-            Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
-            Work::Build(_) => self.looked_at_lacking(),
-            Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
+            Work::Rebuild(targets) => {
+                self.core.built_slot(slot, targets, complete);
+                self.passes.ended();
+            }
+            Work::Build(_) => self.damage.looked_at_lacking(),
+            Work::Scrub => self.passes.verified(self.core.now, slot, complete),
         }
         Flow::Finished
     }
