@@ -1,7 +1,8 @@
 //! What is said of devices that are not used, of members that are older copies of themselves, and
 //! of the one that is newer. Words alone: must decide nothing.
 
-use crate::array::members::assembly::{AssemblyError, NOWHERE_ELSE};
+use crate::array::members::assembly::AssemblyError;
+use crate::array::refusal::NOWHERE_ELSE;
 use crate::format::MemberSet;
 use crate::units::MemberIndex;
 use uuid::Uuid;
