@@ -21,3 +21,6 @@ impl SimArray {
         self.volume.expect_lacking(device, runs);
     }
 }
+
+#[cfg(test)]
+mod tests;
