@@ -8,7 +8,7 @@
 
 mod words;
 
-pub use words::{NotUsed, STARTS_OLDER};
+pub use words::NotUsed;
 
 use crate::array::members::current::{Mark, has_update, holds, is_apart, is_current, why_kept};
 use crate::array::mutation::{Mutation, is_off};

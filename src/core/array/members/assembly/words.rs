@@ -29,7 +29,7 @@ impl NotUsed {
 }
 
 /// Says of an array that it would be served as it was before, without what was written since.
-pub const STARTS_OLDER: &str = "Forced, the array starts from the older state";
+const STARTS_OLDER: &str = "Forced, the array starts from the older state";
 
 /// The text of [`AssemblyError::Unconfirmed`].
 pub(super) fn unconfirmed(
