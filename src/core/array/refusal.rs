@@ -1,5 +1,5 @@
-//! Why an administrator's request is refused: a variant for each reason, with the facts behind it. Its text is what the
-//! administrator reads.
+//! Why an administrator's request is refused: a variant for each reason, with the facts behind it. Its text
+//! is what the administrator reads.
 //!
 //! Plain data. Must decide nothing, and know no machine of the array.
 
@@ -9,8 +9,8 @@ use crate::units::MemberIndex;
 /// Said of what a device holds that must not be built over unless somebody gives it up.
 pub(in crate::array) const NOWHERE_ELSE: &str = "may be nowhere else";
 
-/// Why an administrator's request is refused; nothing was changed. `array` is always the name of the array, for commands that
-/// the text proposes.
+/// Why an administrator's request is refused; nothing was changed. A field `array` is the array's name: the
+/// text names commands that take it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminRefusal {
     /// The array takes no requests any more.
@@ -46,7 +46,7 @@ pub enum AdminRefusal {
         /// Why the log cannot be replayed.
         reason: String,
     },
-    /// The same before anything was written to the members at this start.
+    /// The log of the array cannot be replayed, and nothing was written to its members at this start.
     #[error(
         "the array cannot be served as it was started, and nothing was written: stop it, bring back members that are missing, and \
          start it with them"
@@ -83,7 +83,7 @@ pub enum AdminRefusal {
         /// How many members are online, this one among them.
         online: usize,
     },
-    /// The member that went offline later than asked for came back with another device before that.
+    /// The member left by itself before it could go offline as ordered, and came back with another device.
     #[error("member {member} has left meanwhile, and has another device now")]
     HasOtherDevice {
         /// Which member.
@@ -133,7 +133,7 @@ pub enum AdminRefusal {
     /// The device is that of a member which was replaced, and no superblock says so yet.
     #[error("this device was replaced just now, and that is still being recorded: try again")]
     ReplacedJustNow,
-    /// The member comes back when its replacement is complete or given up.
+    /// A replacement of the member is being built, and would be in the way of its own device.
     #[error(
         "a replacement of member {member} is being built: wait until it is complete, or give it up with 'calpe replace --cancel \
          {array} {member}'"

@@ -1,7 +1,7 @@
 //! Hands an open device to an array as a member's, and remembers where it is.
 //!
-//! Invariant: a device is handed to an array only large enough and with sectors that fit, which [`check_fit`] tells where it is
-//! opened. Must not know where the device comes from.
+//! Invariant: a device is handed to an array only large enough and with sectors that fit, which [`check_fit`]
+//! tells where it is opened. Must not know where the device comes from.
 
 use super::target::Target;
 use crate::control::{ErrorCode, RequestError};

@@ -49,7 +49,7 @@ pub(crate) fn take_out(
     let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
     let array = &target.name;
     let asked = arrays.ask(target.array, array, request, dry_run);
-    // The array may refuse, but the member is kept away.
+    // The daemon keeps the member away even where the array refuses.
     let is_kept = asked.is_err() && returns && is_away;
     let text = match asked {
         Ok(text) => text,

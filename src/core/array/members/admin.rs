@@ -1,6 +1,6 @@
 //! Administrators' requests carried out: members out, members in, replacements, scrubs, and the clean stop.
 //!
-//! Invariant: what is done follows a plan that `check.rs` has made in the same call. Must not refuse anything at once.
+//! Invariant: what is done follows a plan that `check.rs` has made in the same call. Must not judge requests.
 
 use crate::array::base::members::{Device, Progress, Replacement};
 use crate::array::members::check::{DEPARTURE_PATIENCE_NS, Entry, Plan};

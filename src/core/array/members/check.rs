@@ -1,7 +1,8 @@
 //! Judges administrators' requests: refuses one, or plans what is done about it.
 //!
-//! Invariants: nothing here changes anything; all that an array refuses a request for at once is here; a dry run and the request
-//! itself go through [`Array::check`]. Must not know what is said of a plan (`outlook.rs`), nor how it is carried out (`admin.rs`).
+//! Invariants: nothing here changes anything; every reason for which the array refuses a request at once is
+//! here; a dry run and the request itself go through [`Array::check`]. Must not know what is said of a plan
+//! (`outlook.rs`), nor how it is carried out (`admin.rs`).
 
 use crate::array::members::current::{Mark, is_current};
 use crate::array::recovery::startup::Life;
@@ -26,7 +27,8 @@ pub(super) enum Plan<'r> {
         device: &'r NewDevice,
         entry: Entry,
     },
-    /// A new device is built for a member. `stake`: what that does to builds under way, and what may be lost by it.
+    /// A new device is built for a member. `stake`: what that does to builds under way, and what may be lost
+    /// by it.
     Replace {
         member: MemberIndex,
         device: &'r NewDevice,
@@ -53,7 +55,8 @@ pub(super) enum Plan<'r> {
     Stop,
 }
 
-/// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
+/// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take
+/// it out.
 pub(super) const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
 
 /// How a device comes in for a member that is out.
@@ -152,7 +155,8 @@ impl Array {
         Ok(Plan::BringIn { member: index, device: new, entry })
     }
 
-    /// While the array has failed nothing was written, so a member that was in service at that moment is current.
+    /// While the array has failed nothing was written, so a member that was in service at that moment is
+    /// current.
     fn check_return_to_failed(&self, index: MemberIndex, new: &NewDevice) -> Result<(), AdminRefusal> {
         let mark = self.supers.mark();
         let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));

@@ -1,4 +1,5 @@
-//! What an administrator's request would come to, in words; and the words that a dry run and the request itself share.
+//! What an administrator's request would come to, in words; and the words that a dry run and the request
+//! itself share.
 //!
 //! Invariant: nothing here changes or judges anything: what is refused is decided in `check.rs`.
 
@@ -168,8 +169,8 @@ impl Array {
         }
     }
 
-    /// What a build for a member that begins means for those under way: the progress that is shown is that of the one that is
-    /// least far, and one device at a time is built for a member that has none in service.
+    /// What a build for a member that begins means for those under way: the progress that is shown is that of
+    /// the one that is least far, and one device at a time is built for a member that has none in service.
     pub(super) fn beside_others(&self, index: MemberIndex) -> String {
         let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
         let own = usize::from(self.core.member(index).state == MemberState::Rebuilding);

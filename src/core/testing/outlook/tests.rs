@@ -1,5 +1,5 @@
-//! The verdict of a dry run is the verdict of the request itself: every request in every state of an array. The requests are
-//! about member 1.
+//! The verdict of a dry run is the verdict of the request itself: every request in every state of an array.
+//! The requests are about member 1.
 
 use super::SimArray;
 use crate::block_io::DeviceId;
