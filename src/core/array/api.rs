@@ -2,6 +2,7 @@
 //! concerns administrators, between a volume and its driver. Plain data.
 
 use crate::array::job::Job;
+use crate::array::refusal::AdminRefusal;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
 use crate::format::Superblock;
 use crate::units::{MemberIndex, StripeIndex, VolumeOffset};
@@ -114,7 +115,7 @@ pub enum ArrayAction {
     /// Do the work, at once or on another thread, and give its end to the array.
     Work(Job),
     /// An administrator's request ended (a replacement was admitted, not: is complete).
-    AdminDone(RequestId, Result<AdminOutcome, AdminError>),
+    AdminDone(RequestId, Result<AdminOutcome, AdminRefusal>),
     /// The array has no more use for this device: close it once what is in flight on it has ended. It may be handed
     /// to an array again only then.
     Release(DeviceId),
@@ -230,11 +231,6 @@ pub struct AdminOutcome(pub String);
 
 /// Outcome of a stop that leaves nothing to be replayed; of another one, the outcome says why it is not.
 pub const STOPPED_CLEANLY: &str = "stopped cleanly";
-
-/// Why an administrator's request was refused; nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct AdminError(pub String);
 
 /// Something an operator wants to know.
 #[derive(Clone, Debug, PartialEq, Eq)]

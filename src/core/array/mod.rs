@@ -32,6 +32,7 @@ mod page_io;
 mod pages;
 mod passes;
 mod recovery;
+mod refusal;
 mod status;
 
 use crate::array::base::inflight::{Ended, Flight, Inflight, InflightTable};
@@ -67,14 +68,15 @@ use crate::codec::Codec;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{SlotIndex, Timestamp};
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health,
-    NewDevice, NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest,
-    StripeRequestId, ZERO_RUN_STRIPES,
+    AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health, NewDevice,
+    NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest, StripeRequestId,
+    ZERO_RUN_STRIPES,
 };
 pub use create::NewArray;
 pub use footprint::Footprint;
 use geometry::Map;
 pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
+pub use refusal::{AdminRefusal, Behind, Overclaim, ScrubState};
 use slab::Slab;
 pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,

@@ -1,9 +1,9 @@
 //! What the daemon does beside requests: it asks what one would come to, and hands over what an
 //! earlier run knew.
 
-use super::SimArray;
+use super::{Refused, SimArray};
 use crate::units::SlotIndex;
-use crate::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
+use crate::volume::{AdminOutcome, AdminRequest, Volume};
 use uuid::Uuid;
 
 impl SimArray {
@@ -11,8 +11,8 @@ impl SimArray {
     ///
     /// # Errors
     /// Why it would be refused.
-    pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        self.volume.check(request)
+    pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, Refused> {
+        self.volume.would(request).map_err(Refused::from)
     }
 
     /// What a device went into service without in an earlier run: see
@@ -21,3 +21,6 @@ impl SimArray {
         self.volume.expect_lacking(device, runs);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,11 +3,11 @@
 
 use super::watch::remains;
 use super::workload::Run;
-use super::{Floor, HungEnd, Random, SimWorld};
+use super::{Floor, HungEnd, Random, Refused, SimWorld};
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::MemberIndex;
-use crate::volume::{ActivityKind, AdminRequest};
+use crate::volume::{ActivityKind, AdminRefusal, AdminRequest};
 
 /// Attempts to bring all members back; one that comes back may bring another's trouble to light.
 const ATTEMPTS_MAX: usize = 6;
@@ -123,8 +123,8 @@ impl Run {
         };
         let Err(error) = self.sim.admin(request) else { return };
         self.note(format!("refused: {error}"));
-        // As the error says.
-        if error.0.contains("'calpe replace' builds it anew") {
+        // As the refusal says.
+        if let Refused(_, AdminRefusal::Unfit { .. } | AdminRefusal::Unbelievable { .. }) = error {
             let device = self.sim.add_blank_disk();
             if let Err(error) = self.sim.admin(AdminRequest::Replace { member: index, device }) {
                 self.note(format!("refused: {error}"));

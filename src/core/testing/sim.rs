@@ -7,7 +7,7 @@ mod shape;
 
 use super::disk::{BLOCK, DiskWrite, SimDisk};
 use super::faults::fault;
-use super::{Fate, Random, Trouble, superblocks};
+use super::{Fate, Random, Refused, Trouble, superblocks};
 use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
@@ -15,7 +15,7 @@ use crate::codec::Codec;
 use crate::format::{ArrayShape, RegionKind, Role, geometry_for, member_bytes_for, superblock_offsets};
 use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
     ClientRequest, Job, MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeEvent, VolumeOutput,
     VolumeStatus, WorkDone,
 };
@@ -184,7 +184,7 @@ pub struct SimArray {
     pub(super) changes: u64,
     output: VolumeOutput,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
-    pub(super) admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
+    pub(super) admin_done: HashMap<u64, Result<AdminOutcome, AdminRefusal>>,
     next_request: u64,
     pub(super) now: Timestamp,
     random: Random,
@@ -406,8 +406,8 @@ impl SimArray {
     }
 
     /// Whether the administrator's request has ended, and how.
-    pub fn poll_admin(&mut self, id: u64) -> Option<Result<AdminOutcome, AdminError>> {
-        self.admin_done.remove(&id)
+    pub fn poll_admin(&mut self, id: u64) -> Option<Result<AdminOutcome, Refused>> {
+        self.admin_done.remove(&id).map(|result| result.map_err(Refused::from))
     }
 
     /// The number that the next request will have.
@@ -481,12 +481,12 @@ impl SimArray {
     ///
     /// # Errors
     /// The refusal.
-    pub fn admin(&mut self, request: AdminRequest) -> Result<AdminOutcome, AdminError> {
+    pub fn admin(&mut self, request: AdminRequest) -> Result<AdminOutcome, Refused> {
         let id = self.next_request;
         self.next_request += 1;
         self.event(VolumeEvent::Admin(RequestId(id), request));
         loop {
-            if let Some(result) = self.admin_done.remove(&id) {
+            if let Some(result) = self.poll_admin(id) {
                 return result;
             }
             self.progress("an administrator's request");

@@ -2,7 +2,7 @@
 
 use crate::array::JobDone;
 pub use crate::array::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
     NoticeKind, NoticeLevel, RequestId,
 };
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault};

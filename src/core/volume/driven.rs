@@ -5,7 +5,8 @@
 //! volume has nothing in flight. Must not know what a volume makes of its requests.
 
 use super::api::{
-    AdminError, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent, VolumeOutput,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent,
+    VolumeOutput,
 };
 use crate::array::{Array, EndedRequest};
 use crate::units::Timestamp;
@@ -44,14 +45,14 @@ impl DrivenArray {
             VolumeEvent::Worked(done) => self.array.worked(now, done),
             VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
             VolumeEvent::Tick => self.array.tick(now),
-            VolumeEvent::Admin(id, AdminRequest::Stop) if self.stopping => {
-                out.actions.push(ArrayAction::AdminDone(id, Err(is_stopping_already())));
-            }
-            VolumeEvent::Admin(id, AdminRequest::Stop) => {
-                self.stopping = true;
-                self.stop = Some(id);
-                self.array.hurry();
-            }
+            VolumeEvent::Admin(id, AdminRequest::Stop) => match self.check_stop() {
+                Err(refusal) => out.actions.push(ArrayAction::AdminDone(id, Err(refusal))),
+                Ok(()) => {
+                    self.stopping = true;
+                    self.stop = Some(id);
+                    self.array.hurry();
+                }
+            },
             VolumeEvent::Admin(id, request) => self.array.admin(now, id, request),
         }
         None
@@ -75,18 +76,22 @@ impl DrivenArray {
         self.stopping
     }
 
-    /// Whether an administrator's request would be refused, and what it would do.
+    /// What an administrator's request would come to.
     ///
     /// # Errors
     /// Why it would be refused.
-    pub(super) fn check(&self, request: &AdminRequest) -> Result<super::AdminOutcome, AdminError> {
-        match request {
-            AdminRequest::Stop if self.stopping => Err(is_stopping_already()),
-            request => self.array.check(request),
+    pub(super) fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminRefusal> {
+        if matches!(request, AdminRequest::Stop) {
+            self.check_stop()?;
+        }
+        self.array.would(request)
+    }
+
+    /// A volume is stopped once.
+    fn check_stop(&self) -> Result<(), AdminRefusal> {
+        match self.stopping {
+            true => Err(AdminRefusal::StoppingAlready),
+            false => Ok(()),
         }
     }
-}
-
-fn is_stopping_already() -> AdminError {
-    AdminError("the array is stopping already".into())
 }

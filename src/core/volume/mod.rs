@@ -13,7 +13,7 @@ pub use crate::array::{
     MemberStatus, OpKey, Rest, STOPPED_CLEANLY, ScrubResult, Urgency, VolumeStatus, Work, WorkDone,
 };
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
     ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeEvent,
     VolumeExtent, VolumeOutput,
 };
@@ -39,11 +39,11 @@ pub trait Volume: Send {
         0
     }
 
-    /// Whether an administrator's request would be refused, and what it would do; nothing is changed.
+    /// What an administrator's request would come to; nothing is changed.
     ///
     /// # Errors
     /// Why it would be refused.
-    fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError>;
+    fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminRefusal>;
 
     /// The facts of the volume and its array.
     fn status(&self) -> VolumeStatus;

@@ -5,7 +5,7 @@
 //! zeroing request of any length holds a bounded number of parts. Must not know of members.
 
 use super::api::{
-    AdminError, AdminOutcome, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
+    AdminOutcome, AdminRefusal, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
     VolumeEvent, VolumeExtent, VolumeOutput,
 };
 use super::driven::DrivenArray;
@@ -356,8 +356,8 @@ impl Volume for PlainVolume {
         self.driven.pass_on(now, self.requests.is_empty(), out);
     }
 
-    fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        self.driven.check(request)
+    fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminRefusal> {
+        self.driven.would(request)
     }
 
     fn part_len(&self, request: &ClientRequest) -> u64 {

@@ -5,8 +5,7 @@
 //! or not at all. Must not know how arrays are opened, or when they are tried.
 
 use super::memory::Memory;
-use super::waiting::Waiting;
-use crate::control::RequestError;
+use super::waiting::{NotServed, Waiting};
 use crate::daemon::config::ArrayChoice;
 use crate::daemon::devices::search::Search;
 use crate::daemon::events::{EventLog, News, kinds};
@@ -49,14 +48,14 @@ impl Awaited {
     pub(crate) fn still_awaited(
         &self,
         which: &ArrayChoice,
-        (found, error): (&Search, RequestError),
+        (found, problem): (&Search, NotServed),
         memory: &Memory,
         events: &EventLog,
     ) {
         let (told, lacks) = {
             let mut all = lock(&self.waiting);
             let Some(waiting) = all.iter_mut().find(|waiting| waiting.which() == which) else { return };
-            let is_new = waiting.note(found, error);
+            let is_new = waiting.note(found, problem);
             let lacks =
                 waiting.has_lacked().then(|| (waiting.name(), waiting.uuid(), waiting.missing_devices()));
             let told = is_new.then(|| {

@@ -7,6 +7,7 @@ use crate::daemon::peer::Owner;
 use crate::daemon::reactor::ReactorError;
 use crate::member::DeviceError;
 use calpe_core::units::shown;
+use calpe_core::volume::AdminRefusal;
 use std::time::Duration;
 
 /// How long the stop of an array waits for its devices to close; devices that hang are left behind.
@@ -41,9 +42,50 @@ impl From<ReactorError> for RequestError {
         let code = match &error {
             ReactorError::Gone | ReactorError::Export { .. } => ErrorCode::Failed,
             ReactorError::NoSuchArray => ErrorCode::NoSuchArray,
-            ReactorError::NameTaken { .. } | ReactorError::Refused(_) => ErrorCode::Refused,
+            ReactorError::NameTaken { .. } | ReactorError::NotStopped => ErrorCode::Refused,
+            ReactorError::Refused(refusal) => code_of(refusal),
         };
         refusal(code, error.to_string())
+    }
+}
+
+/// The class of an array's refusal. Each reason is named, so that a new one is given its class.
+fn code_of(refusal: &AdminRefusal) -> ErrorCode {
+    use AdminRefusal as Why;
+    match refusal {
+        Why::NoSuchMember { .. } => ErrorCode::NoSuchMember,
+        Why::TooSmall { .. } => ErrorCode::Device,
+        Why::Stopping
+        | Why::StoppingAlready
+        | Why::NotServed { .. }
+        | Why::NotServedWhole { .. }
+        | Why::NotServedUnwritten
+        | Why::NotServingYet
+        | Why::OutAlready { .. }
+        | Why::NotRecorded { .. }
+        | Why::Needed { .. }
+        | Why::HasOtherDevice { .. }
+        | Why::InAlready { .. }
+        | Why::Unfit { .. }
+        | Why::Unbelievable { .. }
+        | Why::Kept { .. }
+        | Why::ReplacedJustNow
+        | Why::BeingReplaced { .. }
+        | Why::OthersFirst { .. }
+        | Why::MayLackUnflushed { .. }
+        | Why::NotAsItLeft { .. }
+        | Why::NothingToBuildFrom
+        | Why::BeingReplacedAlready { .. }
+        | Why::NewDeviceLeft
+        | Why::ReplacementGivenUp
+        | Why::NoOldDevice { .. }
+        | Why::NotBeingReplaced { .. }
+        | Why::NothingToScrub
+        | Why::ScrubAlready { .. }
+        | Why::ScrubPausedAlready { .. }
+        | Why::NoScrub
+        | Why::NothingToLookAt
+        | Why::RepairAlready => ErrorCode::Refused,
     }
 }
 

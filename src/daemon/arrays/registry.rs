@@ -8,7 +8,7 @@ use super::away::{Away, find_away, returning};
 use super::changes::{Change, Changes};
 use super::memory::{Memory, Sighting};
 use super::names::Names;
-use super::outcome::{Done, Outcome, refusal};
+use super::outcome::refusal;
 use super::report::only_proven;
 use super::returns::Returns;
 use super::served::{Served, ServedArrays};
@@ -209,10 +209,30 @@ impl Arrays {
         Ok(reports)
     }
 
-    /// What the array says to a request, which it does not carry out.
-    pub(crate) fn would(&self, id: ArrayId, name: &str, request: AdminRequest) -> Outcome {
-        let outcome = self.reactor.check(id, request)?;
-        Ok(Done::line(format!("would be done on array '{name}': {}", outcome.0)))
+    /// Has an array carry out a request that comes without devices, or only tell. Returns what to say of it.
+    pub(crate) fn ask(
+        &self,
+        id: ArrayId,
+        name: &str,
+        request: AdminRequest,
+        dry_run: bool,
+    ) -> Result<String, ReactorError> {
+        if dry_run {
+            return self.would(id, name, request);
+        }
+        let outcome = self.reactor.admin(id, request, Vec::new())?;
+        Ok(format!("array '{name}': {}", outcome.0))
+    }
+
+    /// What a request to an array would come to, as it is said to an administrator.
+    pub(crate) fn would(
+        &self,
+        id: ArrayId,
+        name: &str,
+        request: AdminRequest,
+    ) -> Result<String, ReactorError> {
+        let outcome = self.reactor.would(id, request)?;
+        Ok(format!("would be done on array '{name}': {}", outcome.0))
     }
 
     /// Keeps where the devices of an array are, the counts of its members, and what of it cannot be

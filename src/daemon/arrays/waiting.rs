@@ -10,12 +10,12 @@ use crate::control::{
     MemberReport, MemberState, RequestError, StartReport, VolumeReport, explain,
 };
 use crate::daemon::config::ArrayChoice;
-use crate::daemon::devices::import::{IMPORT_AGAIN, newest_found};
+use crate::daemon::devices::import::{IMPORT_AGAIN, ImportError, newest_found};
 use crate::daemon::devices::importable::importable;
 use crate::daemon::devices::places::covers;
 use crate::daemon::devices::search::{Found, Search};
 use crate::daemon::state::KnownDevice;
-use calpe_core::array::assembly::STARTS_OLDER;
+use calpe_core::array::assembly::AssemblyError;
 use calpe_core::format::{Superblock, VolumeKind};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,6 +24,45 @@ use uuid::Uuid;
 
 /// Most lines of a status about unusable finds: a directory may be full of them.
 const NOTES_MAX: usize = 16;
+
+/// Why an attempt to serve an array has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NotServed {
+    pub(crate) error: RequestError,
+    lack: Lack,
+}
+
+/// What a failed attempt lacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// More members, without which nothing can be served.
+    Members,
+    /// The current devices of members of which older copies are there.
+    Current,
+    /// Something else, or it is not known what.
+    Other,
+}
+
+impl From<RequestError> for NotServed {
+    fn from(error: RequestError) -> NotServed {
+        NotServed { error, lack: Lack::Other }
+    }
+}
+
+impl From<ImportError> for NotServed {
+    fn from(error: ImportError) -> NotServed {
+        let lack = match &error {
+            ImportError::Assembly { source: AssemblyError::TooFew { .. }, .. } => Lack::Members,
+            ImportError::Assembly { source: AssemblyError::Unconfirmed { older, .. }, .. }
+                if !older.is_empty() =>
+            {
+                Lack::Current
+            }
+            _ => Lack::Other,
+        };
+        NotServed { error: error.into(), lack }
+    }
+}
 
 /// An array that is to be served and is not.
 #[derive(Clone, Debug)]
@@ -34,7 +73,7 @@ pub(crate) struct Waiting {
     searched: Vec<PathBuf>,
     attempts: u64,
     /// Why the last attempt failed; none before the first attempt has ended.
-    problem: Option<RequestError>,
+    problem: Option<NotServed>,
     /// What the newest superblock says, and where its members are.
     seen: Option<(Superblock, Vec<ImportableMember>)>,
     /// Several arrays have its name, and nothing tells which is meant.
@@ -82,7 +121,8 @@ impl Waiting {
     }
 
     /// Records an attempt that failed. Returns whether its problem is new.
-    pub(crate) fn note(&mut self, found: &Search, error: RequestError) -> bool {
+    pub(crate) fn note(&mut self, found: &Search, problem: impl Into<NotServed>) -> bool {
+        let problem = problem.into();
         self.attempts += 1;
         self.last_try = Instant::now();
         let is_it = |members: &Vec<Found>| {
@@ -90,7 +130,7 @@ impl Waiting {
             newest.is_some_and(|superblock| self.is(&superblock.name, superblock.array))
         };
         let all: Vec<_> = found.arrays.iter().filter(|(_, members)| is_it(members)).collect();
-        self.is_ambiguous = all.len() > 1 && error.code == ErrorCode::NoSuchArray;
+        self.is_ambiguous = all.len() > 1 && problem.error.code == ErrorCode::NoSuchArray;
         let members = all.first().filter(|_| all.len() == 1);
         self.seen = members.and_then(|(_, members)| {
             let newest = newest_found(members)?.clone();
@@ -103,8 +143,8 @@ impl Waiting {
         self.unusable = self.devices.iter().filter_map(unusable).collect();
         let place = |member: &Found| (member.superblock.device, member.path.clone());
         self.places = found.arrays.values().flatten().map(place).collect();
-        let is_new = self.problem.as_ref() != Some(&error);
-        self.problem = Some(error);
+        let is_new = self.problem.as_ref() != Some(&problem);
+        self.problem = Some(problem);
         self.has_lacked |= self.lacks_members_now();
         is_new
     }
@@ -181,7 +221,7 @@ impl Waiting {
     /// Whether the last attempt failed for lack of members.
     fn lacks_members_now(&self) -> bool {
         let is_lack = |code| matches!(code, ErrorCode::NoSuchArray | ErrorCode::NeedsForce);
-        let is_lack = self.problem.as_ref().is_some_and(|error| is_lack(error.code));
+        let is_lack = self.problem.as_ref().is_some_and(|problem| is_lack(problem.error.code));
         self.lacks_members() || is_lack && !self.is_ambiguous
     }
 
@@ -216,7 +256,7 @@ impl Waiting {
 
     /// Why the last attempt failed, as a sentence without its full stop.
     pub(crate) fn problem(&self) -> Option<String> {
-        let error = self.problem.as_ref()?;
+        let error = &self.problem.as_ref()?.error;
         Some(match (error.code, &self.seen) {
             // The advice in it is for a command line that names places.
             (ErrorCode::NoSuchArray, None) if !self.is_ambiguous => {
@@ -236,16 +276,16 @@ impl Waiting {
 
     /// Whether older copies of members were found.
     fn is_older(&self) -> bool {
-        self.problem.as_ref().is_some_and(|error| error.message.contains(STARTS_OLDER))
+        self.problem.as_ref().is_some_and(|problem| problem.lack == Lack::Current)
     }
 
     fn lacks_members(&self) -> bool {
-        self.problem.as_ref().is_some_and(|error| error.message.contains(IMPORT_AGAIN))
+        self.problem.as_ref().is_some_and(|problem| problem.lack == Lack::Members)
     }
 
     fn advice(&self) -> String {
         let name = self.name();
-        match self.problem.as_ref().map(|error| error.code) {
+        match self.problem.as_ref().map(|problem| problem.error.code) {
             None => String::new(),
             Some(_) if self.is_ambiguous => {
                 "Say which one is meant: its uuid in place of its name in the [[array]] section, or \

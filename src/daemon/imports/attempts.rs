@@ -3,11 +3,11 @@
 //! no other array and no signal. Must not know how arrays are opened.
 
 use super::opening::{open_and_serve_awaited, served_line};
-use crate::control::{ErrorCode, RequestError};
+use crate::control::ErrorCode;
 use crate::daemon::arrays::outcome::refusal;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::settings::ServeOptions;
-use crate::daemon::arrays::waiting::Waiting;
+use crate::daemon::arrays::waiting::{NotServed, Waiting};
 use crate::daemon::config::{ArrayChoice, ArrayConfig};
 use crate::daemon::devices::import::{ImportError, newest_found};
 use crate::daemon::devices::search::{Search, search_with};
@@ -172,7 +172,7 @@ impl Attempts {
         }
     }
 
-    fn import(&self, arrays: &Arrays, found: &Search) -> Result<String, RequestError> {
+    fn import(&self, arrays: &Arrays, found: &Search) -> Result<String, NotServed> {
         let config = &self.config;
         let uuid = match found.choose(&config.which.to_string(), &config.search) {
             Err(ImportError::Ambiguous { name, uuids }) => {
@@ -194,7 +194,7 @@ impl Attempts {
         if arrays.awaited.was_exported(&config.which, uuid) {
             let text = format!("array '{}' was exported, and stays out of service", config.which);
             return match arrays.awaited.is_another(&config.which, uuid) {
-                true => Err(refusal(ErrorCode::Refused, text)),
+                true => Err(refusal(ErrorCode::Refused, text).into()),
                 false => Ok(text),
             };
         }

@@ -7,6 +7,7 @@ use crate::daemon::arrays::outcome::refusal;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::serve::serve;
 use crate::daemon::arrays::settings::ServeOptions;
+use crate::daemon::arrays::waiting::NotServed;
 use crate::daemon::config::ArrayChoice;
 use crate::daemon::devices::import::{self, ImportError, Opened};
 use crate::daemon::devices::search::Search;
@@ -44,17 +45,17 @@ pub(crate) fn open_and_serve_awaited(
     found: &Search,
     array: Uuid,
     options: ServeOptions,
-) -> Result<ArrayReport, RequestError> {
+) -> Result<ArrayReport, NotServed> {
     let _change = arrays.begin_change(array)?;
     if arrays.awaited.was_exported(which, array) {
-        return Err(refusal(ErrorCode::Refused, format!("array '{which}' was exported meanwhile")));
+        return Err(refusal(ErrorCode::Refused, format!("array '{which}' was exported meanwhile")).into());
     }
     let (opened, _) = open_found(arrays, found, array, options, &found.warnings)?;
     let _not_meanwhile = arrays.awaited.keep_awaiting();
     if !arrays.awaited.is_awaited(which) {
-        return Err(refusal(ErrorCode::Refused, format!("array '{which}' is not awaited any more")));
+        return Err(refusal(ErrorCode::Refused, format!("array '{which}' is not awaited any more")).into());
     }
-    serve(arrays, opened, options)
+    Ok(serve(arrays, opened, options)?)
 }
 
 /// Opens an array that was found. Returns warnings besides.
@@ -64,7 +65,7 @@ fn open_found(
     array: Uuid,
     options: ServeOptions,
     told: &[String],
-) -> Result<(Opened, Vec<String>), RequestError> {
+) -> Result<(Opened, Vec<String>), ImportError> {
     arrays.returns.await_attempts(array);
     let opened = import::open(&found.arrays[&array], options.force, options.limits.local);
     let mut opened = opened.map_err(|error| explained(arrays, error, found, array))?;

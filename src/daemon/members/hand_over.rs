@@ -1,15 +1,16 @@
 //! Hands an open device to an array as a member's, and remembers where it is.
 //!
-//! Invariant: a device is handed to an array only large enough and with sectors that fit. Must not
-//! know where the device comes from.
+//! Invariant: a device is handed to an array only large enough and with sectors that fit, which [`check_fit`]
+//! tells where it is opened. Must not know where the device comes from.
 
 use super::target::Target;
 use crate::control::{ErrorCode, RequestError};
 use crate::daemon::arrays::names::Place;
-use crate::daemon::arrays::outcome::{Done, Outcome, refusal};
+use crate::daemon::arrays::outcome::{Done, refusal};
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::devices::looking::{look_at, patience};
 use crate::daemon::devices::superblocks::witness;
+use crate::daemon::reactor::ReactorError;
 use crate::member::{self, Device, DeviceError, DeviceKind};
 use calpe_core::block_io::DeviceId;
 use calpe_core::format::Superblock;
@@ -27,6 +28,24 @@ pub(crate) enum By {
     Itself,
 }
 
+/// Why a device did not become a member's.
+#[derive(Debug)]
+pub(crate) enum NotTaken {
+    /// Its array refused it, or is not served any more.
+    ByArray(ReactorError),
+    /// It came by itself, and an administrator has taken the member out.
+    KeptOut,
+}
+
+impl From<NotTaken> for RequestError {
+    fn from(reason: NotTaken) -> RequestError {
+        match reason {
+            NotTaken::ByArray(error) => error.into(),
+            NotTaken::KeptOut => refusal(ErrorCode::Refused, "an administrator has taken it out"),
+        }
+    }
+}
+
 /// Hands an open device to an array, and remembers where it is.
 pub(crate) fn hand_over(
     arrays: &Arrays,
@@ -35,7 +54,7 @@ pub(crate) fn hand_over(
     device: Device,
     by: By,
     request: impl FnOnce(MemberIndex, NewDevice) -> AdminRequest,
-) -> Outcome {
+) -> Result<Done, NotTaken> {
     let id = new.device;
     let path = device.path().to_owned();
     device.set_limits(target.limits);
@@ -50,10 +69,10 @@ pub(crate) fn hand_over(
         // A statement of its own, so that the array is not asked under the lock of the records.
         let stays_out = by == By::Itself && arrays.returns.is_kept_out(target.superblock.array, target.index);
         match stays_out {
-            true => Err(refusal(ErrorCode::Refused, "an administrator has taken it out")),
+            true => Err(NotTaken::KeptOut),
             false => {
                 let request = request(target.index, new);
-                arrays.reactor.admin(target.array, request, vec![(id, device)]).map_err(RequestError::from)
+                arrays.reactor.admin(target.array, request, vec![(id, device)]).map_err(NotTaken::ByArray)
             }
         }
     };

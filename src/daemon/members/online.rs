@@ -2,19 +2,19 @@
 //!
 //! Must not know how requests arrive, or when a member is tried.
 
-use super::hand_over::{By, check_fit, hand_over, new_device};
+use super::hand_over::{By, NotTaken, hand_over, new_device};
 use super::own_device::open_own;
 use super::target::{self, Target, state_of};
-use crate::control::{ErrorCode, MemberRef, RequestError};
+use crate::control::{ErrorCode, MemberRef};
 use crate::daemon::arrays::outcome::{Done, Outcome, refusal};
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::returns::Own;
 use crate::daemon::devices::looking::identity_of;
 use crate::daemon::devices::search::Hindrance;
-use calpe_core::array::assembly::NOWHERE_ELSE;
+use crate::daemon::reactor::ReactorError;
 use calpe_core::format::MemberState;
 use calpe_core::units::shown;
-use calpe_core::volume::{AdminRequest, NewDevice};
+use calpe_core::volume::{AdminRefusal, AdminRequest, NewDevice};
 use std::path::Path;
 
 /// Brings a member back that is out, or only tells.
@@ -46,30 +46,33 @@ pub(crate) fn online(
         let (device, superblock, _) = own;
         let new = new_device(arrays, &device, Some(superblock));
         let request = AdminRequest::Online { member: target.index, device: new };
-        let done = arrays.would(target.array, &target.name, request);
-        let done = done.inspect_err(|error| note_kept(arrays, &target, device.path(), error))?;
-        return Ok(Done::line(format!("{} ({})", done.message, shown(device.path()))));
+        let would = arrays.would(target.array, &target.name, request);
+        let would = would.inspect_err(|error| note_kept(arrays, &target, device.path(), error))?;
+        return Ok(Done::line(format!("{would} ({})", shown(device.path()))));
     }
     let done = bring_online(arrays, &target, own, By::Command)?;
     arrays.returns.back(target.superblock.array, target.index);
     Ok(done)
 }
 
-/// Hands a member's own device to its array again.
+/// Hands a member's own device, which [fits](super::hand_over::check_fit), to its array again.
 pub(crate) fn bring_online(arrays: &Arrays, target: &Target, own: Own, by: By) -> Outcome {
     let (device, superblock, bad_copies) = own;
-    check_fit(target, &device)?;
     let new = NewDevice { bad_copies, ..new_device(arrays, &device, Some(superblock)) };
     let path = device.path().to_owned();
-    hand_over(arrays, target, new, device, by, |member, device| AdminRequest::Online { member, device })
-        .inspect_err(|error| note_kept(arrays, target, &path, error))
+    let request = |member, device| AdminRequest::Online { member, device };
+    let taken = hand_over(arrays, target, new, device, by, request);
+    if let Err(NotTaken::ByArray(error)) = &taken {
+        note_kept(arrays, target, &path, error);
+    }
+    Ok(taken?)
 }
 
 /// A member was not taken back. If its device holds data that may be nowhere else, the status says
 /// so from now on: the array does not record devices that it has refused.
-fn note_kept(arrays: &Arrays, target: &Target, path: &Path, error: &RequestError) {
-    if error.message.contains(NOWHERE_ELSE) {
-        let reason = format!("not taken back: {}: {}", shown(path), error.message);
+fn note_kept(arrays: &Arrays, target: &Target, path: &Path, error: &ReactorError) {
+    if let ReactorError::Refused(AdminRefusal::Kept { .. }) = error {
+        let reason = format!("not taken back: {}: {error}", shown(path));
         arrays
             .served
             .with_names(target.array, |names| names.hinder(target.seat.uuid, Hindrance::Kept, reason));

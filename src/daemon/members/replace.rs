@@ -36,50 +36,12 @@ pub(crate) fn replace(
     dry_run: bool,
 ) -> Outcome {
     let target = target::find(arrays, array, old)?;
-    check_unused(arrays, &target, new, "name a device that is no member")?;
-    // Asked before anything is opened or created, with a device that would fit.
-    let id = arrays.reactor.next_device_id();
-    let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
-    let request = AdminRequest::Replace { member: target.index, device: fitting };
-    let would = arrays.would(target.array, &target.name, request)?;
-    let mut warnings = Vec::new();
-    // `new` may be the member's own device, which an attempt to bring it back has locked.
-    let attempt = arrays.returns.hold_off(target.superblock.array, target.index);
-    drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
-    // Locked even in a dry run: whether that works is part of the answer.
-    let (device, created) = match open_and_recognise(new, patience(target.limits)) {
-        Ok((device, found)) => {
-            check_fit(&target, &device)?;
-            warnings = check_worthless(&device, found?, force)?;
-            (Some(device), false)
-        }
-        Err(DeviceError::NotFound { .. }) => {
-            check_creatable(arrays, &target, new)?;
-            (None, true)
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let checked = check(arrays, &target, new, force)?;
     if dry_run {
-        let allocated = reserved_bytes(&target.superblock);
-        let new_file = created.then(|| file_bytes(arrays, &target));
-        let wanted = [Wanted { path: new.to_owned(), new_file, allocated }];
-        within_apart(new, "see what room there is", patience(target.limits), move || check_room(&wanted))??;
-        let reserved = HumanSize(allocated);
-        let is_file = device.is_none_or(|device| device.facts().kind == DeviceKind::File);
-        let what = match created {
-            true => format!(
-                "a new sparse file of {}, {reserved} of it allocated at once",
-                HumanSize(file_bytes(arrays, &target))
-            ),
-            false if is_file => {
-                format!("what it holds is overwritten, {reserved} of it allocated at once")
-            }
-            false => "what it holds is overwritten".into(),
-        };
-        let message = format!("{} ({}: {what})", would.message, shown(new));
-        warnings.extend(outside_search(arrays, &target, new));
-        return Ok(Done { message, warnings, ..Done::default() });
+        return foretell(arrays, &target, new, checked);
     }
+    let Checked { device, warnings, .. } = checked;
+    let created = device.is_none();
     let limit = patience(target.limits);
     let file_bytes = file_bytes(arrays, &target);
     let (device, known_zero) =
@@ -112,27 +74,85 @@ pub(crate) fn replace(
     }
 }
 
+/// What may take the place of a member, as far as its array and the daemon can tell.
+struct Checked {
+    /// What the array says to it.
+    would: String,
+    /// None: a file is to be created.
+    device: Option<Device>,
+    /// What is destroyed.
+    warnings: Vec<String>,
+}
+
+/// Checks whether a new device may take the place of a member, for a dry run and for the real thing.
+fn check(arrays: &Arrays, target: &Target, new: &Path, force: bool) -> Result<Checked, RequestError> {
+    check_unused(arrays, target, new, "name a device that is no member")?;
+    // Asked before anything is opened or created, with a device that would fit.
+    let id = arrays.reactor.next_device_id();
+    let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
+    let request = AdminRequest::Replace { member: target.index, device: fitting };
+    let would = arrays.would(target.array, &target.name, request)?;
+    // `new` may be the member's own device, which an attempt to bring it back has locked.
+    let attempt = arrays.returns.hold_off(target.superblock.array, target.index);
+    drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
+    // Locked even in a dry run: whether that works is part of the answer.
+    match open_and_recognise(new, patience(target.limits)) {
+        Ok((device, found)) => {
+            check_fit(target, &device)?;
+            let warnings = check_worthless(&device, found?, force)?;
+            Ok(Checked { would, device: Some(device), warnings })
+        }
+        Err(DeviceError::NotFound { .. }) => {
+            check_creatable(arrays, target, new)?;
+            Ok(Checked { would, device: None, warnings: Vec::new() })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Tells what a replacement would come to, if there is room for it.
+fn foretell(arrays: &Arrays, target: &Target, new: &Path, checked: Checked) -> Outcome {
+    let Checked { would, device, mut warnings } = checked;
+    let allocated = reserved_bytes(&target.superblock);
+    let new_file = device.is_none().then(|| file_bytes(arrays, target));
+    let wanted = [Wanted { path: new.to_owned(), new_file, allocated }];
+    within_apart(new, "see what room there is", patience(target.limits), move || check_room(&wanted))??;
+    let reserved = HumanSize(allocated);
+    let what = match (new_file, device) {
+        (Some(bytes), _) => {
+            format!("a new sparse file of {}, {reserved} of it allocated at once", HumanSize(bytes))
+        }
+        (None, Some(device)) if device.facts().kind != DeviceKind::File => {
+            "what it holds is overwritten".into()
+        }
+        _ => format!("what it holds is overwritten, {reserved} of it allocated at once"),
+    };
+    warnings.extend(outside_search(arrays, target, new));
+    Ok(Done { message: format!("{would} ({}: {what})", shown(new)), warnings, ..Done::default() })
+}
+
 /// Puts a [prepared](prepare) device in the place of a member.
 fn put_in_place(arrays: &Arrays, target: &Target, device: Device, uuid: Uuid, known_zero: bool) -> Outcome {
+    // A file that was created is seen here first.
     check_fit(target, &device)?;
     let _change = arrays.begin_change(target.superblock.array)?;
     let id = arrays.reactor.next_device_id();
     let bytes = device.facts().bytes;
     let new = NewDevice { known_zero, ..NewDevice::new(id, uuid, bytes) };
     let request = |member, device| AdminRequest::Replace { member, device };
-    hand_over(arrays, target, new, device, By::Command, request)
+    Ok(hand_over(arrays, target, new, device, By::Command, request)?)
 }
 
 /// Gives up a replacement that is being built.
 pub(crate) fn cancel_replace(arrays: &Arrays, array: &str, member: &MemberRef, dry_run: bool) -> Outcome {
     let target = target::find(arrays, array, member)?;
     let request = AdminRequest::CancelReplace { member: target.index };
+    let message = arrays.ask(target.array, &target.name, request, dry_run)?;
     if dry_run {
-        return arrays.would(target.array, &target.name, request);
+        return Ok(Done::line(message));
     }
-    let outcome = arrays.reactor.admin(target.array, request, Vec::new())?;
     arrays.remember_now(target.array);
-    Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
+    Ok(Done::line(format!("{message} ({})", Printable(&target.seat.name()))))
 }
 
 /// A device that became a member's has left again. Without a superblock it cannot come back, and a

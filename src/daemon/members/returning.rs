@@ -9,7 +9,7 @@
 //! that an earlier connection has left with its server have landed. Must not know the state machine
 //! of an array.
 
-use super::hand_over::By;
+use super::hand_over::{By, check_fit};
 use super::online::bring_online;
 use super::own_device::open_own;
 use super::target::{self, Target};
@@ -130,6 +130,7 @@ fn take_back(arrays: &Arrays, array: ArrayId, away: &Away, own: Own) {
     let target = target::find(arrays, &away.array.to_string(), &MemberRef::Index(away.index.0));
     let outcome: Result<Done, RequestError> = target.and_then(|target: Target| {
         let superblock = target.own(&device, Ok(superblock))?;
+        check_fit(&target, &device)?;
         bring_online(arrays, &target, (device, superblock, bad_copies), By::Itself)
     });
     match outcome {

@@ -15,14 +15,13 @@ pub(crate) fn clear(arrays: &Arrays, array: &str, member: Option<&MemberRef>, dr
     let (id, name) = arrays.find(array, |served| (served.id, served.names.name.clone()))?;
     let target = member.map(|member| target::find(arrays, array, member)).transpose()?;
     let member = target.map(|target| target.index);
+    let message = arrays.ask(id, &name, AdminRequest::Clear { member }, dry_run)?;
     if dry_run {
-        return arrays.would(id, &name, AdminRequest::Clear { member });
+        return Ok(Done::line(message));
     }
-    let outcome = arrays.reactor.admin(id, AdminRequest::Clear { member }, Vec::new())?;
     arrays.served.with_names(id, |names| names.clear(member));
     arrays.remember_now(id);
     let unkept = arrays.memory.await_kept().map(|why| format!("a restart may bring the counts back: {why}"));
-    let message = format!("array '{name}': {}", outcome.0);
     Ok(Done { message, warnings: unkept.into_iter().collect(), ..Done::default() })
 }
 
@@ -48,30 +47,27 @@ pub(crate) fn take_out(
         (state, is_away)
     };
     let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
-    if dry_run {
-        let would = arrays.would(target.array, &target.name, request);
-        return match would {
-            // The array refuses, but the member is kept away, as below.
-            Err(_) if returns && is_away => Ok(Done::line(format!(
-                "would be done on array '{}': member {member} is {}{}",
-                target.name,
-                state.as_str(),
-                stays_away(arrays, &target)?
-            ))),
-            would => would,
-        };
-    }
-    let outcome = match arrays.reactor.admin(target.array, request, Vec::new()) {
-        Ok(outcome) => outcome.0,
-        // The array refuses, but the member is kept away.
-        Err(_) if returns && is_away => {
+    let array = &target.name;
+    let asked = arrays.ask(target.array, array, request, dry_run);
+    // The daemon keeps the member away even where the array refuses.
+    let is_kept = asked.is_err() && returns && is_away;
+    let text = match asked {
+        Ok(text) => text,
+        Err(_) if is_kept && dry_run => {
+            format!("would be done on array '{array}': member {member} is {}", state.as_str())
+        }
+        Err(_) if is_kept => {
             note_kept_away(arrays, &target)?;
-            format!("member {member} is {}", state.as_str())
+            format!("array '{array}': member {member} is {}", state.as_str())
         }
         Err(error) => return Err(error.into()),
     };
-    let stays = if is_away { stays_away(arrays, &target)? } else { "" };
-    Ok(Done::line(format!("array '{}': {outcome}{stays} ({})", target.name, Printable(&target.seat.name()))))
+    let stays = match is_kept || is_away && !dry_run {
+        true => stays_away(arrays, &target)?,
+        false => "",
+    };
+    let place = if dry_run { String::new() } else { format!(" ({})", Printable(&target.seat.name())) };
+    Ok(Done::line(format!("{text}{stays}{place}")))
 }
 
 /// The array does not record it, so the status says that the member is kept away.

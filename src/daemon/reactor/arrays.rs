@@ -20,7 +20,7 @@ use calpe_core::format::MemberState;
 use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
-    self, AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
     ClientRequest, MemberCondition, NoticeKind, NoticeLevel, RequestId, Volume, VolumeEvent, VolumeOutput,
 };
 use slab::Slab;
@@ -622,9 +622,9 @@ impl Arrays {
         devices: Vec<(DeviceId, Device)>,
         reply: Reply<AdminOutcome>,
     ) {
-        if !self.is_serving(id) {
+        if let Err(error) = self.check_serving(id) {
             // Nobody may be waiting any more.
-            let _ = reply.send(Err(ReactorError::NoSuchArray));
+            let _ = reply.send(Err(error));
             return;
         }
         let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
@@ -635,19 +635,24 @@ impl Arrays {
         self.step(ring, now, id, VolumeEvent::Admin(request_id, request));
     }
 
-    /// What would become of an administrator's request.
-    pub(super) fn check(&self, id: ArrayId, request: &AdminRequest) -> Result<AdminOutcome, ReactorError> {
-        let array = self.get(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)?;
-        array.volume.check(request).map_err(ReactorError::Refused)
+    /// What an administrator's request would come to.
+    pub(super) fn would(&self, id: ArrayId, request: &AdminRequest) -> Result<AdminOutcome, ReactorError> {
+        self.check_serving(id)?.volume.would(request).map_err(ReactorError::Refused)
     }
 
-    fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminError>) {
+    /// Administrators' requests are for arrays that serve.
+    fn check_serving(&self, id: ArrayId) -> Result<&Hosted, ReactorError> {
+        self.get(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)
+    }
+
+    fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminRefusal>) {
+        let result = result.map_err(ReactorError::Refused);
         if let Some((devices, reply)) = self.administration.end(request) {
             if result.is_err() {
                 devices.into_iter().for_each(|device| self.members.release(device));
             }
             // Nobody may be waiting any more.
-            let _ = reply.send(result.map_err(ReactorError::Refused));
+            let _ = reply.send(result);
         } else if self.get(id).is_some_and(|array| array.stopping.is_told()) {
             self.remove(id, result);
         }
@@ -721,20 +726,19 @@ impl Arrays {
     fn give_up_stop(&mut self, id: ArrayId) {
         let Some(array) = self.get_mut(id) else { return };
         array.stopping.give_up();
-        let text = "the array did not stop in time: it will be checked at the next start";
         let notice = ArrayNotice {
             kind: NoticeKind::NotStopped,
             level: NoticeLevel::Error,
             member: None,
             offset: None,
-            text: text.into(),
+            text: ReactorError::NotStopped.to_string(),
         };
         self.notice(id, notice);
-        self.remove(id, Err(AdminError(text.into())));
+        self.remove(id, Err(ReactorError::NotStopped));
     }
 
     /// Takes a stopped array out of service.
-    fn remove(&mut self, id: ArrayId, result: Result<AdminOutcome, AdminError>) {
+    fn remove(&mut self, id: ArrayId, result: Result<AdminOutcome, ReactorError>) {
         let Some(mut array) = self.hosted[id.0 as usize].take() else { return };
         self.members.release_owner(id.0);
         // Requests that the volume never answered, and their buffers, went with it.
@@ -752,7 +756,7 @@ impl Arrays {
         }
         for reply in replies {
             // Nobody may be waiting any more.
-            let _ = reply.send(result.clone().map_err(ReactorError::Refused));
+            let _ = reply.send(result.clone());
         }
     }
 

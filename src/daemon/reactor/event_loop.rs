@@ -394,8 +394,8 @@ impl Reactor {
             Command::Admin { array, request, devices, reply } => {
                 self.arrays.admin(self.sockets.ring(), self.now, array, request, devices, reply);
             }
-            Command::Check { array, request, reply } => {
-                let _ = reply.send(self.arrays.check(array, &request));
+            Command::Would { array, request, reply } => {
+                let _ = reply.send(self.arrays.would(array, &request));
             }
             Command::Status { array, reply } => {
                 let facts = self.arrays.facts(array, self.clients.count_of(array), self.clients.turns());

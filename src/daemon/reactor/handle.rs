@@ -116,13 +116,12 @@ impl ReactorHandle {
         self.ask(|reply| Command::Admin { array, request, devices, reply })
     }
 
-    /// Whether a volume would refuse a request, and what it would do; nothing is changed. Devices that the
-    /// request names need not be handed over.
+    /// What a request to a volume would come to; nothing is changed. Devices that the request names need not be handed over.
     ///
     /// # Errors
     /// When the volume would refuse.
-    pub fn check(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
-        self.ask(|reply| Command::Check { array, request, reply })
+    pub fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
+        self.ask(|reply| Command::Would { array, request, reply })
     }
 
     /// The facts of an array.

@@ -6,7 +6,7 @@ use super::orders::ArrayId;
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminError, AdminOutcome, AdminRequest, Volume, VolumeStatus};
+use calpe_core::volume::{AdminOutcome, AdminRefusal, AdminRequest, Volume, VolumeStatus};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
@@ -89,9 +89,12 @@ pub enum ReactorError {
         /// The name.
         name: String,
     },
-    /// The volume refused.
-    #[error("{0}")]
-    Refused(AdminError),
+    /// The volume refused a request of an administrator.
+    #[error(transparent)]
+    Refused(AdminRefusal),
+    /// The volume was given up before it had stopped.
+    #[error("the array did not stop in time: it will be checked at the next start")]
+    NotStopped,
 }
 
 /// A reply channel of one command.
@@ -110,7 +113,7 @@ pub(super) enum Command {
         devices: Vec<(DeviceId, Device)>,
         reply: Reply<AdminOutcome>,
     },
-    Check {
+    Would {
         array: ArrayId,
         request: AdminRequest,
         reply: Reply<AdminOutcome>,

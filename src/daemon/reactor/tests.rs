@@ -7,8 +7,9 @@ use calpe_core::block_io::{DeviceId, IoOp, IoToken, IoValue, Pool};
 use calpe_core::format::{ChecksumKind, Geometry, MemberSet, MemberState};
 use calpe_core::units::{ByteOffset, MemberIndex, Timestamp};
 use calpe_core::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayState, ClientError, ClientReply, ClientRequest,
-    LogState, MemberStatus, RequestId, Volume, VolumeEvent, VolumeExtent, VolumeOutput, VolumeStatus,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayState, ClientError, ClientReply,
+    ClientRequest, LogState, MemberStatus, RequestId, Volume, VolumeEvent, VolumeExtent, VolumeOutput,
+    VolumeStatus,
 };
 use slab::Slab;
 use std::io::{self, Read, Write};
@@ -134,8 +135,7 @@ impl Volume for PassThrough {
                 }
             }
             VolumeEvent::Admin(id, _) if self.stubborn => {
-                out.actions
-                    .push(ArrayAction::AdminDone(id, Err(AdminError("one device is all there is".into()))));
+                out.actions.push(ArrayAction::AdminDone(id, Err(AdminRefusal::NothingToBuildFrom)));
             }
             VolumeEvent::Admin(id, _) => {
                 out.actions.push(ArrayAction::AdminDone(id, Ok(AdminOutcome("nothing to do".into()))));
@@ -172,7 +172,7 @@ impl Volume for PassThrough {
         }
     }
 
-    fn check(&self, _: &AdminRequest) -> Result<AdminOutcome, AdminError> {
+    fn would(&self, _: &AdminRequest) -> Result<AdminOutcome, AdminRefusal> {
         Ok(AdminOutcome("nothing to do".into()))
     }
 

@@ -233,7 +233,7 @@ fn an_array_that_is_given_up_while_its_devices_are_being_opened_is_not_served() 
         || open_and_serve_awaited(bench.daemon.arrays(), &which, &found, uuid, ServeOptions::default());
     let told = bench.done(export("tank"));
     assert!(told.contains("no longer tried"), "{told}");
-    let error = serve().unwrap_err();
+    let error = serve().unwrap_err().error;
     assert!(error.message.contains("not awaited any more"), "{error}");
     assert!(bench.daemon.arrays().status(None).unwrap().is_empty());
     // The devices are free, and an export of what was faster is one of what is served.

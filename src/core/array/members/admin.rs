@@ -1,29 +1,26 @@
-//! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
+//! Administrators' requests carried out: members out, members in, replacements, scrubs, and the clean stop.
+//!
+//! Invariant: what is done follows a plan that `check.rs` has made in the same call. Must not judge requests.
 
 use crate::array::base::members::{Device, Progress, Replacement};
 use crate::array::log::life::Life;
-use crate::array::members::current::{Mark, is_current, was_in_service};
+use crate::array::members::check::{Entry, Plan};
+use crate::array::members::current::{Mark, was_in_service};
+use crate::array::members::outlook::{PACE_CHANGED, PAUSED, SCRUB_STOPPED, words_of_clear, words_of_scrub};
 use crate::array::members::waiting::Due;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
-use crate::array::{Array, ArrayAction, Core, STOPPED_CLEANLY, Stopping};
+use crate::array::refusal::AdminRefusal;
+use crate::array::{AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
+use crate::array::{Array, ArrayAction, Core, Stopping};
 use crate::block_io::DeviceId;
-use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
+use crate::format::{MemberSet, MemberState, Role, Superblock};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
 
-/// How a device comes in for a member that is out.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Entry {
-    /// To a failed array, whose members are all current.
-    ToFailed,
-    /// With what it missed since then.
-    CaughtUp(Mark),
-    /// With everything.
-    Rebuilt,
-}
+/// Why a member went that an administrator has failed.
+const FAILED: &str = "failed by an administrator";
 
-/// Why a member went that an administrator has taken out: with all in place, or before that.
+/// Why a member went that an administrator has taken offline: with all in place, or before that.
 const TAKEN_OFFLINE: &str = "taken offline by an administrator";
 const TAKEN_OFFLINE_EARLY: &str =
     "taken offline by an administrator, before what was written last was in place on its device";
@@ -36,89 +33,67 @@ impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
     pub fn admin(&mut self, now: Timestamp, id: RequestId, request: AdminRequest) {
         self.core.now = now;
-        if self.core.stop.stopping.is_some() {
-            self.core.admin_done(id, Err(AdminError("the array is stopping".into())));
-            return;
-        }
-        let is_recorded = matches!(
-            &request,
-            AdminRequest::Replace { .. }
-                | AdminRequest::CancelReplace { .. }
-                | AdminRequest::Fail { .. }
-                | AdminRequest::Offline { .. }
-        );
-        let replacement = match &request {
-            AdminRequest::Replace { device, .. } => Some((device.device, device.uuid)),
-            _ => None,
-        };
-        let result = match request {
-            AdminRequest::Fail { member } => {
-                self.take_out(member, MemberState::Faulted, "failed by an administrator")
-            }
-            AdminRequest::Offline { member } => match self.check_take_out(member, MemberState::Offline) {
-                Ok(_) if self.may_lack(member) => {
-                    let checkpoint = self.checkpoint_to_depart();
-                    self.waiting.depart(&self.core, id, member, checkpoint);
-                    self.run();
-                    return;
-                }
-                Ok(_) => self.take_out(member, MemberState::Offline, TAKEN_OFFLINE),
-                Err(error) => Err(error),
-            },
-            AdminRequest::Online { member, device } => self.bring_in(member, device),
-            AdminRequest::Replace { member, device } => self.replace(member, device),
-            AdminRequest::Pace { rebuild_min, rebuild_max } => {
-                (self.core.config.rebuild_min, self.core.config.rebuild_max) = (rebuild_min, rebuild_max);
-                Ok("the pace of rebuild and scrub is changed".into())
-            }
-            AdminRequest::CancelReplace { member } => self.cancel_replacement(member),
-            AdminRequest::ScrubStart => self.scrub_start(),
-            AdminRequest::ScrubPause => match self.check_scrub(true) {
-                Ok(()) => {
-                    self.passes.pause_scrub();
-                    self.waiting.pause(&self.core, id);
-                    self.supers.want();
-                    self.run();
-                    return;
-                }
-                Err(error) => Err(error),
-            },
-            AdminRequest::ScrubStop => self.check_scrub(false).map(|()| {
-                self.passes.stop_scrub();
-                self.supers.want();
-                "the scrub is stopped".into()
-            }),
-            AdminRequest::Repair => self.start_repair(),
-            AdminRequest::Clear { member } => self.clear(member),
-            AdminRequest::Stop => {
-                self.waiting.refuse_departures(&mut self.core);
-                self.waiting.end_recordings(&mut self.core, &self.supers, true);
-                self.core.stop.stop_begun = Some(self.core.now);
-                self.core.stop.stopping = Some(Stopping::Draining(id));
-                self.run();
-                return;
-            }
-        };
-        match is_recorded {
-            true => self.answer_recorded(id, result, replacement),
-            false => self.core.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
+        match self.check(&request) {
+            Ok(plan) => self.carry_out(id, plan),
+            Err(refusal) => self.core.admin_done(id, Err(refusal)),
         }
         self.run();
     }
 
-    /// Answers a request when the superblocks tell of what it has done.
-    fn answer_recorded(
-        &mut self,
-        id: RequestId,
-        result: Result<String, String>,
-        replacement: Option<(DeviceId, Uuid)>,
-    ) {
-        match result {
-            Ok(text) if !self.core.is_failed() && !self.is_unjudged() => {
-                self.waiting.record(&self.core, &self.supers, id, text, replacement);
+    /// Does what is planned, and answers the request, or sees to it that it is answered later.
+    fn carry_out(&mut self, id: RequestId, plan: Plan<'_>) {
+        let text = match plan {
+            Plan::TakeOut { member, waits: true, .. } => return self.begin_departure(id, member),
+            Plan::TakeOut { member, to, .. } => {
+                let reason = if to == MemberState::Offline { TAKEN_OFFLINE } else { FAILED };
+                let text = self.take_out(member, to, reason);
+                return self.answer_recorded(id, text, None);
             }
-            result => self.core.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
+            Plan::BringIn { member, device, entry } => self.bring_in(member, device, entry),
+            Plan::Replace { member, device, stake } => {
+                let text = self.replace(member, device, &stake);
+                return self.answer_recorded(id, text, Some((device.device, device.uuid)));
+            }
+            Plan::CancelReplace { member } => {
+                let text = self.cancel_replacement(member);
+                return self.answer_recorded(id, text, None);
+            }
+            Plan::Pace { rebuild_min, rebuild_max } => {
+                (self.core.config.rebuild_min, self.core.config.rebuild_max) = (rebuild_min, rebuild_max);
+                PACE_CHANGED.into()
+            }
+            Plan::StartScrub(state) => {
+                self.start_scrub();
+                words_of_scrub(state).into()
+            }
+            Plan::PauseScrub => {
+                self.passes.pause_scrub();
+                // The answer waits until the position is recorded: it then survives a kill.
+                self.waiting.pause(&self.core, id);
+                self.supers.want();
+                return;
+            }
+            Plan::StopScrub => {
+                self.passes.stop_scrub();
+                self.supers.want();
+                SCRUB_STOPPED.into()
+            }
+            Plan::Repair => self.start_repair(),
+            Plan::Clear { member } => {
+                self.clear(member);
+                words_of_clear(member)
+            }
+            Plan::Stop => return self.begin_stop(id),
+        };
+        self.core.admin_done(id, Ok(AdminOutcome(text)));
+    }
+
+    /// Answers a request that was carried out, when the superblocks tell of what it has done.
+    fn answer_recorded(&mut self, id: RequestId, text: String, replacement: Option<(DeviceId, Uuid)>) {
+        if self.core.is_failed() || self.is_unjudged() {
+            return self.core.admin_done(id, Ok(AdminOutcome(text)));
         }
+        self.waiting.record(&self.core, &self.supers, id, text, replacement);
     }
 
     /// Whether the log has what is not in its place on a member in service.
@@ -131,6 +106,12 @@ impl Array {
         // The superblock of a device that has just replaced another does not say so yet.
         let is_told = self.core.roster.exchanged.is_empty();
         is_online && (is_untold || self.redo.is_serving() && !(is_in_place && is_told))
+    }
+
+    /// A member goes offline when what the log has for it is in place on its device.
+    fn begin_departure(&mut self, id: RequestId, member: MemberIndex) {
+        let checkpoint = self.checkpoint_to_depart();
+        self.waiting.depart(&self.core, id, member, checkpoint);
     }
 
     /// How many checkpoints must have ended before a member goes offline; none where that is not
@@ -156,11 +137,16 @@ impl Array {
                 true => (TAKEN_OFFLINE, ""),
                 false => (TAKEN_OFFLINE_EARLY, NOT_IN_PLACE),
             };
-            let result = match of_member == device || of_member.is_none() {
-                true => self.take_out(member, MemberState::Offline, reason).map(|done| done + rest),
-                false => Err(format!("member {member} has left meanwhile, and has another device now")),
+            let refusal = match of_member == device || of_member.is_none() {
+                true => self.check_take_out(member, MemberState::Offline).err(),
+                false => Some(AdminRefusal::HasOtherDevice { member }),
             };
-            self.answer_recorded(id, result, None);
+            if let Some(refusal) = refusal {
+                self.core.admin_done(id, Err(refusal));
+                continue;
+            }
+            let text = self.take_out(member, MemberState::Offline, reason) + rest;
+            self.answer_recorded(id, text, None);
         }
     }
 
@@ -171,7 +157,7 @@ impl Array {
         }
         if position == self.passes.scrub_record().position {
             let text = match self.passes.has_scrub() {
-                true => "the scrub is paused",
+                true => PAUSED,
                 false => "the scrub has ended: all that was left of it was under way",
             };
             self.waiting.end_pauses(&mut self.core, text);
@@ -188,8 +174,7 @@ impl Array {
         self.judge_departures();
     }
 
-    fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> Result<String, String> {
-        self.check_take_out(index, to)?;
+    fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> String {
         match self.core.member(index).device {
             Some(device) => self.fault_device(index, device.id, to, reason.into()),
             None => {
@@ -202,13 +187,13 @@ impl Array {
                 self.supers.want();
             }
         }
-        Ok(format!("member {index} is {}", to.as_str()))
+        format!("member {index} is {}", to.as_str())
     }
 
     /// A member's own device, or a blank one, for a member that is out.
-    fn bring_in(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
-        let mark = match self.check_bring_in(index, &new)? {
-            Entry::ToFailed => return Ok(self.return_to_failed(index, &new)),
+    fn bring_in(&mut self, index: MemberIndex, new: &NewDevice, entry: Entry) -> String {
+        let mark = match entry {
+            Entry::ToFailed => return self.return_to_failed(index, new),
             Entry::CaughtUp(mark) => Some(mark),
             Entry::Rebuilt => None,
         };
@@ -217,7 +202,7 @@ impl Array {
             member.counters = Default::default();
         }
         member.uuid = new.uuid;
-        member.device = Some(new_device(&new));
+        member.device = Some(new_device(new));
         member.away = None;
         member.state = MemberState::Rebuilding;
         let (since, awaits_ring) = (mark.map(|mark| mark.epoch.number), mark.is_some());
@@ -226,52 +211,16 @@ impl Array {
         member.reason = Some(how.into());
         self.core.count_members();
         self.core.note_bad_supers(index, &new.bad_copies);
-        match new.superblock {
+        match new.superblock.as_deref() {
             Some(superblock) => {
-                self.supers.note_return(&superblock);
+                self.supers.note_return(superblock);
                 if let Some(mark) = mark {
-                    self.start_ring_check(index, new.device, *superblock, mark);
+                    self.start_ring_check(index, new.device, superblock.clone(), mark);
                 }
             }
             None => self.supers.note_loss(),
         }
-        Ok(format!("member {index} is REBUILDING ({how}){}", self.redo.after_settling()))
-    }
-
-    /// While the array has failed nothing was written, so a member that was in service at that moment is current.
-    pub(super) fn check_return_to_failed(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
-        let mark = self.supers.mark();
-        let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
-        let verdict =
-            own.filter(|_| self.core.roster.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
-        let first = self.core.returnable_now();
-        if verdict.is_none() && own.is_some() && self.core.online().len() + first.len() >= self.core.map.k {
-            let first: Vec<String> = first.iter().map(|member| member.to_string()).collect();
-            let name = &self.supers.template().name;
-            return Err(format!(
-                "the array has FAILED, and member {index} lacks what was written after it had left, or may lack it: bring back \
-                 first what was in service until then, with 'calpe online {name} MEMBER' for member {}; then the array serves \
-                 again, and member {index} is caught up with what it missed",
-                first.join(", ")
-            ));
-        }
-        if verdict.is_none() && own.is_some_and(|superblock| is_current(superblock, 0, &mark).is_ok()) {
-            let why = self.core.member(index).reason.as_deref().unwrap_or("it left before the others");
-            return Err(format!(
-                "the array has FAILED, and member {index} may lack writes that it had acknowledged and not flushed ({why}); clients \
-                 notice that only when the array is started anew. Restart it, without --force: the log is replayed, and nothing \
-                 that was flushed is lost"
-            ));
-        }
-        if verdict != Some(Ok(())) {
-            let why = verdict.and_then(Result::err).map(|why| format!(" ({why})")).unwrap_or_default();
-            return Err(format!(
-                "the array has FAILED and this device does not hold what member {index} last held, or that is not \
-                 sure{why}; bring back the members that were in service when it failed, or restart the array: a start looks at \
-                 all members that are there"
-            ));
-        }
-        Ok(())
+        format!("member {index} is REBUILDING ({how}){}", self.redo.after_settling())
     }
 
     fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
@@ -306,7 +255,7 @@ impl Array {
         (self.is_own_device(index, superblock) && is_as_it_left).then_some(mark)
     }
 
-    fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {
+    pub(super) fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {
         superblock.array == self.supers.template().array
             && superblock.member == index
             && superblock.role == Role::Member
@@ -324,11 +273,8 @@ impl Array {
         self.was_failed = true;
     }
 
-    fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
-        self.check_replace(index, &new)?;
-        let beside = self.beside_others(index);
-        let at_stake = self.at_stake(index);
-        let device = new_device(&new);
+    fn replace(&mut self, index: MemberIndex, new: &NewDevice, stake: &str) -> String {
+        let device = new_device(new);
         let progress = Progress::fresh(new.known_zero);
         let member = self.core.member_mut(index);
         match member.state {
@@ -337,9 +283,9 @@ impl Array {
                 member.reason = None;
                 self.core.count_members();
                 self.supers.want();
-                return Ok(format!(
-                    "member {index} is being replaced; the old device serves until the new one is complete{beside}{at_stake}"
-                ));
+                return format!(
+                    "member {index} is being replaced; the old device serves until the new one is complete{stake}"
+                );
             }
             MemberState::Rebuilding => {
                 let old = member.device.replace(device);
@@ -366,59 +312,31 @@ impl Array {
         self.core.count_members();
         self.supers.note_loss();
         self.core.release_idle_devices();
-        Ok(format!("member {index} is REBUILDING onto the new device{beside}{at_stake}"))
+        format!("member {index} is REBUILDING onto the new device{stake}")
     }
 
     /// The new device is handed back; the superblocks of the others say so from their next update on.
-    fn cancel_replacement(&mut self, index: MemberIndex) -> Result<String, String> {
-        self.core.check_cancel(index)?;
+    fn cancel_replacement(&mut self, index: MemberIndex) -> String {
         self.take_back_replacement(index);
         let rest = self.core.without_it(index);
         let text = format!("the replacement of member {index} was cancelled; {rest}");
         self.core.notice(NoticeKind::ReplacementCancelled, NoticeLevel::Info, Some(index), text);
-        Ok(format!("the replacement of member {index} is cancelled; {rest}"))
+        format!("the replacement of member {index} is cancelled; {rest}")
     }
 
-    /// Nothing is built in an array that cannot be served.
-    pub(super) fn check_written(&self) -> Result<(), String> {
-        if self.is_refused_unwritten() {
-            return Err("the array cannot be served as it was started, and nothing was written: stop it, bring back members that \
-                        are missing, and start it with them"
-                .into());
-        }
-        self.check_served()
-    }
-
-    /// Nothing begins in an array whose log cannot be replayed.
-    pub(super) fn check_served(&self) -> Result<(), String> {
-        if let Life::Refused(reason) = self.redo.life() {
-            let name = &self.supers.template().name;
-            return Err(format!(
-                "the array cannot be served: {reason}. Stop it with 'calpe export {name}', bring back members that are missing, and \
-                 import it again"
-            ));
-        }
-        Ok(())
-    }
-
-    /// The new device must hold what every other member holds, and its tail superblocks behind it.
-    pub(super) fn check_size(&self, new: &NewDevice) -> Result<(), String> {
-        let needed = region_end(&self.supers.template().regions).0 + 2 * COPY_BYTES as u64;
-        if new.bytes < needed {
-            return Err(format!("the device has {} bytes and {needed} are needed", new.bytes));
-        }
-        Ok(())
-    }
-
-    fn scrub_start(&mut self) -> Result<String, String> {
-        self.check_scrub_start()?;
-        let text = self.words_for_scrub();
+    fn start_scrub(&mut self) {
         self.passes.start_scrub();
         // It is recorded in the superblocks when it has looked at them.
         if !self.redo.is_serving() {
             self.supers.want();
         }
-        Ok(text.into())
+    }
+
+    fn begin_stop(&mut self, id: RequestId) {
+        self.waiting.refuse_departures(&mut self.core);
+        self.waiting.end_recordings(&mut self.core, &self.supers, true);
+        self.core.stop.stop_begun = Some(self.core.now);
+        self.core.stop.stopping = Some(Stopping::Draining(id));
     }
 
     /// Stop: first everything under way ends, then the members are marked clean.
@@ -481,7 +399,7 @@ impl Array {
 
     /// `is_recorded`: the superblocks say what this array knows.
     pub(in crate::array) fn stop_now(&mut self, id: RequestId, is_recorded: bool) {
-        self.waiting.end_pauses(&mut self.core, "the scrub is paused");
+        self.waiting.end_pauses(&mut self.core, PAUSED);
         self.waiting.end_recordings(&mut self.core, &self.supers, true);
         let words = self.words_for_stop(is_recorded);
         self.core.stop.stopping = Some(Stopping::Stopped);
@@ -492,37 +410,9 @@ impl Array {
         }
         self.core.admin_done(id, Ok(AdminOutcome(words.into())));
     }
-
-    /// How a stop that ends now leaves the array.
-    pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
-        let is_marked =
-            !self.supers.is_dirty() && !matches!(self.core.stop.stopping, Some(Stopping::Marking(_)));
-        match self.redo.life() {
-            // An array that was idle has the mark already.
-            _ if self.core.is_failed() && is_marked => {
-                "stopped while FAILED; it had been idle, and is marked clean"
-            }
-            _ if self.core.is_failed() => {
-                "stopped while FAILED, and not cleanly: its log is replayed when enough of its members are back"
-            }
-            Life::Refused(_) => "stopped as it was found: it could not be served",
-            _ if self.supers.is_dirty() || !is_recorded => {
-                "stopped, and not cleanly: its log is replayed at the next start"
-            }
-            _ => STOPPED_CLEANLY,
-        }
-    }
 }
 
 impl Core {
-    pub(in crate::array) fn known(&self, index: MemberIndex) -> Result<(), String> {
-        let width = self.map.width();
-        if usize::from(index.0) < width {
-            return Ok(());
-        }
-        Err(format!("there is no member {index}: the array has members 0 to {}", width - 1))
-    }
-
     /// The members that can come back to the array as long as it has failed.
     pub(in crate::array) fn returnable_now(&self) -> MemberSet {
         let is_out = |member: &MemberIndex| self.member(*member).state != MemberState::Online;

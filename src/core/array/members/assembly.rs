@@ -8,14 +8,14 @@
 
 mod words;
 
-pub use crate::array::members::current::NOWHERE_ELSE;
-pub use words::{NotUsed, STARTS_OLDER};
+pub use words::NotUsed;
 
 use crate::array::members::current::{
-    Behind, Mark, has_update, holds, is_apart, is_current, was_in_service, why_kept,
+    Mark, has_update, holds, is_apart, is_current, was_in_service, why_kept,
 };
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::log_start;
+use crate::array::refusal::Behind;
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::HashMap;
@@ -786,6 +786,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>, is
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::array::refusal::NOWHERE_ELSE;
     use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, Left, LogStart, ReplacementRecord};
     use proptest::prelude::*;
 

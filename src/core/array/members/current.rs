@@ -5,6 +5,7 @@
 //! together (reused space) is judged where they are read, in `recovery/chain.rs`.
 
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::refusal::Behind;
 use crate::format::{Epoch, MemberState, Role, Superblock};
 use crate::units::MemberIndex;
 use uuid::Uuid;
@@ -19,37 +20,6 @@ pub(super) struct Mark {
     pub update: u64,
     /// Batches below are in place on it, and its superblock or a piece in its ring says so.
     pub tail: u64,
-}
-
-/// Said of what a device holds that must not be built over unless somebody gives it up.
-pub const NOWHERE_ELSE: &str = "may be nowhere else";
-
-/// Why a device is not current.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Behind {
-    #[error(
-        "it holds another history, or is an old copy: none of those that served with it in epoch {held} serves in epoch {current}, and \
-         what was written there {NOWHERE_ELSE}. Keep it, or give that up: 'calpe replace --force' builds it anew"
-    )]
-    Apart { held: u64, current: u64 },
-    #[error(
-        "it is newer than the array, which was started without it, from older copies of the others: it has update {complete} of \
-         the superblocks, which had reached every member, and the array went on after update {left}. What was written in between \
-         {NOWHERE_ELSE}. Keep it, or give that up: 'calpe replace --force' builds it anew"
-    )]
-    Newer { complete: u64, left: u64 },
-    #[error("{}", words_of_epochs(*held, *current))]
-    Epoch { held: u64, current: u64 },
-    #[error(
-        "it was rolled back to an older state of itself: it has update {held} of its superblock, and update {complete} had \
-         reached every member"
-    )]
-    Update { held: u64, complete: u64 },
-    #[error(
-        "it was rolled back to an older state of itself, or left before it was told what was in place, which nothing tells \
-         apart: it shows the batches of its log below {shown} to be in place, and those below {tail} were when it left"
-    )]
-    Tail { shown: u64, tail: u64 },
 }
 
 /// Whether the device with this superblock is current; `ring_tail` is the highest tail that pieces in its ring show, 0 where
@@ -72,15 +42,6 @@ pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), B
         return Err(Behind::Update { held: superblock.update, complete });
     }
     Ok(())
-}
-
-fn words_of_epochs(held: u64, current: u64) -> String {
-    match held < current {
-        true => format!("stale: it holds epoch {held} and the array is at epoch {current}; it missed writes"),
-        false => {
-            format!("stale: it holds an epoch {held} that the array, at epoch {current}, went on without")
-        }
-    }
 }
 
 /// Why a device that the array, with `line` as its superblock, does without must not be built over unless somebody gives up in
@@ -177,6 +138,7 @@ pub(super) fn holds(superblock: &Superblock, epoch: &Epoch) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::array::refusal::NOWHERE_ELSE;
     use crate::format::{Left, MemberSet};
 
     fn members(indices: &[u16]) -> MemberSet {

@@ -3,6 +3,7 @@
 pub(in crate::array) mod admin;
 pub mod assembly;
 pub(in crate::array) mod bad_blocks;
+mod check;
 mod current;
 mod departed;
 mod endless_errors;

@@ -1,85 +1,93 @@
-//! What an administrator's request would come to: the checks that the request itself makes, and the
-//! consequence in words. So that a dry run never promises what is then refused.
+//! What an administrator's request would come to, in words; and the words that a dry run and the request
+//! itself share.
 //!
-//! Invariant: nothing here changes anything. What `admin.rs` does begins with these checks.
+//! Invariant: nothing here changes or judges anything: what is refused is decided in `check.rs`.
 
-use crate::array::Core;
 use crate::array::base::members::Member;
 use crate::array::log::life::Life;
-use crate::array::members::admin::Entry;
+use crate::array::members::check::{Entry, Plan};
 use crate::array::members::waiting::{DEPARTURE_PATIENCE_NS, PAUSED_UNRECORDED};
-use crate::array::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
-use crate::format::{MemberState, Superblock};
+use crate::array::refusal::{AdminRefusal, ScrubState};
+use crate::array::{AdminOutcome, AdminRequest, Array, Core, STOPPED_CLEANLY, Stopping};
+use crate::format::MemberState;
 use crate::units::{Count, HumanSize, MemberIndex};
 
+pub(super) const PAUSED: &str = "the scrub is paused";
+pub(super) const SCRUB_STOPPED: &str = "the scrub is stopped";
+pub(super) const PACE_CHANGED: &str = "the pace of rebuild and scrub is changed";
+
 impl Array {
-    /// Whether a request would be refused, and what it would do.
+    /// What a request would come to; nothing is changed.
     ///
     /// # Errors
     /// Why it would be refused.
-    pub fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        if self.core.stop.stopping.is_some() {
-            return Err(AdminError("the array is stopping".into()));
-        }
-        let text = match request {
-            AdminRequest::Fail { member } => self.check_take_out(*member, MemberState::Faulted),
-            AdminRequest::Offline { member } => {
-                self.check_take_out(*member, MemberState::Offline).map(|text| match self.may_lack(*member) {
-                    true => format!(
-                        "what was written last is put in place on its device, which is waited for up to {} s; then {text}",
-                        DEPARTURE_PATIENCE_NS / 1_000_000_000
-                    ),
-                    false => text,
-                })
-            }
-            AdminRequest::Online { member, device } => {
-                self.check_bring_in(*member, device).map(|entry| self.words_for(*member, entry))
-            }
-            AdminRequest::Replace { member, device } => {
-                self.check_replace(*member, device).map(|()| match self.core.member(*member).state {
-                    MemberState::Online => format!(
-                        "member {member} is replaced; the old device serves until the new one is complete{}{}",
-                        self.beside_others(*member),
-                        self.at_stake(*member)
-                    ),
-                    _ => format!(
-                        "member {member} is REBUILDING onto the new device, {}{}{}",
-                        self.after(1, None),
-                        self.beside_others(*member),
-                        self.at_stake(*member)
-                    ),
-                })
-            }
-            AdminRequest::CancelReplace { member } => self.core.check_cancel(*member).map(|()| {
+    pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminRefusal> {
+        self.check(request).map(|plan| AdminOutcome(self.outlook(&plan)))
+    }
+
+    fn outlook(&self, plan: &Plan<'_>) -> String {
+        match plan {
+            Plan::TakeOut { member, to, waits } => self.outlook_without(*member, *to, *waits),
+            Plan::BringIn { member, entry, .. } => self.outlook_with(*member, *entry),
+            Plan::Replace { member, stake, .. } => match self.core.member(*member).state {
+                MemberState::Online => format!(
+                    "member {member} is replaced; the old device serves until the new one is complete{stake}"
+                ),
+                _ => format!(
+                    "member {member} is REBUILDING onto the new device, {}{stake}",
+                    self.after(1, None)
+                ),
+            },
+            Plan::CancelReplace { member } => {
                 format!("the replacement of member {member} is cancelled; {}", self.core.without_it(*member))
-            }),
-            AdminRequest::ScrubStart => self.check_scrub_start().map(|()| self.words_for_scrub().into()),
-            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| match self.core.is_failed() {
-                // Nothing can be recorded before its members are back.
-                true => PAUSED_UNRECORDED.into(),
-                false => "the scrub is paused".into(),
-            }),
-            AdminRequest::ScrubStop => self.check_scrub(false).map(|()| "the scrub is stopped".into()),
-            AdminRequest::Repair => {
-                self.check_repair().map(|()| "what is set aside or lost is looked at again".into())
             }
-            AdminRequest::Clear { member: Some(member) } => {
-                self.core.known(*member).map(|()| format!("the counts of member {member} are cleared"))
+            Plan::Pace { .. } => PACE_CHANGED.into(),
+            Plan::StartScrub(state) => words_of_scrub(*state).into(),
+            // Nothing can be recorded before its members are back.
+            Plan::PauseScrub if self.core.is_failed() => PAUSED_UNRECORDED.into(),
+            Plan::PauseScrub => PAUSED.into(),
+            Plan::StopScrub => SCRUB_STOPPED.into(),
+            Plan::Repair => "what is set aside or lost is looked at again".into(),
+            Plan::Clear { member } => words_of_clear(*member),
+            Plan::Stop => self.outlook_of_stop().into(),
+        }
+    }
+
+    fn outlook_without(&self, index: MemberIndex, to: MemberState, waits: bool) -> String {
+        let is_online = self.core.member(index).state == MemberState::Online;
+        let after = self.after(if is_online { -1 } else { 0 }, Some(index));
+        let text = format!("member {index} is {}, {after}", to.as_str());
+        match waits {
+            true => format!(
+                "what was written last is put in place on its device, which is waited for up to {} s; then {text}",
+                DEPARTURE_PATIENCE_NS / 1_000_000_000
+            ),
+            false => text,
+        }
+    }
+
+    fn outlook_with(&self, index: MemberIndex, entry: Entry) -> String {
+        match entry {
+            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after_return(index)),
+            Entry::CaughtUp(_) => {
+                let (after, wait) = (self.after_return(index), self.redo.after_settling());
+                format!("member {index} is caught up with what it missed, {after}{wait}")
             }
-            AdminRequest::Clear { member: None } => {
-                Ok("the counts of the array and of its members are cleared".into())
+            Entry::Rebuilt => {
+                format!("member {index} is rebuilt, {}{}", self.after(1, None), self.redo.after_settling())
             }
-            AdminRequest::Pace { .. } => Ok("the pace of rebuild and scrub is changed".into()),
-            AdminRequest::Stop if self.core.is_failed() || self.log_is_refused() => {
-                Ok(self.words_for_stop(true).into())
-            }
-            // Unless there is room in time.
-            AdminRequest::Stop if self.redo.is_unsettled() || self.stops_short() => {
-                Ok(self.words_for_stop(false).into())
-            }
-            AdminRequest::Stop => Ok(STOPPED_CLEANLY.into()),
-        };
-        text.map(AdminOutcome).map_err(AdminError)
+        }
+    }
+
+    fn outlook_of_stop(&self) -> &'static str {
+        if self.core.is_failed() || self.log_is_refused() {
+            return self.words_for_stop(true);
+        }
+        // Unless there is room in time.
+        if self.redo.is_unsettled() || self.stops_short() {
+            return self.words_for_stop(false);
+        }
+        STOPPED_CLEANLY
     }
 
     /// What the array is when this many more members are online, `without` one that leaves.
@@ -162,36 +170,8 @@ impl Array {
         }
     }
 
-    pub(super) fn check_take_out(&self, index: MemberIndex, to: MemberState) -> Result<String, String> {
-        self.core.known(index)?;
-        let member = self.core.member(index);
-        if member.device.is_none() {
-            if member.state == to {
-                return Err(format!("member {index} is {} already", to.as_str()));
-            }
-            if self.core.is_failed() {
-                return Err(format!(
-                    "member {index} is {} already, and the array has FAILED: nothing can be recorded before its members are back",
-                    member.state.as_str()
-                ));
-            }
-        }
-        let is_online = member.state == MemberState::Online;
-        if is_online && self.core.online().len() <= self.core.map.k {
-            let online = match self.core.online().len() {
-                1 => "1 member is".to_owned(),
-                many => format!("{many} members are"),
-            };
-            return Err(format!(
-                "member {index} is needed: {online} online, and with fewer the array could not serve its data"
-            ));
-        }
-        let after = self.after(if is_online { -1 } else { 0 }, Some(index));
-        Ok(format!("member {index} is {}, {after}", to.as_str()))
-    }
-
-    /// What a build for a member that begins means for those under way: the progress that is shown is that of the one that is
-    /// least far, and one device at a time is built for a member that has none in service.
+    /// What a build for a member that begins means for those under way: the progress that is shown is that of
+    /// the one that is least far, and one device at a time is built for a member that has none in service.
     pub(super) fn beside_others(&self, index: MemberIndex) -> String {
         let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
         let own = usize::from(self.core.member(index).state == MemberState::Rebuilding);
@@ -242,154 +222,23 @@ impl Array {
         )
     }
 
-    fn words_for(&self, index: MemberIndex, entry: Entry) -> String {
-        match entry {
-            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after_return(index)),
-            Entry::CaughtUp(_) => {
-                let (after, wait) = (self.after_return(index), self.redo.after_settling());
-                format!("member {index} is caught up with what it missed, {after}{wait}")
-            }
-            Entry::Rebuilt => {
-                format!("member {index} is rebuilt, {}{}", self.after(1, None), self.redo.after_settling())
-            }
-        }
-    }
-
-    /// How a device would come in for a member that is out.
-    pub(super) fn check_bring_in(&self, index: MemberIndex, new: &NewDevice) -> Result<Entry, String> {
-        self.core.known(index)?;
-        self.check_size(new)?;
-        self.check_written()?;
-        if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
-            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
-        }
-        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.unbelievable(s)) {
-            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
-        }
-        // Its superblock would be both that of a member and that of a device that was replaced.
-        if self.core.roster.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
-            return Err(
-                "this device was replaced just now, and that is still being recorded: try again".into()
-            );
-        }
-        let state = self.core.member(index).state;
-        if matches!(state, MemberState::Online | MemberState::Rebuilding) {
-            return Err(format!(
-                "member {index} is {} already; use 'calpe replace' for another device",
-                state.as_str()
-            ));
-        }
-        if self.core.is_failed() {
-            return self.check_return_to_failed(index, new).map(|()| Entry::ToFailed);
-        }
-        if self.core.member(index).replacement.is_some() {
-            let name = &self.supers.template().name;
-            return Err(format!(
-                "a replacement of member {index} is being built: wait until it is complete, or give it up with \
-                 'calpe replace --cancel {name} {index}'"
-            ));
-        }
-        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.apart(s)) {
-            return Err(format!("member {index} cannot come back: {why}"));
-        }
-        // It missed writes, or is blank: what it missed is built, or all of it.
-        let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
-        Ok(mark.map_or(Entry::Rebuilt, Entry::CaughtUp))
-    }
-
-    pub(super) fn check_replace(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
-        self.core.known(index)?;
-        self.check_size(new)?;
-        self.check_written()?;
-        if self.core.is_failed() {
-            return Err("the array has FAILED; bring its members back before replacing one".into());
-        }
-        if self.core.member(index).replacement.is_some() {
-            let name = &self.supers.template().name;
-            return Err(format!(
-                "a replacement of member {index} is being built already: wait until it is complete, or give it up with \
-                 'calpe replace --cancel {name} {index}'"
-            ));
-        }
-        Ok(())
-    }
-
-    /// Nothing is looked at in an array whose log cannot be replayed.
-    fn check_replayed(&self) -> Result<(), String> {
+    /// How a stop that ends now leaves the array.
+    pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
+        let is_marked =
+            !self.supers.is_dirty() && !matches!(self.core.stop.stopping, Some(Stopping::Marking(_)));
         match self.redo.life() {
-            // Nobody can bring back what is there.
-            Life::Refused(reason)
-                if self.core.roster.members.iter().all(|member| member.device.is_some()) =>
-            {
-                let name = &self.supers.template().name;
-                Err(format!(
-                    "the array cannot be served: {reason}. 'calpe status {name}' says what can be done"
-                ))
+            // An array that was idle has the mark already.
+            _ if self.core.is_failed() && is_marked => {
+                "stopped while FAILED; it had been idle, and is marked clean"
             }
-            _ => self.check_served(),
-        }
-    }
-
-    pub(super) fn check_scrub_start(&self) -> Result<(), String> {
-        if self.core.is_failed() {
-            return Err("the array has FAILED; there is nothing to scrub".into());
-        }
-        self.check_replayed()?;
-        if !self.passes.scrub_is_running() {
-            return Ok(());
-        }
-        let name = &self.supers.template().name;
-        let (state, room) = match self.redo.is_settling() {
-            true => ("waits until what the redo log holds is in place", "make room; "),
-            false if self.core.any_building() => ("waits for a rebuild", ""),
-            false if self.passes_wait_for_room() => {
-                ("waits for room on a member that is full", "make room; ")
+            _ if self.core.is_failed() => {
+                "stopped while FAILED, and not cleanly: its log is replayed when enough of its members are back"
             }
-            false => ("is running", ""),
-        };
-        Err(format!("a scrub {state} already: {room}'calpe wait {name} -t scrub' waits for its end"))
-    }
-
-    /// What a scrub does that begins, or goes on, now.
-    pub(super) fn words_for_scrub(&self) -> &'static str {
-        match self.core.any_building() {
-            _ if self.redo.is_settling() => {
-                "the scrub waits until what the redo log holds is in place, and runs then: make room"
+            Life::Refused(_) => "stopped as it was found: it could not be served",
+            _ if self.supers.is_dirty() || !is_recorded => {
+                "stopped, and not cleanly: its log is replayed at the next start"
             }
-            true => "the scrub waits for the rebuild, and runs then",
-            _ if self.passes_wait_for_room() => {
-                "the scrub waits for room on a member that is full, and goes on then: make room"
-            }
-            false => "the scrub is running",
-        }
-    }
-
-    /// Whether there is a scrub to be paused, or to be stopped.
-    pub(super) fn check_scrub(&self, to_pause: bool) -> Result<(), String> {
-        match self.passes.has_scrub() {
-            true if to_pause && self.passes.scrub_is_paused() => {
-                let name = &self.supers.template().name;
-                Err(format!("the scrub is paused already: 'calpe scrub {name}' goes on with it"))
-            }
-            true => Ok(()),
-            false => Err("no scrub is running".into()),
-        }
-    }
-
-    pub(in crate::array) fn check_repair(&self) -> Result<(), String> {
-        if self.core.is_failed() {
-            return Err("the array has FAILED; there is nothing to look at".into());
-        }
-        self.check_replayed()?;
-        if !self.redo.is_serving() {
-            return Err(
-                "the array does not serve yet, its redo log is being replayed: try again when that is done"
-                    .into(),
-            );
-        }
-        match self.repair {
-            Some(_) => Err("a repair is running already".into()),
-            None => Ok(()),
+            _ => STOPPED_CLEANLY,
         }
     }
 }
@@ -402,16 +251,26 @@ impl Core {
             state => format!("member {index} stays {}", state.as_str()),
         }
     }
+}
 
-    pub(super) fn check_cancel(&self, index: MemberIndex) -> Result<(), String> {
-        self.known(index)?;
-        match self.member(index) {
-            member if member.replacement.is_some() => Ok(()),
-            member if member.state == MemberState::Rebuilding => Err(format!(
-                "member {index} is REBUILDING and there is no old device that could stay instead: 'calpe offline' or 'calpe fail' \
-                 ends the rebuild"
-            )),
-            _ => Err(format!("member {index} is not being replaced")),
+/// What a scrub does that begins, or goes on, now.
+pub(super) fn words_of_scrub(state: ScrubState) -> &'static str {
+    match state {
+        ScrubState::ForLog => {
+            "the scrub waits until what the redo log holds is in place, and runs then: make room"
         }
+        ScrubState::ForRebuild => "the scrub waits for the rebuild, and runs then",
+        ScrubState::ForRoom => {
+            "the scrub waits for room on a member that is full, and goes on then: make room"
+        }
+        ScrubState::Running => "the scrub is running",
+    }
+}
+
+/// What is said when counts are cleared: of a member, or of all and the array.
+pub(super) fn words_of_clear(member: Option<MemberIndex>) -> String {
+    match member {
+        Some(member) => format!("the counts of member {member} are cleared"),
+        None => "the counts of the array and of its members are cleared".into(),
     }
 }

@@ -5,8 +5,9 @@
 //! while: an error that passes is no reason to build a whole device anew (T1). Must not know of devices, batches or slots.
 
 use crate::array::base::members::Which;
-use crate::array::members::current::{Behind, Mark, is_current};
+use crate::array::members::current::{Mark, is_current};
 use crate::array::recovery::{Ring, RingRead, RingTail};
+use crate::array::refusal::Behind;
 use crate::array::{Array, Core, Flow, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{LOG_BLOCK_BYTES, Superblock};

@@ -14,10 +14,11 @@ mod update;
 
 use crate::array::base::members::{Device, Member, Replaced, Which};
 use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
-use crate::array::members::current::{Behind, Mark, why_kept};
+use crate::array::members::current::{Mark, why_kept};
 use crate::array::members::departed::Departed;
 use crate::array::members::supers::update::{Job, Update, UpdateStep};
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::refusal::{Behind, Overclaim};
 use crate::array::{Array, Core, Effect, Inflight, Stopping};
 use crate::array::{NoticeKind, NoticeLevel};
 use crate::block_io::{Buf, DeviceId, IoFault, IoValue};
@@ -198,14 +199,14 @@ impl Supers {
     }
 
     /// What a device claims that nobody can have counted to; that is not believed (T6).
-    pub(super) fn unbelievable(&self, superblock: &Superblock) -> Option<String> {
+    pub(super) fn unbelievable(&self, superblock: &Superblock) -> Option<Overclaim> {
         let claims = [
             ("epoch", superblock.epoch.number, self.epoch_number),
             ("superblock", superblock.sequence, self.template.sequence),
         ];
         let (what, claimed, known) =
             claims.into_iter().find(|&(_, claimed, known)| claimed > known.saturating_add(CLAIM_STEP_MAX))?;
-        Some(format!("it claims {what} {claimed}, and the array knows of none after {known}"))
+        Some(Overclaim { what, claimed, known })
     }
 
     /// Why a device must not be built over although it is none of the array that is served (A3).

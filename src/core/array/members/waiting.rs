@@ -4,7 +4,8 @@
 //! Each waits for a while at most, and is then answered all the same. Must not know how a request is carried out.
 
 use crate::array::members::supers::Supers;
-use crate::array::{AdminError, AdminOutcome, ArrayAction, Core, RequestId};
+use crate::array::refusal::AdminRefusal;
+use crate::array::{AdminOutcome, ArrayAction, Core, RequestId};
 use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, Timestamp};
 use uuid::Uuid;
@@ -90,11 +91,11 @@ impl WaitingRequests {
             if let Some((device, uuid)) = recording.replacement
                 && core.find_device(device).is_none()
             {
-                let text = match core.knows(uuid) {
-                    true => "the new device has left again meanwhile: see 'calpe events'",
-                    false => "the replacement was cancelled or given up meanwhile: see 'calpe events'",
+                let refusal = match core.knows(uuid) {
+                    true => AdminRefusal::NewDeviceLeft,
+                    false => AdminRefusal::ReplacementGivenUp,
                 };
-                core.admin_done(recording.id, Err(AdminError(text.into())));
+                core.admin_done(recording.id, Err(refusal));
                 continue;
             }
             let is_recorded = supers.is_recorded(recording.record);
@@ -154,7 +155,7 @@ impl WaitingRequests {
     /// No member goes offline any more: the array stops.
     pub(super) fn refuse_departures(&mut self, core: &mut Core) {
         for departure in std::mem::take(&mut self.departures) {
-            core.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
+            core.admin_done(departure.id, Err(AdminRefusal::Stopping));
         }
     }
 
@@ -187,7 +188,7 @@ impl WaitingRequests {
 
 impl Core {
     /// Answers a request.
-    pub(super) fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminError>) {
+    pub(super) fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminRefusal>) {
         self.actions.push(ArrayAction::AdminDone(id, result));
     }
 }

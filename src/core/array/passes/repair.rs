@@ -62,8 +62,7 @@ const LOOKS_AT_ONCE: usize = 64;
 
 impl Array {
     /// Starts to look again; the end of it is a notice.
-    pub(in crate::array) fn start_repair(&mut self) -> Result<String, String> {
-        self.check_repair()?;
+    pub(in crate::array) fn start_repair(&mut self) -> String {
         let found: VecDeque<(BlockName, bool)> =
             self.damage.iter().map(|(block, why)| (block, why.is_aside())).collect();
         let of_volume = found.iter().filter(|((_, column, _), _)| usize::from(*column) < self.core.map.k);
@@ -82,7 +81,7 @@ impl Array {
         let op = Repair { next: 0, hold: None, found, listed, bad_rows, of_slot, waiting, tally, life };
         let key = self.ops.insert(Op::Repair(Box::new(op)));
         self.core.work.ready.push_back(key);
-        Ok(text)
+        text
     }
 
     pub(in crate::array) fn advance_repair(&mut self, key: usize, op: &mut Repair) -> Flow {
@@ -265,18 +264,16 @@ impl Array {
 
     /// Forgets the counts of a member, or of all and of the array. What is damaged stays in the list until it is read or written:
     /// nobody makes it whole by not counting it.
-    pub(in crate::array) fn clear(&mut self, member: Option<MemberIndex>) -> Result<String, String> {
+    pub(in crate::array) fn clear(&mut self, member: Option<MemberIndex>) {
         if let Some(index) = member {
-            self.core.known(index)?;
             self.core.member_mut(index).clear();
             self.bad.clear(index);
-            return Ok(format!("the counts of member {index} are cleared"));
+            return;
         }
         for index in (0..self.core.map.width()).map(|at| MemberIndex(at as u16)) {
             self.core.member_mut(index).clear();
             self.bad.clear(index);
         }
         self.client_notices.forget_errors();
-        Ok("the counts of the array and of its members are cleared".into())
     }
 }

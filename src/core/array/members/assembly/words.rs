@@ -1,7 +1,8 @@
 //! What is said of devices that are not used, of members that are older copies of themselves, and
 //! of the one that is newer. Words alone: must decide nothing.
 
-use crate::array::members::assembly::{AssemblyError, NOWHERE_ELSE};
+use crate::array::members::assembly::AssemblyError;
+use crate::array::refusal::NOWHERE_ELSE;
 use crate::format::MemberSet;
 use crate::units::MemberIndex;
 use uuid::Uuid;
@@ -28,7 +29,7 @@ impl NotUsed {
 }
 
 /// Says of an array that it would be served as it was before, without what was written since.
-pub const STARTS_OLDER: &str = "Forced, the array starts from the older state";
+const STARTS_OLDER: &str = "Forced, the array starts from the older state";
 
 /// The text of [`AssemblyError::Unconfirmed`].
 pub(super) fn unconfirmed(
