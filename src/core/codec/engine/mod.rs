@@ -10,6 +10,10 @@ mod gfni;
 #[cfg(target_arch = "x86_64")]
 mod gfni256;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod vectors256;
+#[cfg(target_arch = "x86_64")]
+mod walk;
 mod xor;
 
 use std::fmt;
