@@ -1,4 +1,5 @@
-//! The array and the plain volume over simulated members, driven by seeded workloads against a plain byte vector.
+//! The array and the plain volume over simulated members, driven by seeded workloads against a plain byte
+//! vector.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};

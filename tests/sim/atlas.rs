@@ -1,8 +1,9 @@
-//! Damage of every kind at every region of members, under load: within what the array survives nobody notices, beyond
-//! it nobody gets wrong data.
+//! Damage of every kind at every region of members, under load: within what the array survives nobody
+//! notices, beyond it nobody gets wrong data.
 //!
-//! CALPE_ATLAS_SEEDS: how many seeds of each kind and region (default: few). CALPE_ATLAS_SEED: the first seed.
-//! CALPE_ATLAS_MINUTES: seed after seed for so long instead. CALPE_ATLAS_REPLAY: the token of a violation, to see it again.
+//! CALPE_ATLAS_SEEDS: how many seeds of each kind and region (default: few). CALPE_ATLAS_SEED: the first
+//! seed. CALPE_ATLAS_MINUTES: seed after seed for so long instead. CALPE_ATLAS_REPLAY: the token of a
+//! violation, to see it again.
 
 use calpe_core::testing::{Aim, AtlasTotals, Damage, Place, SCENARIOS, Scenario, SimWorld, atlas};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,6 @@
-//! The last copy is never thrown out for read errors (rule T5 of the crash-safety design): a member with bad places serves
-//! on while rows need it, however many they are, and one whose errors do not end leaves only if it can be spared.
+//! The last copy is never thrown out for read errors (rule T5 of the crash-safety design): a member with bad
+//! places serves on while rows need it, however many they are, and one whose errors do not end leaves only if
+//! it can be spared.
 
 use crate::scenes::live;
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -157,7 +158,8 @@ fn an_unreadable_ring_that_no_row_needs_stops_no_start() {
         }
         array.disk(2).dead = true;
         array.live(2);
-        // The ring of a member that is left cannot be read but for where the live log is: that is at its start.
+        // The ring of a member that is left cannot be read but for where the live log is: that is at its
+        // start.
         let live = 64 * BLOCK as u64;
         let blocks: Vec<u64> =
             (ring.start + live..ring.end).step_by(BLOCK).map(|at| at / BLOCK as u64).collect();
@@ -379,7 +381,8 @@ fn places_that_go_bad_again_and_again_cost_a_member_that_can_be_spared_and_no_ot
     }
 }
 
-/// Reads everything twice while these members can read nothing; what was rewritten after the first time is bad again.
+/// Reads everything twice while these members can read nothing; what was rewritten after the first time is
+/// bad again.
 fn burst(array: &mut Checked, members: &[u16]) {
     for &member in members {
         array.disk(member).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS));

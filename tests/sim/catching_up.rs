@@ -1,5 +1,5 @@
-//! Members that come back, and devices that are built in the place of others, while blocks or metadata pages cannot be read: what
-//! is there is found, and what is told of it is so.
+//! Members that come back, and devices that are built in the place of others, while blocks or metadata pages
+//! cannot be read: what is there is found, and what is told of it is so.
 
 use crate::scenes::page_faults::{drain, superblock, unreadable, verify, verify_or_error};
 use crate::scenes::{CHUNK, live};
@@ -114,8 +114,8 @@ fn a_member_that_comes_back_without_what_cannot_be_read_is_no_new_device() {
     );
 }
 
-/// Pages of stripes that were never written cannot be read while a member is replaced: nothing is lost with them, and the next
-/// scrub leaves every copy good.
+/// Pages of stripes that were never written cannot be read while a member is replaced: nothing is lost with
+/// them, and the next scrub leaves every copy good.
 #[test]
 fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     let shape = SimShape { page_cache: Some(8 << 10), ..shape(600) };
@@ -197,8 +197,9 @@ fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
         .with(|| built_while_pages_cannot_be_read().expect_err("it lacks pages"));
 }
 
-/// All pages of member 2 cannot be read, for good, while a device is built in the place of member 0, of an array of which
-/// so many stripes hold data. The array when it is whole, how long it took, and the most pages that were tried again.
+/// All pages of member 2 cannot be read, for good, while a device is built in the place of member 0, of an
+/// array of which so many stripes hold data. The array when it is whole, how long it took, and the most pages
+/// that were tried again.
 fn built_beside_unreadable_pages(data: u64) -> (SimArray, Vec<u8>, u64, u64) {
     let shape = SimShape { page_cache: Some(8 << 10), ..shape(3000) };
     let world = SimWorld::new(shape, 64 << 20);
@@ -390,7 +391,8 @@ fn a_repair_counts_parity_that_no_scrub_has_found() {
     assert_eq!(sim.status().lost, [(VolumeOffset(CHUNK as u64), BLOCK as u64)]);
 }
 
-/// Two of three blocks of a row were read and are wrong: the third may be good, and they are lost whatever it holds.
+/// Two of three blocks of a row were read and are wrong: the third may be good, and they are lost whatever it
+/// holds.
 #[test]
 fn what_a_member_that_is_away_cannot_give_is_beyond_repair() {
     let (mut sim, _) = just_written(8);
@@ -413,8 +415,8 @@ fn what_a_member_that_is_away_cannot_give_is_beyond_repair() {
     assert!(sim.read(0, BLOCK).is_ok());
 }
 
-/// A block is wrong, and so its row can only be read with a device that is being built. What is written into the row then does not
-/// go to that device: it must not hang on it, nor may the block that was wrong.
+/// A block is wrong, and so its row can only be read with a device that is being built. What is written into
+/// the row then does not go to that device: it must not hang on it, nor may the block that was wrong.
 #[test]
 fn a_write_does_not_rest_on_what_only_a_device_that_is_built_has() {
     let shape = shape(64);
@@ -461,8 +463,8 @@ fn hide_hash_pages(sim: &mut SimArray, members: &[u16]) {
     }
 }
 
-/// A device that is built in the place of another one which lacks pages of checksums lacks them, too: what it held of them before
-/// must not count when it has joined.
+/// A device that is built in the place of another one which lacks pages of checksums lacks them, too: what it
+/// held of them before must not count when it has joined.
 #[test]
 fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
     for in_service in [false, true] {
@@ -650,8 +652,9 @@ fn pages_that_are_readable_again_before_a_device_joins_are_on_it_when_it_has() {
     }
 }
 
-/// A block of many rows is wrong while a member is away that holds all of it. It comes back, and meanwhile there are writes, and
-/// perhaps the process is killed: all that was there is there, and all that was written.
+/// A block of many rows is wrong while a member is away that holds all of it. It comes back, and meanwhile
+/// there are writes, and perhaps the process is killed: all that was there is there, and all that was
+/// written.
 #[test]
 fn what_only_a_member_that_comes_back_can_give_is_not_lost_by_writes_meanwhile() {
     let range = std::env::var("CALPE_SIM_SEEDS").unwrap_or("0..20".into());

@@ -1,6 +1,6 @@
-//! Random requests, faults, administrators, kills and stops against a model that knows, sector by sector, which
-//! writes a read may show. CALPE_CHAOS_SEEDS ("from..to") picks seeds, CALPE_CHAOS_FAULTS a subset of the faults;
-//! a failing seed is printed and replays exactly.
+//! Random requests, faults, administrators, kills and stops against a model that knows, sector by sector,
+//! which writes a read may show. CALPE_CHAOS_SEEDS ("from..to") picks seeds, CALPE_CHAOS_FAULTS a subset of
+//! the faults; a failing seed is printed and replays exactly.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};

@@ -1,9 +1,9 @@
 //! Crashes at every moment of seeded loads over small arrays, held against what clients may see.
 //!
-//! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the first seed.
-//! CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES: seed after seed for so
-//! long in place of a number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again; with CALPE_MUTATION
-//! one that a broken rule causes, in a build with debug assertions.
+//! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the
+//! first seed. CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES:
+//! seed after seed for so long in place of a number of points. CALPE_SIM_REPLAY: the token of a violation, to
+//! see it again; with CALPE_MUTATION one that a broken rule causes, in a build with debug assertions.
 
 use calpe_core::testing::{
     FAULT_RULES, Mutation, SCENARIOS, Scenario, SimWorld, Standing, Totals, Violation, explore, is_kept,
@@ -120,8 +120,8 @@ fn crashes_lose_nothing_and_mix_nothing() {
     assert!(violations.is_empty(), "{} violations", violations.len());
 }
 
-/// The explorer finds what is there to be found, and the token it prints leads to it again. Rules can be broken in builds with
-/// debug assertions only; `mutations.rs` breaks every one of them.
+/// The explorer finds what is there to be found, and the token it prints leads to it again. Rules can be
+/// broken in builds with debug assertions only; `mutations.rs` breaks every one of them.
 #[cfg(debug_assertions)]
 #[test]
 fn a_violation_is_found_and_its_token_replays_it() {

@@ -1,5 +1,6 @@
-//! The storage of members is full when their array starts again after a crash: what the redo log holds cannot be put in place.
-//! Reads are served all the same, everything else ends in bounded time, and with room all goes on by itself.
+//! The storage of members is full when their array starts again after a crash: what the redo log holds cannot
+//! be put in place. Reads are served all the same, everything else ends in bounded time, and with room all
+//! goes on by itself.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::format::{ChecksumKind, MemberState};

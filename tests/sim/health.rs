@@ -63,7 +63,8 @@ fn a_healthy_array_is_clean_a_degraded_one_degraded_and_a_failed_one_lost() {
 
 #[test]
 fn a_rebuild_makes_the_volume_clean_from_its_beginning_on() {
-    // Whole stripes of a new array go to the slots of their numbers, so that the order of slots is that of the volume.
+    // Whole stripes of a new array go to the slots of their numbers, so that the order of slots is that of
+    // the volume.
     let mut sim = logged(ChecksumKind::None, 4);
     sim.write(0, &vec![5; VOLUME as usize]).expect("written");
     fail(&mut sim, 0);

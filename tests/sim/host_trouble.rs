@@ -1,5 +1,5 @@
-//! What the host or the storage under a member lacks for a while is no fault of the member (rule T4 of the crash-safety
-//! design): operations wait and are tried again, and when that is over nothing is left of it.
+//! What the host or the storage under a member lacks for a while is no fault of the member (rule T4 of the
+//! crash-safety design): operations wait and are tried again, and when that is over nothing is left of it.
 
 use crate::scenes::{live, trouble};
 use calpe_core::format::{ChecksumKind, MemberSet, MemberState};
@@ -69,7 +69,8 @@ impl Checked {
         assert!(read == self.model, "{:?}", self.sim.notices);
     }
 
-    /// Everybody is in service without having been away, and everything is as it should be, also after a power cut.
+    /// Everybody is in service without having been away, and everything is as it should be, also after a
+    /// power cut.
     #[track_caller]
     fn assert_unharmed(mut self) {
         self.sim.settle();

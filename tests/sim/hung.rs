@@ -1,5 +1,6 @@
-//! Operations that never end (rule T7): once their device has left service nothing waits for them, and what they do when
-//! they end after all reaches nobody. Simulated members; the daemon's part is in `tests/daemon/hung_members.rs`.
+//! Operations that never end (rule T7): once their device has left service nothing waits for them, and what
+//! they do when they end after all reaches nobody. Simulated members; the daemon's part is in
+//! `tests/daemon/hung_members.rs`.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};
@@ -44,7 +45,8 @@ impl Checked {
         self.sim.submit_write(start as u64, &bytes, false)
     }
 
-    /// Executes what other disks have to do, for two seconds of nothing to do or until it is over. Whether it is.
+    /// Executes what other disks have to do, for two seconds of nothing to do or until it is over. Whether it
+    /// is.
     fn drive(&mut self, until: &Until) -> Option<Option<ClientReply>> {
         for _ in 0..20 {
             loop {

@@ -1,5 +1,6 @@
-//! Interleavings that an array must survive: members that die, return, fill up or are replaced at chosen moments,
-//! and processes that are killed between two chosen operations. Each test is named after what must hold.
+//! Interleavings that an array must survive: members that die, return, fill up or are replaced at chosen
+//! moments, and processes that are killed between two chosen operations. Each test is named after what must
+//! hold.
 
 use calpe_core::array::assembly::AssemblyError;
 use calpe_core::block_io::IoOp;
@@ -327,8 +328,8 @@ fn an_array_with_too_few_current_members_is_refused_even_if_a_replaced_disk_is_t
     }
 }
 
-/// Ones in the first block of an array of which a member has just been replaced: between the exchange and the first word of it
-/// on any disk. Returns the new disk, too.
+/// Ones in the first block of an array of which a member has just been replaced: between the exchange and the
+/// first word of it on any disk. Returns the new disk, too.
 fn exchanged(data: u16, parity: u16, member: u16, seed: u64) -> (SimArray, u32) {
     let mut sim = SimArray::create(shape(data, parity, 8), seed);
     sim.write(0, &[1; 4096]).expect("written");
@@ -346,8 +347,8 @@ fn until_exchanged(sim: &mut SimArray, member: u16, new: u32) {
     }
 }
 
-/// One update tells of a replacement that is complete and of a member that leaves: the two devices that are out know
-/// neither, and in 2+1 they are k, and a majority.
+/// One update tells of a replacement that is complete and of a member that leaves: the two devices that are
+/// out know neither, and in 2+1 they are k, and a majority.
 #[test]
 fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
     let (mut sim, new) = exchanged(2, 1, 2, 21);
@@ -362,7 +363,8 @@ fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
     assert!(started.is_err(), "a flushed write is rolled back: {:?}", started.map(|sim| states(&sim)));
 }
 
-/// Until its successor counts, a replaced disk does: a mark that came first would take it from a start without the new one.
+/// Until its successor counts, a replaced disk does: a mark that came first would take it from a start
+/// without the new one.
 #[test]
 fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     let (mut marks, mut starts) = (0, 0);
@@ -395,7 +397,8 @@ fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     assert!(marks > 0 && starts > 3, "{marks} marks, {starts} starts");
 }
 
-/// A crash may come between the record of an exchange and the mark on the device that is out: the next start writes it.
+/// A crash may come between the record of an exchange and the mark on the device that is out: the next start
+/// writes it.
 #[test]
 fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
     let mut between = 0;

@@ -1,5 +1,5 @@
-//! Bulk work of logged arrays that is given away: what is verified, decoded and coded as a job is what it would be
-//! inline, and nothing is believed sooner. Each test is named after what must hold.
+//! Bulk work of logged arrays that is given away: what is verified, decoded and coded as a job is what it
+//! would be inline, and nothing is believed sooner. Each test is named after what must hold.
 
 use crate::scenes::page_faults::{Scene, shape};
 use calpe_core::codec::{CodecJob, Form};

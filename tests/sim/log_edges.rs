@@ -1,5 +1,5 @@
-//! Edges of the redo log: what it writes for a lone small write, arrays without parity, members without room, and rows
-//! that a replay finds lost.
+//! Edges of the redo log: what it writes for a lone small write, arrays without parity, members without room,
+//! and rows that a replay finds lost.
 
 use calpe_core::block_io::IoOp;
 use calpe_core::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
@@ -104,7 +104,8 @@ fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
     for (data, parity) in [(2, 1), (4, 2), (8, 3), (5, 5), (3, 0)] {
         for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c, ChecksumKind::None] {
             let mut array = Checked::filled(data, parity, checksum);
-            // The array is marked dirty by the first write after a quiet time, which is not the one that counts.
+            // The array is marked dirty by the first write after a quiet time, which is not the one that
+            // counts.
             array.put(5 * CHUNK, 1, BLOCK);
             array.writes();
             array.put(BLOCK, 2, BLOCK);

@@ -1,5 +1,5 @@
-//! Interleavings of the redo log with losses, returns, stops and full rings, each at a chosen moment. Each test is named
-//! after what must hold.
+//! Interleavings of the redo log with losses, returns, stops and full rings, each at a chosen moment. Each
+//! test is named after what must hold.
 
 use calpe_core::block_io::IoOp;
 use calpe_core::format::{
@@ -192,7 +192,8 @@ fn an_epoch_that_a_returned_member_lacks_is_not_followed_by_another() {
     sim.write(0, &[1; BLOCK]).expect("written");
     sim.settle();
     let before = sim.status().epoch;
-    // The loss of a member makes a new epoch; one of the others dies before it has it, while the second takes its time.
+    // The loss of a member makes a new epoch; one of the others dies before it has it, while the second takes
+    // its time.
     sim.submit_admin(AdminRequest::Fail { member: MemberIndex(2) });
     let held = |disk: u32, op: &IoOp| disk == 0 && is_write(op);
     while !sim.queued().any(|(disk, op)| held(disk, op)) {
@@ -413,7 +414,8 @@ fn layout(sim: &SimArray) -> PageLayout {
     PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None)
 }
 
-/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their numbers.
+/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their
+/// numbers.
 fn copies(sim: &SimArray, page: u64) -> Vec<(u32, Range<u64>)> {
     let start = pages_region(sim).start;
     let place = |(member, offset): (MemberIndex, u64)| {
@@ -571,7 +573,8 @@ fn blocks_whose_hashes_are_lost_on_all_members_read_as_errors_and_not_as_zeroes(
     }
 }
 
-/// Every copy of a page is gone: zeroed as by a disk that lost its writes, or, on the first member, not legible any more.
+/// Every copy of a page is gone: zeroed as by a disk that lost its writes, or, on the first member, not
+/// legible any more.
 fn destroy(sim: &mut SimArray, places: &[(u32, Range<u64>)], lost_by: usize) {
     for (at, (disk, range)) in places.iter().enumerate() {
         let disk = sim.disks.get_mut(disk).expect("a disk");
@@ -678,8 +681,9 @@ enum Event {
     PowerCut,
 }
 
-/// A seeded load of overlapping writes of every kind, and at `moment` an event. Every block must read as one of the values
-/// that were written to it since the last that was acknowledged, the array must go on, and a scrub must find nothing.
+/// A seeded load of overlapping writes of every kind, and at `moment` an event. Every block must read as one
+/// of the values that were written to it since the last that was acknowledged, the array must go on, and a
+/// scrub must find nothing.
 fn run_to(event: Event, checksum: ChecksumKind, seed: u64, moment: usize) -> bool {
     let (k, m) = match event {
         Event::FailAndReturn => (2, 1),
@@ -1004,8 +1008,8 @@ fn rot_map_page(sim: &mut SimArray, spared: u32) {
     }
 }
 
-/// More is damaged than the array survives: that may cost errors, or the start, and never brings back what a write that
-/// was flushed long ago has replaced.
+/// More is damaged than the array survives: that may cost errors, or the start, and never brings back what a
+/// write that was flushed long ago has replaced.
 #[test]
 fn a_stripe_is_never_served_as_it_was_before_without_a_word_whatever_the_stop() {
     for clean in [true, false] {
@@ -1036,7 +1040,8 @@ fn a_stripe_is_never_served_as_it_was_before_without_a_word_whatever_the_stop() 
     }
 }
 
-/// What a start that is refused would need is on a member that is missing: nothing was written that would make it stale.
+/// What a start that is refused would need is on a member that is missing: nothing was written that would
+/// make it stale.
 #[test]
 fn a_start_that_is_refused_without_a_member_succeeds_when_that_is_back() {
     let stripe = 2 * CHUNK;
@@ -1076,7 +1081,8 @@ fn a_start_that_is_refused_without_a_member_succeeds_when_that_is_back() {
     }
 }
 
-/// Whether an array can be served without a member is seen by reading alone; if another is lost meanwhile, it is seen anew.
+/// Whether an array can be served without a member is seen by reading alone; if another is lost meanwhile, it
+/// is seen anew.
 #[test]
 fn a_start_without_a_member_serves_whenever_another_is_lost() {
     let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
@@ -1108,7 +1114,8 @@ fn a_start_without_a_member_serves_whenever_another_is_lost() {
     assert!(judged > 100, "{judged} steps of nothing but reads");
 }
 
-/// Where force does not help either, or the member is already on its way back, nothing is written all the same.
+/// Where force does not help either, or the member is already on its way back, nothing is written all the
+/// same.
 #[test]
 fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
     let stripe = 2 * CHUNK;
@@ -1154,15 +1161,16 @@ fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
     }
 }
 
-/// The mark that a replay is over has reached a device under construction alone: members replay again, and until they
-/// are through they say that there is something to replay, or a crash within leaves pages half written for good.
+/// The mark that a replay is over has reached a device under construction alone: members replay again, and
+/// until they are through they say that there is something to replay, or a crash within leaves pages half
+/// written for good.
 #[test]
 fn a_replay_that_only_a_replacement_knows_to_be_over_is_done_again_however_often_it_is_cut_off() {
     let shape = shape(2, 1, 4, ChecksumKind::Crc32c);
     let world = SimWorld::new(shape, 64 << 20);
     let mut sim = SimArray::create_in(&world, 17);
-    // Most blocks of the last stripe stay unwritten: only the page of hashes says so. Its entries are not in the sector of
-    // the page's head, so a torn page shows.
+    // Most blocks of the last stripe stay unwritten: only the page of hashes says so. Its entries are not in
+    // the sector of the page's head, so a torn page shows.
     let last = 3 * 2 * CHUNK;
     let mut model = vec![0; shape.volume_bytes as usize];
     model[last..last + BLOCK].fill(1);
@@ -1203,7 +1211,8 @@ fn a_replay_that_only_a_replacement_knows_to_be_over_is_done_again_however_often
     assert!(alone > 0 && cuts > 0, "{alone} starts after marks on the replacement alone, {cuts} cuts");
 }
 
-/// That a start after a power cut here, with the first sectors of all that was under way lost, reads as the model.
+/// That a start after a power cut here, with the first sectors of all that was under way lost, reads as the
+/// model.
 #[track_caller]
 fn assert_reads_after_a_torn_cut(world: &SimWorld, sim: &SimArray, model: &[u8], cut: usize) {
     let disks = sim.wreck().settle(true, |_, _| Fate::HEADLESS);
@@ -1213,8 +1222,9 @@ fn assert_reads_after_a_torn_cut(world: &SimWorld, sim: &SimArray, model: &[u8],
     assert!(read == model, "cut {cut}");
 }
 
-/// An array that was quiet says on its members that nothing is to be replayed. It fails and returns: if it then wrote again
-/// what an old log names, a power cut within would leave pages half written that nothing excuses.
+/// An array that was quiet says on its members that nothing is to be replayed. It fails and returns: if it
+/// then wrote again what an old log names, a power cut within would leave pages half written that nothing
+/// excuses.
 #[test]
 fn a_quiet_array_that_fails_and_returns_writes_nothing_that_a_power_cut_could_leave_half_done() {
     let world = SimWorld::new(shape(2, 1, 4, ChecksumKind::Crc32c), 64 << 20);
@@ -1245,8 +1255,8 @@ fn a_quiet_array_that_fails_and_returns_writes_nothing_that_a_power_cut_could_le
     assert!(sim.read(0, model.len()).expect("readable") == model);
 }
 
-/// An array of 2+2 that was divided and forced to start on both sides: disks 2 and 3 serve, disk 0 is one of the other side,
-/// which has come further. Block 0 holds ones.
+/// An array of 2+2 that was divided and forced to start on both sides: disks 2 and 3 serve, disk 0 is one of
+/// the other side, which has come further. Block 0 holds ones.
 fn divided(world: &SimWorld) -> SimArray {
     let mut sim = SimArray::create_in(world, 92);
     sim.write(0, &[1; BLOCK]).expect("written");
@@ -1339,8 +1349,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_and_returns() {
     assert_holds_ones_and_twos(&mut sim);
 }
 
-/// A device that has joined is in service before that is on any disk. If the array fails in between, what the other side has
-/// left in its ring is void all the same.
+/// A device that has joined is in service before that is on any disk. If the array fails in between, what the
+/// other side has left in its ring is void all the same.
 #[test]
 fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_is_recorded() {
     let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
@@ -1359,8 +1369,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_i
         Mutation::OtherHistoryIsStale.with(|| sim.admin(request)).expect("it is rebuilt");
         let mut write = None;
         while states(&sim)[0] != MemberState::Online {
-            // Updates of the superblocks are often under way, so that the one that records it is made later, and the log is
-            // never empty when one is made.
+            // Updates of the superblocks are often under way, so that the one that records it is made later,
+            // and the log is never empty when one is made.
             if random.one_in(3) {
                 let start = random.one_in(2);
                 let scrub = if start { AdminRequest::ScrubStart } else { AdminRequest::ScrubStop };
@@ -1394,8 +1404,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_i
     assert!(unrecorded > 0, "it fails before the device is recorded");
 }
 
-/// Crashes, losses, returns and replacements of sound disks: no copy of a page is at fault, whichever members are then
-/// missing within the budget.
+/// Crashes, losses, returns and replacements of sound disks: no copy of a page is at fault, whichever members
+/// are then missing within the budget.
 #[test]
 fn no_copy_of_a_page_is_ever_at_fault_on_sound_disks() {
     let mut forks = 0;

@@ -1,5 +1,5 @@
-//! Rules of the crash-safety design are there for a reason: with one of them broken, the explorer finds a violation. A
-//! rule that can be broken unnoticed means that the explorer looks away.
+//! Rules of the crash-safety design are there for a reason: with one of them broken, the explorer finds a
+//! violation. A rule that can be broken unnoticed means that the explorer looks away.
 //!
 //! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name;
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
@@ -23,8 +23,8 @@ const POINTS_MAX: u64 = 300_000;
 const POINTS_OF_SEED_MAX: u64 = 3_000;
 const POOL_BYTES: usize = 4 << 20;
 
-/// Where a mutation shows soonest: the scenarios, and the seed that they begin with. If a change elsewhere makes another seed
-/// the first that shows it, those that follow find it.
+/// Where a mutation shows soonest: the scenarios, and the seed that they begin with. If a change elsewhere
+/// makes another seed the first that shows it, those that follow find it.
 fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
     match mutation {
         Mutation::DynamicMajority => (&["halves-2+2"], 2016),
@@ -95,7 +95,8 @@ fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
     }
 }
 
-/// A rolled-back member is recognised, and no honest one taken for it. The scenes pass while the rule is kept (tests/sim/rollback.rs).
+/// A rolled-back member is recognised, and no honest one taken for it. The scenes pass while the rule is kept
+/// (tests/sim/rollback.rs).
 fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
     let scene: fn() = match mutation {
         Mutation::NoUpdateCount => rollback::a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read,

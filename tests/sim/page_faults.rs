@@ -1,6 +1,6 @@
-//! Metadata pages and the end of the log that cannot be read for a moment, or for long (rules T3, R5 and T8): an error that
-//! goes away leaves nothing behind, and what is not known is never served as if it were. Each test is named after what must
-//! hold.
+//! Metadata pages and the end of the log that cannot be read for a moment, or for long (rules T3, R5 and T8):
+//! an error that goes away leaves nothing behind, and what is not known is never served as if it were. Each
+//! test is named after what must hold.
 
 use crate::scenes::live;
 use crate::scenes::page_faults::*;

@@ -1,5 +1,5 @@
-//! Read errors are no evidence of loss, and a write changes what it was asked to change (rules T1 and T2 of the
-//! crash-safety design). Each test is named after what must hold.
+//! Read errors are no evidence of loss, and a write changes what it was asked to change (rules T1 and T2 of
+//! the crash-safety design). Each test is named after what must hold.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Mutation, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
@@ -118,8 +118,8 @@ fn a_write_while_no_data_can_be_read_waits_and_harms_no_other_block() {
     }
 }
 
-/// The old content of the block can be read, but nothing for its parity: the write has to let go of the row, and others
-/// write to it meanwhile.
+/// The old content of the block can be read, but nothing for its parity: the write has to let go of the row,
+/// and others write to it meanwhile.
 #[test]
 fn a_part_of_a_block_that_waits_for_its_row_changes_nothing_that_others_write_beside_it() {
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3, ChecksumKind::None] {
@@ -191,7 +191,8 @@ fn beyond_the_budget(checksum: ChecksumKind) -> (Checked, u32) {
 fn a_member_that_was_away_brings_back_what_was_set_aside_meanwhile() {
     for checksum in WITH_CHECKSUMS {
         let (mut array, away) = beyond_the_budget(checksum);
-        // Its old content cannot be had, and neither can its neighbour's: after a while the neighbour is set aside.
+        // Its old content cannot be had, and neither can its neighbour's: after a while the neighbour is set
+        // aside.
         let write = array.submit(CHUNK, 7, BLOCK);
         let begun = array.sim.now();
         array.sim.wait(write).expect("the row can be written all the same");
@@ -579,7 +580,8 @@ fn a_rebuild_whose_sources_cannot_be_read_for_a_while_builds_what_it_can_and_har
     }
 }
 
-/// The row can be read neither from the old device nor from others for longer than the rebuild waits at one place.
+/// The row can be read neither from the old device nor from others for longer than the rebuild waits at one
+/// place.
 #[test]
 fn a_member_is_not_replaced_while_the_old_device_may_hold_the_only_copy_of_a_block() {
     let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
@@ -758,7 +760,8 @@ fn a_repair_tells_what_is_lost_from_what_cannot_be_read_for_now() {
 
 // ---- Each rule is needed ----
 
-/// Block 0 is beyond reading for good; the parity cannot be read for a moment, while block `CHUNK` is written.
+/// Block 0 is beyond reading for good; the parity cannot be read for a moment, while block `CHUNK` is
+/// written.
 fn write_beside_a_bad_sector() -> Checked {
     let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 9);
     offline(&mut array, 3);

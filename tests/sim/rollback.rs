@@ -1,5 +1,6 @@
-//! Members whose whole device is not what it was: rolled back to a copy of itself, or with a superblock that says what is not
-//! true. Rule T6 of the crash-safety design: such a member is recognised, and costs the array that member and nothing else.
+//! Members whose whole device is not what it was: rolled back to a copy of itself, or with a superblock that
+//! says what is not true. Rule T6 of the crash-safety design: such a member is recognised, and costs the
+//! array that member and nothing else.
 
 use crate::scenes::rollback as scenes;
 use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
@@ -211,7 +212,8 @@ fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
     assert!(rebuilt <= 6, "{rebuilt} of 24");
 }
 
-/// The second of two that leave dies while the epoch without the first is written: it holds that epoch or the one before.
+/// The second of two that leave dies while the epoch without the first is written: it holds that epoch or the
+/// one before.
 #[test]
 fn a_member_that_leaves_while_an_epoch_is_written_is_caught_up() {
     for gap in 0..80 {
@@ -309,8 +311,9 @@ fn an_array_that_fails_while_a_returning_members_log_is_read_again_serves_when_i
     array.verify();
 }
 
-/// Members leave one after the other at any moment of checkpoints, the daemon is killed on the way or not, and they come back
-/// as they were or as a copy from any moment before: nothing old is read of them, and nothing is missing.
+/// Members leave one after the other at any moment of checkpoints, the daemon is killed on the way or not,
+/// and they come back as they were or as a copy from any moment before: nothing old is read of them, and
+/// nothing is missing.
 #[test]
 fn members_that_leave_at_any_moment_of_a_checkpoint_come_back_whole_from_copies_too() {
     let range = std::env::var("CALPE_LEAVING_SEEDS").unwrap_or_else(|_| "0..100".into());

@@ -1,5 +1,5 @@
-//! What happens while a replay that waits for room is put in place beside clients ("settling"), and while members that are
-//! to go offline wait for the log.
+//! What happens while a replay that waits for room is put in place beside clients ("settling"), and while
+//! members that are to go offline wait for the log.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -506,7 +506,8 @@ fn superblocks_are_not_written_without_end_while_a_replay_waits() {
     assert!(endless.is_empty(), "{endless:?}");
 }
 
-/// An array that fails while it is about to be marked clean serves again when its members are back; `full`: and there is room again.
+/// An array that fails while it is about to be marked clean serves again when its members are back; `full`:
+/// and there is room again.
 fn returns_while_half_clean(full: bool) -> Vec<(usize, LogState, ArrayState, bool)> {
     let mut endless = Vec::new();
     for wear in 0..30 {
@@ -542,7 +543,8 @@ fn an_array_that_failed_half_clean_and_full_serves_again_when_there_is_room() {
     assert!(endless.is_empty(), "{endless:?}");
 }
 
-/// Every member is full, one is being caught up, too: nothing can be spared, and counting that must not overflow (seed 25 of the above).
+/// Every member is full, one is being caught up, too: nothing can be spared, and counting that must not
+/// overflow (seed 25 of the above).
 #[test]
 fn a_member_under_construction_that_is_full_too_is_not_counted_as_one_in_service() {
     for seed in [25, 30, 32] {

@@ -150,7 +150,8 @@ fn a_scrub_without_a_member_lists_what_is_set_aside_on_it_also_where_nothing_is_
     assert!(with_some >= 2, "blocks of {with_some} pairs were set aside");
 }
 
-/// What has been flushed right before is in the log alone; a member that goes on purpose has it in place first.
+/// What has been flushed right before is in the log alone; a member that goes on purpose has it in place
+/// first.
 #[test]
 fn what_was_flushed_right_before_a_member_went_offline_can_be_had_from_it() {
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3] {

@@ -1,8 +1,10 @@
-//! A filesystem of the test's own that can be frozen: the files of a directory, passed through FUSE by a thread of the test.
-//! Mounting it takes root and /dev/fuse; where that is missing, the test that needs it says so and ends.
+//! A filesystem of the test's own that can be frozen: the files of a directory, passed through FUSE by a
+//! thread of the test. Mounting it takes root and /dev/fuse; where that is missing, the test that needs it
+//! says so and ends.
 //!
-//! The wire is that of linux/fuse.h, version 7.31. Frozen, the server takes requests and answers none, so that whoever made one
-//! waits in the kernel and cannot be killed; or it does not even take them, and waiters can be.
+//! The wire is that of linux/fuse.h, version 7.31. Frozen, the server takes requests and answers none, so
+//! that whoever made one waits in the kernel and cannot be killed; or it does not even take them, and waiters
+//! can be.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -66,8 +66,8 @@ impl Image {
             .collect()
     }
 
-    /// Offsets of the blocks of the data region that are not zero and in columns that are wanted; `wanted` is told the
-    /// column and how many there are for data.
+    /// Offsets of the blocks of the data region that are not zero and in columns that are wanted; `wanted` is
+    /// told the column and how many there are for data.
     pub fn columns(&self, wanted: impl Fn(u16, u16) -> bool) -> Vec<u64> {
         let Superblock { geometry, member, .. } = self.superblock;
         let map = Map::new(&geometry);
@@ -113,7 +113,8 @@ impl Image {
         self.write(at, &[byte ^ bit]);
     }
 
-    /// Damages the block at an offset; `others`: with whom it may be swapped. Returns whether bytes have changed.
+    /// Damages the block at an offset; `others`: with whom it may be swapped. Returns whether bytes have
+    /// changed.
     pub fn damage(&self, damage: Damage, offset: u64, others: &[u64], random: &mut Random) -> bool {
         let before = self.read(offset, BLOCK as usize);
         match damage {

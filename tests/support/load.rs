@@ -1,8 +1,9 @@
-//! A load over NBD that knows what it wrote: every sector tells which write it is of, so that each block read back
-//! is known to be as it was left, or to be a mix, old, or somebody else's. Uses the project's own NBD client.
+//! A load over NBD that knows what it wrote: every sector tells which write it is of, so that each block read
+//! back is known to be as it was left, or to be a mix, old, or somebody else's. Uses the project's own NBD
+//! client.
 //!
-//! Promise 1 is what is checked after a kill: a block is as the last acknowledged write left it, or as the one write
-//! left it that was on its way, whole; and once read, it stays.
+//! Promise 1 is what is checked after a kill: a block is as the last acknowledged write left it, or as the
+//! one write left it that was on its way, whole; and once read, it stays.
 
 use calpe_core::nbd::{ClientConnection, ClientEvent, ClientOptions, Command, Failure, Request};
 use calpe_core::testing::Random;
@@ -218,7 +219,8 @@ impl Load {
         }
     }
 
-    /// Reads and writes until told to stop, and then waits for what is on its way. What is read must be right.
+    /// Reads and writes until told to stop, and then waits for what is on its way. What is read must be
+    /// right.
     ///
     /// # Errors
     /// When the connection ends, as it does when the daemon is killed.
@@ -255,8 +257,8 @@ impl Load {
         }
     }
 
-    /// After the connection has ended: reads everything; what was on its way has happened or not, block by block, and
-    /// what is read is what is there from now on.
+    /// After the connection has ended: reads everything; what was on its way has happened or not, block by
+    /// block, and what is read is what is there from now on.
     pub fn settle(&mut self, client: &mut Client) -> io::Result<()> {
         self.flights.clear();
         for first in (0..self.blocks.len()).step_by(64) {
@@ -315,8 +317,8 @@ impl Load {
         }
     }
 
-    /// Up to `most` blocks, in whole units of `unit`; every second time near the start of the volume, where blocks
-    /// are written again and again.
+    /// Up to `most` blocks, in whole units of `unit`; every second time near the start of the volume, where
+    /// blocks are written again and again.
     fn draw(&mut self, most: usize, unit: usize) -> std::ops::Range<usize> {
         let units = self.blocks.len() / unit;
         let near = if self.random.one_in(2) { units.min(units / 16 + 1) } else { units };
@@ -344,7 +346,8 @@ impl Load {
         sectors: std::ops::Range<usize>,
         zeroes: bool,
     ) -> io::Result<()> {
-        // Two writes to one block at a time may end in either order; and a read beside a write may see either.
+        // Two writes to one block at a time may end in either order; and a read beside a write may see
+        // either.
         if self.blocks[range.clone()].iter().any(|block| block.next.is_some() || block.readers > 0) {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! A daemon in a temporary directory, driven through the binary and real NBD clients. Shared by the integration
-//! tests; each of them uses a part of it.
+//! A daemon in a temporary directory, driven through the binary and real NBD clients. Shared by the
+//! integration tests; each of them uses a part of it.
 #![allow(dead_code)]
 
 pub mod fuse;
@@ -63,7 +63,8 @@ impl Up {
         Up::spawn(dir, command)
     }
 
-    /// Starts `calpe up` as [`Up::start`] does and copies a disk image to the volume, flushed. The image stays in `dir`.
+    /// Starts `calpe up` as [`Up::start`] does and copies a disk image to the volume, flushed. The image
+    /// stays in `dir`.
     #[track_caller]
     pub fn start_with_image(dir: &Path, extra: &[&str], bytes: usize, seed: u64) -> (Up, PathBuf) {
         let image = dir.join("image");
@@ -73,7 +74,8 @@ impl Up {
         (up, image)
     }
 
-    /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it answers.
+    /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it
+    /// answers.
     #[track_caller]
     pub fn serve(dir: &Path, config: &Path) -> Up {
         let mut command = calpe();

@@ -1,5 +1,5 @@
-//! `calpe up` as a process that a test kills, asks over its control socket and reads the members of, without running
-//! any other program: fast enough for hundreds of starts.
+//! `calpe up` as a process that a test kills, asks over its control socket and reads the members of, without
+//! running any other program: fast enough for hundreds of starts.
 
 use super::calpe;
 use super::load::Client;

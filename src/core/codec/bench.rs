@@ -22,15 +22,15 @@ pub use hash::{HashReport, HashRow, run_hash};
 /// Version of the JSON form of a report.
 pub const OUTPUT_VERSION: u32 = 1;
 
-/// Memory of a default run: copying moves half of it to the other half, which is more than second-level caches and
-/// all but the largest third-level ones hold.
+/// Memory of a default run: copying moves half of it to the other half, which is more than second-level
+/// caches and all but the largest third-level ones hold.
 const MEMORY_BYTES: usize = 512 << 20;
 
 /// Least memory of a run, enough for one stripe of a small geometry.
 const MEMORY_BYTES_MIN: usize = 1 << 20;
 
-/// Shortest column that is measured: a sector, the least that a device takes. Shorter ones measure the call, not the codec, and
-/// memory cut into them takes more memory for their places than for themselves.
+/// Shortest column that is measured: a sector, the least that a device takes. Shorter ones measure the call,
+/// not the codec, and memory cut into them takes more memory for their places than for themselves.
 pub const BLOCK_BYTES_MIN: usize = 512;
 
 /// Measurements per cell; odd, so that the median is one of them.
@@ -108,7 +108,8 @@ pub struct BenchOptions {
 }
 
 impl Default for BenchOptions {
-    /// All engines, five geometries, rows of 4 KiB and chunks of 64 KiB, about 20 seconds with the filling of memory.
+    /// All engines, five geometries, rows of 4 KiB and chunks of 64 KiB, about 20 seconds with the filling of
+    /// memory.
     fn default() -> Self {
         let geometries = [(4, 2), (8, 4), (16, 4), (24, 8), (32, 16)];
         BenchOptions {
@@ -356,8 +357,9 @@ impl Cell {
         samples
     }
 
-    /// Cuts the arena into stripes, at most `stripes_max`. A recovery reads the last k columns of a stripe short of
-    /// its last m - min(k, m) ones and writes the first; encoding reads the first k and writes the last m.
+    /// Cuts the arena into stripes, at most `stripes_max`. A recovery reads the last k columns of a stripe
+    /// short of its last m - min(k, m) ones and writes the first; encoding reads the first k and writes the
+    /// last m.
     fn stripes<'a>(&self, arena: &'a mut Arena, stripes_max: usize, recovery: bool) -> Vec<Stripe<'a>> {
         let Geometry { data: k, parity: m } = self.geometry;
         let lost = k.min(m);
@@ -451,8 +453,8 @@ impl Arena {
     }
 }
 
-/// Copies the arena's first half to the second: the rate in GB/s. All of it in one call, for a C library copies small
-/// buffers through the cache and large ones around it, twice as fast.
+/// Copies the arena's first half to the second: the rate in GB/s. All of it in one call, for a C library
+/// copies small buffers through the cache and large ones around it, twice as fast.
 fn copy_rate(arena: &mut Arena) -> f64 {
     let bytes = arena.bytes();
     let length = bytes.len() / 2;

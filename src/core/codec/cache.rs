@@ -1,6 +1,6 @@
-//! A bounded least-recently-used cache of linear maps, keyed by the columns they lead from and to. Invariant: neither
-//! the number of maps nor the bytes of their tables exceed the limits, but for one map larger than all. Must not know
-//! how a map is made or applied.
+//! A bounded least-recently-used cache of linear maps, keyed by the columns they lead from and to. Invariant:
+//! neither the number of maps nor the bytes of their tables exceed the limits, but for one map larger than
+//! all. Must not know how a map is made or applied.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::engine::LinearMap;
 
-/// Most maps kept. While members are missing, every rotation of the stripe has a pattern of its own, at most 255, and
-/// the array asks for a few subsets of each.
+/// Most maps kept. While members are missing, every rotation of the stripe has a pattern of its own, at most
+/// 255, and the array asks for a few subsets of each.
 const MAPS_MAX: usize = 1024;
 
-/// Most bytes of tables kept: all rotations of 20+10 with every parity missing take 50 KiB, those of the largest
-/// codes are worth making again.
+/// Most bytes of tables kept: all rotations of 20+10 with every parity missing take 50 KiB, those of the
+/// largest codes are worth making again.
 const TABLE_BYTES_MAX: usize = 4 << 20;
 
 /// See the module's head. Shared by the clones of a codec.
@@ -35,8 +35,8 @@ struct Entry {
     used: u64,
 }
 
-/// Multiply and fold, eight bytes at a time. Keys are columns that the array chose, not bytes that a client could
-/// choose to collide, and the standard hash would cost as much as coding a row of a small code.
+/// Multiply and fold, eight bytes at a time. Keys are columns that the array chose, not bytes that a client
+/// could choose to collide, and the standard hash would cost as much as coding a row of a small code.
 #[derive(Debug, Default)]
 struct ColumnHasher(u64);
 

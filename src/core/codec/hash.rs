@@ -1,4 +1,5 @@
-//! Fingerprints of 4 KiB blocks. The same bytes give the same hash on every engine, one by one or many at once.
+//! Fingerprints of 4 KiB blocks. The same bytes give the same hash on every engine, one by one or many at
+//! once.
 
 mod lanes;
 

@@ -31,8 +31,8 @@ pub enum Outputs {
 
 /// Work on some columns. See [`CodecJob::run`] for what it means.
 pub struct CodecJob {
-    /// What is computed from the first inputs; those beyond its own are only fingerprinted. Without one, inputs may have
-    /// any lengths; with one, all have the same.
+    /// What is computed from the first inputs; those beyond its own are only fingerprinted. Without one,
+    /// inputs may have any lengths; with one, all have the same.
     pub transform: Option<Transform>,
     /// What fingerprints every block of all inputs and outputs; None: there are no fingerprints.
     pub hasher: Option<BlockHasher>,
@@ -49,7 +49,8 @@ pub struct CodedColumns {
     pub inputs: Vec<Column>,
     /// The outputs it filled, in the order of the transform; none when only their fingerprints were wanted.
     pub outputs: Vec<BufMut>,
-    /// The fingerprints of all blocks of 4 KiB, column after column, inputs before outputs. Empty without a hasher.
+    /// The fingerprints of all blocks of 4 KiB, column after column, inputs before outputs. Empty without a
+    /// hasher.
     pub hashes: Vec<BlockHash>,
 }
 

@@ -1,5 +1,6 @@
 //! The suite that every engine runs: `portable` against the reed-solomon-erasure crate, the others against
-//! `portable`, at boundary lengths, odd alignments and with memory that must not be touched next to every output.
+//! `portable`, at boundary lengths, odd alignments and with memory that must not be touched next to every
+//! output.
 
 use proptest::prelude::*;
 use reed_solomon_erasure::galois_8::ReedSolomon;
@@ -10,7 +11,8 @@ use super::guarded::{Edge, Guarded};
 use super::{COLUMNS_MAX, Codec, CodecError, Engine, xor, xor_into};
 use crate::testing::Noise;
 
-/// Empty, one byte, around one vector of either width and around a 4 KiB row, and tails of every kind of step.
+/// Empty, one byte, around one vector of either width and around a 4 KiB row, and tails of every kind of
+/// step.
 const LENGTHS: [usize; 20] =
     [0, 1, 2, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 255, 257, 1000, 4095, 4096, 4097];
 
@@ -63,8 +65,9 @@ fn reference_codeword(data: usize, parity: usize, length: usize, noise: &mut Noi
     columns
 }
 
-/// Fills in the parities of `columns`. Miri objects to pointer arithmetic inside the reference crate, so there the
-/// reference is the portable engine, which the vector and this very comparison outside Miri vouch for.
+/// Fills in the parities of `columns`. Miri objects to pointer arithmetic inside the reference crate, so
+/// there the reference is the portable engine, which the vector and this very comparison outside Miri vouch
+/// for.
 fn encode_by_reference(data: usize, columns: &mut [Vec<u8>]) {
     let parity = columns.len() - data;
     if cfg!(miri) {

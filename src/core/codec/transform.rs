@@ -1,6 +1,6 @@
-//! Linear combinations of columns as values: all parities of a stripe, what is missing of it, or its parities after a
-//! change of some columns. What is to be computed can so be said in one place and done in another, by this CPU or by
-//! a device that is only given the matrix. Must not know of jobs or devices.
+//! Linear combinations of columns as values: all parities of a stripe, what is missing of it, or its parities
+//! after a change of some columns. What is to be computed can so be said in one place and done in another, by
+//! this CPU or by a device that is only given the matrix. Must not know of jobs or devices.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ pub enum Form {
         /// The outputs.
         wanted: Vec<usize>,
     },
-    /// From the old bytes of some data columns, then their new bytes in the same order, then the m old parities to the
-    /// m new parities.
+    /// From the old bytes of some data columns, then their new bytes in the same order, then the m old
+    /// parities to the m new parities.
     Update {
         /// The data columns that change.
         columns: Vec<usize>,

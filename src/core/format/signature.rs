@@ -1,5 +1,5 @@
-//! Recognises what a device already holds, from its two ends, so that nothing of value is created over. It errs
-//! on the side of recognising: a wrong name costs a `--force`, a missed one costs somebody's data.
+//! Recognises what a device already holds, from its two ends, so that nothing of value is created over. It
+//! errs on the side of recognising: a wrong name costs a `--force`, a missed one costs somebody's data.
 //!
 //! Magic numbers are those of the formats' own documents. Pure: the caller reads the bytes.
 
@@ -7,8 +7,8 @@ use super::{COPY_BYTES, FormatError, MAGIC, Superblock, all_copy_offsets};
 use crate::units::ByteOffset;
 use std::fmt;
 
-/// Bytes to read at each end of a device. ISO 9660, UDF, reiserfs, JFS and btrfs lie deepest at the head; of the ZFS
-/// labels two lie within 512 KiB of the (rounded) end.
+/// Bytes to read at each end of a device. ISO 9660, UDF, reiserfs, JFS and btrfs lie deepest at the head; of
+/// the ZFS labels two lie within 512 KiB of the (rounded) end.
 pub const SIGNATURE_WINDOW: u64 = 1 << 20;
 
 /// Something recognised.
@@ -26,8 +26,8 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Everything recognised on a device of `device_bytes`, in order of offset. `head` are its first bytes, `tail` its
-/// last, [`SIGNATURE_WINDOW`] of each where the device is that large; they may overlap.
+/// Everything recognised on a device of `device_bytes`, in order of offset. `head` are its first bytes,
+/// `tail` its last, [`SIGNATURE_WINDOW`] of each where the device is that large; they may overlap.
 ///
 /// # Panics
 /// When either is longer than the device.
@@ -234,7 +234,8 @@ const MD_MAGIC: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 const MD_MAGIC_SWAPPED: [u8; 4] = 0xa92b_4efc_u32.to_be_bytes();
 
 fn md_at_end(device: &Ends<'_>, found: &mut Vec<Signature>) {
-    // 0.90: in the last whole 64 KiB, in the byte order of its host. 1.0: 8 KiB before the end, rounded down to 4 KiB.
+    // 0.90: in the last whole 64 KiB, in the byte order of its host. 1.0: 8 KiB before the end, rounded down
+    // to 4 KiB.
     let old = (device.bytes & !0xffff).checked_sub(0x10000);
     if let Some(at) = old.filter(|&at| device.has(at, &MD_MAGIC) || device.has(at, &MD_MAGIC_SWAPPED)) {
         found.push(signature("Linux md member (0.90)", at));
@@ -297,8 +298,8 @@ fn gpt(device: &Ends<'_>, found: &mut Vec<Signature>) {
     }
 }
 
-/// An MBR ends in 55 AA, as many boot sectors do; it is a partition table if its four entries are well formed and one
-/// of them is in use.
+/// An MBR ends in 55 AA, as many boot sectors do; it is a partition table if its four entries are well formed
+/// and one of them is in use.
 fn mbr(device: &Ends<'_>, found: &mut Vec<Signature>) {
     const TABLE: u64 = 446;
     if !device.has(510, b"\x55\xaa") {

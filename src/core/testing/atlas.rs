@@ -1,8 +1,9 @@
 //! The fault atlas: what disks can do wrong with what they hold, at every region of a member, under load.
 //!
-//! Within the budget only up to `m` members lie or are missing at a time: every client must be served rightly, only
-//! liars may be counted, and scrubs must leave nothing. Beyond it requests may fail, and wrong data may still never be
-//! served. Damage that no array could notice is left out: the same old state on all copies of something.
+//! Within the budget only up to `m` members lie or are missing at a time: every client must be served
+//! rightly, only liars may be counted, and scrubs must leave nothing. Beyond it requests may fail, and wrong
+//! data may still never be served. Damage that no array could notice is left out: the same old state on all
+//! copies of something.
 
 use super::beyond::says_why;
 use super::disk::BLOCK;
@@ -257,7 +258,8 @@ impl Atlas<'_> {
         }
     }
 
-    /// Stops, kills or cuts the power, and starts again. None: it could not be started, which may be beyond the budget.
+    /// Stops, kills or cuts the power, and starts again. None: it could not be started, which may be beyond
+    /// the budget.
     fn restart(&mut self, mut load: Run) -> Result<Option<Run>, String> {
         self.check_counters(&load.sim)?;
         let kind = if self.aim.beyond { 0 } else { self.random.below(3) };
@@ -284,8 +286,8 @@ impl Atlas<'_> {
                 Ok(Some(load))
             }
             Err(_) if self.aim.beyond => Ok(None),
-            // Where k <= m the members whose superblocks are good need not be a majority, and half of them must not
-            // start on their own (A2).
+            // Where k <= m the members whose superblocks are good need not be a majority, and half of them
+            // must not start on their own (A2).
             Err(AssemblyError::NoMajority { .. }) if 2 * truthful <= status.members.len() => Ok(None),
             Err(error) => Err(format!("a restart is refused: {error}")),
         }
@@ -342,7 +344,8 @@ impl Atlas<'_> {
     }
 }
 
-/// Does damage to a disk, in blocks but for their first sectors; what, or none when there is nothing to damage.
+/// Does damage to a disk, in blocks but for their first sectors; what, or none when there is nothing to
+/// damage.
 fn harm(
     disk: &mut SimDisk,
     old: Option<&SimDisk>,

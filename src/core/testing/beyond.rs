@@ -35,8 +35,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Reads what can be read when more is damaged than the array survives. Errors are right; an older version is only where
-    /// the array has said so (T8); wrong data never is.
+    /// Reads what can be read when more is damaged than the array survives. Errors are right; an older
+    /// version is only where the array has said so (T8); wrong data never is.
     pub(super) fn read_what_is_left(
         &mut self,
         sim: &mut SimArray,

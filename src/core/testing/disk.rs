@@ -1,9 +1,10 @@
 //! One disk in memory: a medium, a volatile cache in front of it, and faults to order.
 //!
-//! Reads see the cache. A write stays in the cache, in order, until a flush that was submitted after it completed, or until
-//! the power fails: then each cached write is kept, lost or torn at its sectors, as the caller decides. Clones are cheap:
-//! blocks and tables of blocks are shared until written. Invariant: the medium with every cached write applied
-//! in order is what reads see. Knows nothing of arrays but where superblocks lie.
+//! Reads see the cache. A write stays in the cache, in order, until a flush that was submitted after it
+//! completed, or until the power fails: then each cached write is kept, lost or torn at its sectors, as the
+//! caller decides. Clones are cheap: blocks and tables of blocks are shared until written. Invariant: the
+//! medium with every cached write applied in order is what reads see. Knows nothing of arrays but where
+//! superblocks lie.
 
 use super::fate::HEADLESS;
 use super::faults::{PassingFault, PassingFaults, Trouble, fault};
@@ -199,8 +200,8 @@ pub struct SimDisk {
     pub failing_flushes: u32,
     /// It has lost acknowledged writes that no flush had covered, while other disks kept theirs.
     pub forgot: bool,
-    /// The number of the epoch that it showed when it came back after it had forgotten. As long as it shows that one, its
-    /// array has not recorded that it was away, and only a log could tell what it lacks.
+    /// The number of the epoch that it showed when it came back after it had forgotten. As long as it shows
+    /// that one, its array has not recorded that it was away, and only a log could tell what it lacks.
     pub forgot_in: Option<u64>,
     /// It shows what it held some time ago, and no recovery has made it whole since: it has `forgot`, too.
     pub restored: bool,
@@ -290,8 +291,8 @@ impl SimDisk {
         self.passing.start_clock_anew(now);
     }
 
-    /// A copy of everything on it: of what a power cut would leave at this moment at least when `durable`, else of what reads
-    /// see, as when a file is copied while it is in use.
+    /// A copy of everything on it: of what a power cut would leave at this moment at least when `durable`,
+    /// else of what reads see, as when a file is copied while it is in use.
     #[must_use]
     pub fn copy(&self, durable: bool) -> DiskCopy {
         DiskCopy { content: if durable { &self.medium } else { &self.visible }.clone() }
@@ -410,8 +411,8 @@ impl SimDisk {
         all_copy_offsets(self.bytes).iter().any(|copy| copy.0 == offset)
     }
 
-    /// Executes an operation. `now` counts operations of all disks; a flush covers what had been executed when it
-    /// was submitted, at `submitted`.
+    /// Executes an operation. `now` counts operations of all disks; a flush covers what had been executed
+    /// when it was submitted, at `submitted`.
     pub(super) fn execute(&mut self, op: IoOp, now: u64, submitted: u64) -> Result<IoValue, IoFault> {
         if self.dead {
             return Err(fault(IoFaultKind::Gone));
@@ -481,8 +482,8 @@ impl SimDisk {
             self.cached.push((now, write));
             return;
         }
-        // What the cache holds of this place is older and must not come after it; that, and for the sake of order what
-        // is older still, is written back first, as a disk may at any time.
+        // What the cache holds of this place is older and must not come after it; that, and for the sake of
+        // order what is older still, is written back first, as a disk may at any time.
         let overlaps = |older: &DiskWrite| older.range().start < range.end && range.start < older.range().end;
         let medium = &mut self.medium;
         if let Some(last) = self.cached.iter().rposition(|(_, older)| overlaps(older)) {

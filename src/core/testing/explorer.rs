@@ -1,11 +1,11 @@
-//! The crash explorer: a seeded load on a small array, and at every moment at which a crash could leave something new,
-//! many crashes: which writes survive, whole or torn, whether the power or the process went, which members are
-//! gone and which stale ones are back. Each is recovered and held against the oracle; some crash again inside the
-//! recovery, or after it.
+//! The crash explorer: a seeded load on a small array, and at every moment at which a crash could leave
+//! something new, many crashes: which writes survive, whole or torn, whether the power or the process went,
+//! which members are gone and which stale ones are back. Each is recovered and held against the oracle; some
+//! crash again inside the recovery, or after it.
 //!
-//! A crash point is one start after a crash. Everything follows from (scenario, seed, moment, variant), which a
-//! violation prints and [`replay`] takes. Beside a run that never crashed the explorer changes nothing in it: all crashes
-//! happen to copies of the disks.
+//! A crash point is one start after a crash. Everything follows from (scenario, seed, moment, variant), which
+//! a violation prints and [`replay`] takes. Beside a run that never crashed the explorer changes nothing in
+//! it: all crashes happen to copies of the disks.
 
 use super::old_copies::OldCopy;
 use super::oracle::BLOCK_BYTES;
@@ -163,7 +163,8 @@ enum Survivors {
     NewestTorn(bool),
 }
 
-/// After a recovery after which no crash comes, all faults pass and nothing may be left of them, one time in so many.
+/// After a recovery after which no crash comes, all faults pass and nothing may be left of them, one time in
+/// so many.
 const PEACE_ONE_IN: u64 = 6;
 /// With no more undecided writes than this, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
@@ -390,24 +391,26 @@ impl Explorer<'_> {
         let started = self.world.start(disks, force, seed);
         let mut sim = started.map_err(|error| format!("{REFUSED}: {error}"))?;
         mark_unrecorded(&mut sim);
-        // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
-        // missing.
+        // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those
+        // that are missing.
         let Service { live, forgot, restored } = service(&sim);
         let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
         let survives =
             |bad: u64| missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity);
         if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
             self.path.push("beyond what the array survives".into());
-            // With every log damaged nothing may be left that tells where a stripe has moved to, or what went in place.
-            // Nor is anything said where those that are not cannot be read for a moment (docs/faults.md, known gap 2).
+            // With every log damaged nothing may be left that tells where a stripe has moved to, or what went
+            // in place. Nor is anything said where those that are not cannot be read for a moment
+            // (docs/faults.md, known gap 2).
             if live & !presence.ruined & !members_with(&sim, &presence.blind) == 0 {
                 return Ok(());
             }
-            // Nothing tells of writes that were acknowledged and not flushed where the ends of so many logs are gone
-            // (docs/faults.md, known gap 2).
+            // Nothing tells of writes that were acknowledged and not flushed where the ends of so many logs
+            // are gone (docs/faults.md, known gap 2).
             return self.read_what_is_left(&mut sim, oracle, Floor::Flushed);
         }
-        // So is a member in service that was rolled back, until it is recognised or a recovery has made it whole.
+        // So is a member in service that was rolled back, until it is recognised or a recovery has made it
+        // whole.
         if restored != 0 && !survives(forgot) {
             self.path.push("beyond what the array survives, with members that were rolled back".into());
             // With none that is current nothing could tell.
@@ -525,13 +528,15 @@ impl Explorer<'_> {
         self.crash(wreck, survivors, oracle, past)
     }
 
-    /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
+    /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row
+    /// anything.
     fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, may_spoil: bool, depth: u32) -> u64 {
         let one_in = if depth > 0 { 3 } else { 6 };
         if self.random.one_in(one_in) {
             return logs::ruin(disks, self.scenario.shape.width(), &mut self.random);
         }
-        // After a mere death of the process newer images may be in caches only, and another crash may take them.
+        // After a mere death of the process newer images may be in caches only, and another crash may take
+        // them.
         if may_spoil && self.random.one_in(self.scenario.spoil_one_in) {
             let spoilt = logs::spoil_superseded(disks, self.scenario.shape.width(), &mut self.random);
             if spoilt > 0 {
@@ -601,8 +606,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A scrub from the start, which must find nothing. Faults that pass have passed; where sectors stay unreadable there is
-    /// something to find.
+    /// A scrub from the start, which must find nothing. Faults that pass have passed; where sectors stay
+    /// unreadable there is something to find.
     fn scrub(&mut self, sim: &mut SimArray) -> Result<(), String> {
         if sim.disks.values().any(|disk| disk.scattered) {
             return Ok(());
@@ -615,7 +620,8 @@ impl Explorer<'_> {
         sim.submit_admin(AdminRequest::ScrubStart);
         run_until(sim, "a scrub", |sim| sim.status().activities.is_empty())?;
         let status = sim.status();
-        // Where nothing could be compared, the result of an earlier scrub stands, whatever this one has found.
+        // Where nothing could be compared, the result of an earlier scrub stands, whatever this one has
+        // found.
         let ended = sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::ScrubEnded);
         let found_none =
             ended.is_some_and(|notice| notice.text.starts_with("scrub finished: 0 errors, 0 repaired"));
@@ -685,9 +691,9 @@ fn members_with(sim: &SimArray, disks: &BTreeSet<u32>) -> u64 {
     with.fold(0, |bits, (at, _)| bits | 1 << at)
 }
 
-/// Disks of members in service that have forgotten something, and were taken back before that was recorded anywhere, count
-/// as disks that forgot until a recovery has made them whole: a log sees that through like any other erasure, and
-/// without one nothing tells. Right after a start.
+/// Disks of members in service that have forgotten something, and were taken back before that was recorded
+/// anywhere, count as disks that forgot until a recovery has made them whole: a log sees that through like
+/// any other erasure, and without one nothing tells. Right after a start.
 fn mark_unrecorded(sim: &mut SimArray) {
     let status = sim.status();
     let online = status.members.iter().filter(|member| member.state == MemberState::Online);

@@ -14,6 +14,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// All but the first sector is there: what follows a header has destroyed what was there, and the header is not there.
+    /// All but the first sector is there: what follows a header has destroyed what was there, and the header
+    /// is not there.
     pub const HEADLESS: Fate = Fate::Torn(HEADLESS);
 }

@@ -1,7 +1,8 @@
-//! Faults of a simulated disk that pass: which operations they hit, how these end, and when the fault is over.
+//! Faults of a simulated disk that pass: which operations they hit, how these end, and when the fault is
+//! over.
 //!
-//! A fault changes nothing on the disk, but for a write that fails: that may be there, wholly or in part. Everything follows from
-//! the seed of the fault. Knows nothing of arrays or disks.
+//! A fault changes nothing on the disk, but for a write that fails: that may be there, wholly or in part.
+//! Everything follows from the seed of the fault. Knows nothing of arrays or disks.
 
 use super::{Fate, Random};
 use crate::block_io::{IoFault, IoFaultKind, IoOp};
@@ -139,7 +140,8 @@ impl PassingFault {
         PassingFault { lasts: Lasts::Until(moment), ..self }
     }
 
-    /// The same for one operation in so many, which `seed` picks. The seed also decides what is there of a write that fails.
+    /// The same for one operation in so many, which `seed` picks. The seed also decides what is there of a
+    /// write that fails.
     #[must_use]
     pub fn one_in(self, one_in: u64, seed: u64) -> PassingFault {
         PassingFault { one_in, random: Random::new(seed), ..self }

@@ -50,9 +50,10 @@ pub(super) fn unreadable(disks: &BTreeMap<u32, SimDisk>) -> u64 {
     disks.values().filter(|disk| !disk.dead).filter_map(of).fold(0, |bits, bit| bits | bit)
 }
 
-/// Damages images that later batches replace, on any number of members: that costs no row anything, so nothing may be
-/// lost. Returns how many. All disks that are there must be current, and nothing is damaged unless every member is: one that
-/// comes back at a later start may lack the newer batch, and with others lost meanwhile the older image would be needed.
+/// Damages images that later batches replace, on any number of members: that costs no row anything, so
+/// nothing may be lost. Returns how many. All disks that are there must be current, and nothing is damaged
+/// unless every member is: one that comes back at a later start may lack the newer batch, and with others
+/// lost meanwhile the older image would be needed.
 pub(super) fn spoil_superseded(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut Random) -> usize {
     let one_in = 1 + random.below(3);
     let kind = random.below(3);
@@ -74,8 +75,9 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
     }
 }
 
-/// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note (W2) nothing tells a
-/// disk that was rolled back from one that had not got such a batch yet. Other disks are stale: their notes are not read.
+/// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note
+/// (W2) nothing tells a disk that was rolled back from one that had not got such a batch yet. Other disks are
+/// stale: their notes are not read.
 pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
     let logs: Vec<Log> = disks.filter_map(Log::of).collect();
     let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };
@@ -191,8 +193,8 @@ fn images(batch: &Batch, map: &Map) -> Vec<Image> {
     all
 }
 
-/// Blocks of disks with images that no recovery needs: some later batch replaces them, and it and all before it are
-/// whole on every member, all of which are there.
+/// Blocks of disks with images that no recovery needs: some later batch replaces them, and it and all before
+/// it are whole on every member, all of which are there.
 fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
     let logs: Vec<Log> = disks.iter().filter_map(Log::of).collect();
     let start = logs.iter().map(|log| log.superblock.redo.start).max();

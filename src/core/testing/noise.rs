@@ -1,5 +1,5 @@
-//! Reproducible bytes, choices and orders without a pattern that could hide a mistake, for the suites of the codecs.
-//! The generator is [`Random`]; this type adds byte columns and `usize` bounds.
+//! Reproducible bytes, choices and orders without a pattern that could hide a mistake, for the suites of the
+//! codecs. The generator is [`Random`]; this type adds byte columns and `usize` bounds.
 
 use super::Random;
 

@@ -1,11 +1,12 @@
-//! What clients may see: the history of every 4 KiB block since it was last known, and whether given bytes fit it.
+//! What clients may see: the history of every 4 KiB block since it was last known, and whether given bytes
+//! fit it.
 //!
-//! Writes of one sector never overlap in time, so each sector has its versions in order. A block may show any set of
-//! its writes that time allows: with a write also everything that had ended before that write began, and each
-//! write wholly or not at all. After a crash the floor is what was flushed, or, after a mere process death, what was
-//! acknowledged. What a read has shown after a crash is the only version from then on. Every sector says
-//! which write it is from and where it belongs, so garbage, mixes and other blocks' data are told apart. Must not
-//! know of arrays.
+//! Writes of one sector never overlap in time, so each sector has its versions in order. A block may show any
+//! set of its writes that time allows: with a write also everything that had ended before that write began,
+//! and each write wholly or not at all. After a crash the floor is what was flushed, or, after a mere process
+//! death, what was acknowledged. What a read has shown after a crash is the only version from then on. Every
+//! sector says which write it is from and where it belongs, so garbage, mixes and other blocks' data are told
+//! apart. Must not know of arrays.
 
 use std::fmt;
 
@@ -16,9 +17,10 @@ pub(super) const SECTOR_BYTES: usize = 512;
 /// Sectors of a block.
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 
-/// Versions of a block that are remembered though newer ones are stable: a log that is damaged beyond what the array
-/// survives may bring them back, as far back as the log goes. That is at most the 64 blocks of the largest ring that is
-/// damaged, an image in each, and what no ring has yet, no more than the 16 requests that a load has under way.
+/// Versions of a block that are remembered though newer ones are stable: a log that is damaged beyond what
+/// the array survives may bring them back, as far back as the log goes. That is at most the 64 blocks of the
+/// largest ring that is damaged, an image in each, and what no ring has yet, no more than the 16 requests
+/// that a load has under way.
 const VERSIONS_KEPT: usize = 80;
 
 /// Write number of zeroes.
@@ -32,7 +34,8 @@ pub enum Floor {
     Answered(u64),
     /// What was flushed.
     Flushed,
-    /// Nothing: more is damaged than the array survives. Any version of late may be shown, but no garbage and no mix.
+    /// Nothing: more is damaged than the array survives. Any version of late may be shown, but no garbage and
+    /// no mix.
     Anything,
 }
 
@@ -308,7 +311,8 @@ impl History {
         }
     }
 
-    /// Forgets the oldest versions, when they are many, and stable, and no read that began at `oldest` may show them.
+    /// Forgets the oldest versions, when they are many, and stable, and no read that began at `oldest` may
+    /// show them.
     fn forget(&mut self, oldest: u64) {
         let old = self.writes.len() / 2;
         if old < VERSIONS_KEPT || self.writes[..old].iter().any(|w| w.ended >= oldest) {

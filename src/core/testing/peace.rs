@@ -1,5 +1,5 @@
-//! What must hold when every fault has passed: nothing that was written is lost or wrong, everybody can be made whole again, and
-//! then any `m` members can be spared.
+//! What must hold when every fault has passed: nothing that was written is lost or wrong, everybody can be
+//! made whole again, and then any `m` members can be spared.
 
 use super::watch::remains;
 use super::workload::Run;

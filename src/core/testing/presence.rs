@@ -37,9 +37,9 @@ impl fmt::Display for Presence {
     }
 }
 
-/// Decides which disks are there at the next start: of the current ones all but some, of the others any. `seats` are the
-/// disks, with their members, that were in service and in order at the crash; `faithful` the members that have been so ever
-/// since the array was created: bit by index.
+/// Decides which disks are there at the next start: of the current ones all but some, of the others any.
+/// `seats` are the disks, with their members, that were in service and in order at the crash; `faithful` the
+/// members that have been so ever since the array was created: bit by index.
 pub(super) fn choose(
     disks: &mut BTreeMap<u32, SimDisk>,
     scenario: &Scenario,
@@ -62,8 +62,8 @@ pub(super) fn choose(
                         && head.members[usize::from(s.member.0)].uuid == s.device
                 })
     };
-    // One that has always been in service is current whatever the others say; of one that was built meanwhile they
-    // must say so.
+    // One that has always been in service is current whatever the others say; of one that was built meanwhile
+    // they must say so.
     let is_good = |(id, member): &(u32, u16)| {
         known.iter().any(|(other, s)| {
             let named = s.role == Role::Member && s.epoch.live.contains(s.member);
@@ -80,10 +80,12 @@ pub(super) fn choose(
     let missing = usize::from(shape.width()) - good.len();
     let sick = missing + depth_of_bad_sectors(disks.values());
     let spare = usize::from(shape.parity).saturating_sub(sick);
-    // The disk that a member is about to give its place to another for is not among the good ones, and may be needed.
+    // The disk that a member is about to give its place to another for is not among the good ones, and may be
+    // needed.
     let none_may_go = sick > usize::from(shape.parity);
     let has_bad_sectors = disks.values().any(|disk| disk.scattered);
-    // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
+    // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be
+    // right.
     let any = random.one_in(scenario.any_one_in);
     let loss = match random.below(3) {
         _ if any && !has_bad_sectors => {
@@ -119,8 +121,8 @@ pub(super) fn choose(
     presence
 }
 
-/// Those that hold one of the newest epochs, or all others: with epochs that were cut short on the one side, the other may
-/// look complete.
+/// Those that hold one of the newest epochs, or all others: with epochs that were cut short on the one side,
+/// the other may look complete.
 fn one_side(known: &[(u32, Superblock)], newest: u64, random: &mut Random) -> BTreeSet<u32> {
     let ids: BTreeSet<u64> =
         known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s.epoch.id).collect();

@@ -3,7 +3,8 @@
 use super::SimArray;
 use crate::volume::{ClientReply, LogState};
 
-/// How an error begins that says that the array does not start, or does not serve: with too few members it may.
+/// How an error begins that says that the array does not start, or does not serve: with too few members it
+/// may.
 pub(super) const REFUSED: &str = "the start is refused";
 /// A recovery that takes more operations than this hangs.
 pub(super) const STEPS_MAX: usize = 200_000;

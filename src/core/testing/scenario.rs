@@ -13,7 +13,8 @@ pub struct Scenario {
     pub workload: Workload,
     /// Steps of the load.
     pub steps: usize,
-    /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long history.
+    /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long
+    /// history.
     pub moments_one_in: u64,
     /// Crashes tried at each such moment.
     pub variants: u64,
@@ -21,10 +22,11 @@ pub struct Scenario {
     pub depth_max: u32,
     /// Of the moments of a recovery at which crashes are tried again, one in so many: it has some hundred.
     pub sweep_one_in: u64,
-    /// After a crash any members at all are there, one time in so many; else as many current ones as are needed.
+    /// After a crash any members at all are there, one time in so many; else as many current ones as are
+    /// needed.
     pub any_one_in: u64,
-    /// After a crash only those are there that hold the newest epoch, or only the others, one time in so many; never where
-    /// it is 0.
+    /// After a crash only those are there that hold the newest epoch, or only the others, one time in so
+    /// many; never where it is 0.
     pub sides_one_in: u64,
     /// After a recovery everything is scrubbed, one time in so many.
     pub scrub_one_in: u64,

@@ -50,7 +50,8 @@ const fn fresh(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, ..scenario(name, shape) }
 }
 
-/// More writes than the ring has room for: it is full all the time, and its space is used again as soon as it may be.
+/// More writes than the ring has room for: it is full all the time, and its space is used again as soon as it
+/// may be.
 const fn full(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload {
         operations: 40,
@@ -95,7 +96,8 @@ const fn round(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, ..scenario(name, shape) }
 }
 
-/// The same blocks again and again, each write durable: nearly every image in the log is replaced by a newer one.
+/// The same blocks again and again, each write durable: nearly every image in the log is replaced by a newer
+/// one.
 const fn again(name: &'static str, shape: SimShape) -> Scenario {
     let workload =
         Workload { small_writes: 10, stripe_writes: 0, other_writes: 0, zeroes: 0, fua_one_in: 2, ..LOAD };
@@ -108,7 +110,8 @@ const fn again(name: &'static str, shape: SimShape) -> Scenario {
     }
 }
 
-/// A member is lost soon, and that is what is looked at: runs are short, and every moment after the loss counts.
+/// A member is lost soon, and that is what is looked at: runs are short, and every moment after the loss
+/// counts.
 const fn lost(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 20, fua_one_in: 3, faults: 0, admin: 0, ..LOAD };
     let scenario = scenario(name, shape);
@@ -129,8 +132,8 @@ const fn back(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, steps: 400, next, steps_after: 400, any_one_in: 16, ..scenario }
 }
 
-/// Hardly any load, but members that are lost and starts that are cut short while their epochs are being written, with
-/// any members there the next time: it takes k members of as many others.
+/// Hardly any load, but members that are lost and starts that are cut short while their epochs are being
+/// written, with any members there the next time: it takes k members of as many others.
 const fn halves(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 6, fua_one_in: 1, faults: 0, admin: 0, ..LOAD };
     let next = Next { end: 1, sweep: 4, crash: 1, load: 2 };
@@ -153,12 +156,13 @@ const fn halves(name: &'static str, shape: SimShape) -> Scenario {
 pub enum Standing {
     /// It is: scenarios with it are explored.
     Kept,
-    /// The array does not keep the rule yet. Scenarios with it are explored only when they are asked for by name.
+    /// The array does not keep the rule yet. Scenarios with it are explored only when they are asked for by
+    /// name.
     Pending,
 }
 
-/// The kinds of faults, each with the rules that it is about, and whether they are kept: the one place that says what is left
-/// out.
+/// The kinds of faults, each with the rules that it is about, and whether they are kept: the one place that
+/// says what is left out.
 pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::ReadErrors, "T1, T2", Standing::Kept),
     (FaultKind::WriteErrors, "T2, T5", Standing::Kept),
@@ -239,8 +243,8 @@ const ROLLBACK_MANY: FaultKinds = FaultKinds::of(&[FaultKind::RollbackMany]);
 const BLIND: FaultKinds = FaultKinds::of(&[FaultKind::ReadsEverywhere]);
 const EVERYWHERE: FaultKinds = FaultKinds::of(&[FaultKind::Everywhere]);
 
-/// Everything that is survived but forged superblocks. With them and read errors, a start was refused within the budget: a member
-/// with a forged sequence was taken for one that was rolled back.
+/// Everything that is survived but forged superblocks. With them and read errors, a start was refused within
+/// the budget: a member with a forged sequence was taken for one that was rolled back.
 const HONEST: FaultKinds = KEPT.without(HOSTILE);
 const WITHOUT_READ_ERRORS: FaultKinds = FaultKinds::of(&[
     FaultKind::WriteErrors,

@@ -1,5 +1,5 @@
-//! What the explorer adds to a start after a crash: members whose operations fail for a while, members that were rolled back,
-//! and members whose superblocks claim what no other confirms.
+//! What the explorer adds to a start after a crash: members whose operations fail for a while, members that
+//! were rolled back, and members whose superblocks claim what no other confirms.
 
 use super::old_copies::{OldCopy, roll_back};
 use super::presence::Presence;
@@ -22,8 +22,8 @@ const OF_STARTS: FaultKinds =
 const OF_ONE: FaultKinds =
     FaultKinds::of(&[FaultKind::ReadErrors, FaultKind::WriteErrors, FaultKind::Shortage, FaultKind::NoSpace]);
 
-/// Makes some of the members sick that are there and current, as many as the array can spare beside those that are not. They
-/// count as missing from then on. Faults that passed with the crash are over.
+/// Makes some of the members sick that are there and current, as many as the array can spare beside those
+/// that are not. They count as missing from then on. Faults that passed with the crash are over.
 pub(super) fn sicken(
     disks: &mut BTreeMap<u32, SimDisk>,
     presence: &mut Presence,
@@ -70,8 +70,8 @@ fn holder(disks: &BTreeMap<u32, SimDisk>, member: u16) -> Option<u32> {
     of_member.max_by_key(|(_, superblock)| (superblock.epoch.number, superblock.sequence)).map(|(id, _)| id)
 }
 
-/// More members than can be spared show what they held some time ago, and at least one what it held last. What was done, if
-/// anything.
+/// More members than can be spared show what they held some time ago, and at least one what it held last.
+/// What was done, if anything.
 pub(super) fn roll_back_many(
     disks: &mut BTreeMap<u32, SimDisk>,
     presence: &Presence,

@@ -1,6 +1,7 @@
-//! An array over disks in memory. Operations queue up and are executed one by one in an order the seed decides;
-//! the process can be killed with operations half done, and the power of all disks can fail. What a disk itself can
-//! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
+//! An array over disks in memory. Operations queue up and are executed one by one in an order the seed
+//! decides; the process can be killed with operations half done, and the power of all disks can fail. What a
+//! disk itself can do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same
+//! run.
 
 mod hung;
 mod shape;
@@ -131,8 +132,9 @@ impl Wreck {
         newest
     }
 
-    /// Settles every write that may be lost, and gives the disks as the next start finds them. `fate` is asked in the
-    /// order of the disks, cached writes before those in flight, with a number that counts up and the disk.
+    /// Settles every write that may be lost, and gives the disks as the next start finds them. `fate` is
+    /// asked in the order of the disks, cached writes before those in flight, with a number that counts up
+    /// and the disk.
     #[must_use]
     pub fn settle(mut self, power: bool, mut fate: impl FnMut(usize, u32) -> Fate) -> BTreeMap<u32, SimDisk> {
         let mut number = 0;
@@ -172,7 +174,8 @@ pub struct SimArray {
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations that do not end.
     hung: Vec<Hung>,
-    /// Nanoseconds after which the device of an operation that does not end is said to be gone, as the daemon says it.
+    /// Nanoseconds after which the device of an operation that does not end is said to be gone, as the daemon
+    /// says it.
     pub hang_limit: Option<u64>,
     /// Work that the volume gave away.
     jobs: Vec<Job>,
@@ -310,7 +313,8 @@ impl SimArray {
         Self::start(self.world, self.disks, force, self.random)
     }
 
-    /// The power of all disks fails: what no flush has covered is there or not, block by block. Then starts anew.
+    /// The power of all disks fails: what no flush has covered is there or not, block by block. Then starts
+    /// anew.
     ///
     /// # Errors
     /// When the array cannot be assembled.

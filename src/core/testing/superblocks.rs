@@ -1,8 +1,8 @@
-//! The superblock that counts on a simulated disk, remembered: the explorer starts many arrays from copies of the
-//! same disks, and decoding four copies of 16 KiB each time would be most of its work.
+//! The superblock that counts on a simulated disk, remembered: the explorer starts many arrays from copies of
+//! the same disks, and decoding four copies of 16 KiB each time would be most of its work.
 //!
-//! Blocks are shared between copies of a disk and never change under a handle, so equal handles are equal bytes. The
-//! memory holds the handles it knows, so that no address is ever used again while it is a key.
+//! Blocks are shared between copies of a disk and never change under a handle, so equal handles are equal
+//! bytes. The memory holds the handles it knows, so that no address is ever used again while it is a key.
 
 use super::disk::{BLOCK, Block, SimDisk};
 use crate::format::{COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, decode_copy};
@@ -29,7 +29,8 @@ pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
     crate::format::newest_read(copies.try_into().expect("four")).ok()
 }
 
-/// Words of a superblock copy that a device may lie about, with their places in it; see docs/on-disk-format.md.
+/// Words of a superblock copy that a device may lie about, with their places in it; see
+/// docs/on-disk-format.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Counts updates of the superblock.
@@ -65,7 +66,8 @@ impl Claim {
         Claim::LogStartEpoch,
     ];
 
-    /// What a copy is to say instead of `before`, so that its place stays right: a sequence goes to the slot of its parity.
+    /// What a copy is to say instead of `before`, so that its place stays right: a sequence goes to the slot
+    /// of its parity.
     #[must_use]
     pub fn in_place(self, value: u64, before: u64) -> u64 {
         if self == Claim::Sequence { value & !1 | before & 1 } else { value }
@@ -90,8 +92,8 @@ impl Claim {
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
 impl SimDisk {
-    /// Every copy of the superblock that has one says `claim(what it says)` from now on, with a checksum that fits: what a
-    /// mistaken or hostile writer leaves. Returns what the newest copy said.
+    /// Every copy of the superblock that has one says `claim(what it says)` from now on, with a checksum that
+    /// fits: what a mistaken or hostile writer leaves. Returns what the newest copy said.
     pub fn forge_superblock(&mut self, claim: Claim, value: impl Fn(u64) -> u64) -> Option<u64> {
         let mut said = None;
         for offset in all_copy_offsets(self.bytes()).map(|offset| offset.0) {

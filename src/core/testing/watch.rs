@@ -1,5 +1,5 @@
-//! Two questions about blocks that must always be answered no: has one changed that nobody wrote (T2), and is one that clients
-//! cannot read still on the disks (T1)?
+//! Two questions about blocks that must always be answered no: has one changed that nobody wrote (T2), and is
+//! one that clients cannot read still on the disks (T1)?
 
 use super::disk::{BLOCK, SimDisk};
 use super::{Floor, Oracle, SimArray};
@@ -20,8 +20,9 @@ impl Watch {
         self.hashes.clear();
     }
 
-    /// Looks at all blocks. Those within `written` may have changed: requests to write them were under way since the last look.
-    /// With `may_set_aside` more members had trouble than the array survives, and blocks may have been set aside.
+    /// Looks at all blocks. Those within `written` may have changed: requests to write them were under way
+    /// since the last look. With `may_set_aside` more members had trouble than the array survives, and blocks
+    /// may have been set aside.
     ///
     /// # Errors
     /// The first block that has changed and was not written.
@@ -56,8 +57,8 @@ impl Watch {
     }
 }
 
-/// Where the content of a block lies that clients may expect, if anywhere: as it is, or in k other columns of a row that can be
-/// read and give it when they are decoded. Zeroes are not looked for: they lie everywhere.
+/// Where the content of a block lies that clients may expect, if anywhere: as it is, or in k other columns of
+/// a row that can be read and give it when they are decoded. Zeroes are not looked for: they lie everywhere.
 pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floor) -> Option<String> {
     let status = sim.status();
     let map = Map::new(&status.geometry);

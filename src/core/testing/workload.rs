@@ -1,7 +1,9 @@
-//! A seeded load on a simulated array: clients, administrators and failing members, checked against the oracle.
+//! A seeded load on a simulated array: clients, administrators and failing members, checked against the
+//! oracle.
 //!
-//! One step is one client request, one fault, one administrator's request, a pause, or one operation of one disk. At most
-//! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
+//! One step is one client request, one fault, one administrator's request, a pause, or one operation of one
+//! disk. At most `m` members are out of service or dead at a time, so every request must succeed.
+//! Deterministic.
 
 mod passing;
 
@@ -134,8 +136,8 @@ const LEAVING_MAX: u64 = 5_000_000_000;
 /// Nanoseconds after which a member whose operations do not end is taken out, where some hang.
 const HANG_LIMIT: u64 = 30_000_000_000;
 
-/// Tenths of a second in which nothing is in flight, after which requests hang: [`HANG_LIMIT`], and as much again for what
-/// waits for a row that cannot be read, and for what comes to wait after another.
+/// Tenths of a second in which nothing is in flight, after which requests hang: [`HANG_LIMIT`], and as much
+/// again for what waits for a row that cannot be read, and for what comes to wait after another.
 const IDLE_MAX: usize = 600;
 
 /// What is remembered for the report of a violation.
@@ -302,8 +304,8 @@ impl Run {
     /// # Errors
     /// What a client saw that it must not.
     pub fn finish(&mut self) -> Result<(), String> {
-        // Nothing waits for ever (T7): a member that does not answer is given up after its time, and a row that cannot be read
-        // is waited for some more.
+        // Nothing waits for ever (T7): a member that does not answer is given up after its time, and a row
+        // that cannot be read is waited for some more.
         let mut idle = 0;
         while !self.pending.is_empty() {
             if !self.sim.step() {
@@ -329,8 +331,8 @@ impl Run {
         self.finish()
     }
 
-    /// Kills the process or cuts the power, when no clean stop has come before, starts again and checks what is there.
-    /// When the array cannot be started, why.
+    /// Kills the process or cuts the power, when no clean stop has come before, starts again and checks what
+    /// is there. When the array cannot be started, why.
     ///
     /// # Errors
     /// What is wrong with what is there.

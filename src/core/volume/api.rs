@@ -36,8 +36,8 @@ pub enum ClientRequest {
     },
     /// Done when every write completed before, on any connection, is on stable storage.
     Flush,
-    /// The client does not need these bytes any more; advisory. Long ones come in parts, see [`super::Volume::part_len`];
-    /// and so do all below.
+    /// The client does not need these bytes any more; advisory. Long ones come in parts, see
+    /// [`super::Volume::part_len`]; and so do all below.
     Trim {
         /// Where in the volume.
         offset: VolumeOffset,
@@ -119,8 +119,8 @@ pub enum VolumeEvent {
     Io(Completion),
     /// A job ended.
     Worked(JobDone),
-    /// A device is known to be gone without an operation having failed: its file was deleted, or its operations do not end
-    /// (ETIMEDOUT).
+    /// A device is known to be gone without an operation having failed: its file was deleted, or its
+    /// operations do not end (ETIMEDOUT).
     DeviceGone(DeviceId, IoFault),
     /// Time passed. Due at least every 100 ms while anything is going on; cheap.
     Tick,

@@ -1,8 +1,8 @@
-//! An array as a volume drives it: events that are the array's go to it, the ends of slot requests come back one by
-//! one, and what the array wants done is passed on as it is. Every kind of volume is built on this.
+//! An array as a volume drives it: events that are the array's go to it, the ends of slot requests come back
+//! one by one, and what the array wants done is passed on as it is. Every kind of volume is built on this.
 //!
-//! Invariants: a volume that steps takes every end before it passes on; the array is told to stop once, when its
-//! volume has nothing in flight. Must not know what a volume makes of its requests.
+//! Invariants: a volume that steps takes every end before it passes on; the array is told to stop once, when
+//! its volume has nothing in flight. Must not know what a volume makes of its requests.
 
 use super::api::{
     AdminError, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent, VolumeOutput,

@@ -26,9 +26,10 @@ pub trait Volume: Send {
     /// Takes one event and appends what comes of it.
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput);
 
-    /// How many bytes from its offset on a request without payload should cover at most, so that one step with it takes some
-    /// tens of microseconds: the driver cuts it there, and asks again for the rest. Not more than its length, and above zero; a
-    /// request that must be done or refused as a whole gets all of its length.
+    /// How many bytes from its offset on a request without payload should cover at most, so that one step
+    /// with it takes some tens of microseconds: the driver cuts it there, and asks again for the rest. Not
+    /// more than its length, and above zero; a request that must be done or refused as a whole gets all of
+    /// its length.
     fn part_len(&self, request: &ClientRequest) -> u64;
 
     /// When [`VolumeEvent::Tick`] is due at the latest, where that is sooner than it says itself.

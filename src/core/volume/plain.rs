@@ -115,7 +115,8 @@ impl PlainVolume {
         self.driven.array_mut().keep_scrub_paused();
     }
 
-    /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
+    /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do
+    /// not.
     pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);
         let chunk = u64::from(self.driven.array().geometry().chunk);
@@ -176,7 +177,8 @@ impl PlainVolume {
         }
     }
 
-    /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known beforehand.
+    /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known
+    /// beforehand.
     fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
         whole(offset.0) && whole(len)
@@ -472,8 +474,8 @@ fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
     runs.extend(rest.map(ReadRun::Data));
 }
 
-/// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in memory;
-/// only then are bytes copied.
+/// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in
+/// memory; only then are bytes copied.
 fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
     let mut runs: Vec<BufMut> = Vec::with_capacity(1);
     for part in parts {
@@ -515,7 +517,8 @@ mod tests {
     use super::*;
     use crate::volume::Health;
 
-    /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes, elsewhere.
+    /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes,
+    /// elsewhere.
     fn piece(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
         let tail = buf.split_off(bytes);
         let mut piece = std::mem::replace(buf, tail);

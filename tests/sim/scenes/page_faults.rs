@@ -1,5 +1,6 @@
-//! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that each return what
-//! went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may, and `tests/sim/mutations.rs`, where a broken rule must.
+//! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that
+//! each return what went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may, and
+//! `tests/sim/mutations.rs`, where a broken rule must.
 
 use super::live;
 use calpe_core::block_io::IoOp;
@@ -79,7 +80,8 @@ pub fn superblock(disk: &SimDisk) -> Superblock {
     copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a member")
 }
 
-/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their numbers.
+/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their
+/// numbers.
 pub fn copies(disk: &SimDisk, page: PageIndex) -> Vec<(u32, Range<u64>)> {
     let superblock = superblock(disk);
     let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
@@ -158,8 +160,8 @@ fn verify_after_restart(mut sim: SimArray, model: &[u8], when: &str) -> Result<(
     if is_whole { Ok(()) } else { Err(format!("{when}: a scrub finds {scrub:?}; {:?}", texts(&sim))) }
 }
 
-/// Copies of pages cannot be read for a moment, with cold pages; meanwhile there are reads and writes. Those may fail;
-/// nothing else may be different afterwards. `offline`: a member is out of service all the while.
+/// Copies of pages cannot be read for a moment, with cold pages; meanwhile there are reads and writes. Those
+/// may fail; nothing else may be different afterwards. `offline`: a member is out of service all the while.
 pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> Result<(), String> {
     let scene = Scene::stopped(shape(2, 1, 40), seed);
     let mut model = scene.model.clone();
@@ -211,8 +213,9 @@ pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> R
     verify_after_restart(sim, &model, "the pages can be read again")
 }
 
-/// Case 4: a member is dead, and the newest version of a page of the stripe map cannot be read on another during the start
-/// after a kill. The stripes were written again and again, each time to another slot, and flushed.
+/// Case 4: a member is dead, and the newest version of a page of the stripe map cannot be read on another
+/// during the start after a kill. The stripes were written again and again, each time to another slot, and
+/// flushed.
 pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
     let stripes = 300usize;
     let shape = SimShape::new(2, 1, 4096, stripes as u64).logged(ChecksumKind::Crc32c, 1 << 20);
@@ -277,8 +280,9 @@ pub enum OtherCopies {
     RottenAndOneOwnPlace,
 }
 
-/// A member is away for a moment, and the copies of pages of checksums that the others have are gone: its own copies are as good
-/// as they were, and everything reads as it did once it is back, also after the member is lost for good.
+/// A member is away for a moment, and the copies of pages of checksums that the others have are gone: its own
+/// copies are as good as they were, and everything reads as it did once it is back, also after the member is
+/// lost for good.
 pub fn only_a_returning_member_has_pages(
     shape: SimShape,
     others: OtherCopies,
@@ -370,8 +374,8 @@ pub fn pages_unreadable_during_replay(millis: u64, seed: u64) -> Result<(), Stri
     verify_after_restart(sim, &scene.model, "after the replay")
 }
 
-/// A copy of a page cannot be read for a moment, and its blocks are written later, all within the budget; the power fails
-/// while the page is written, and the other copy is gone.
+/// A copy of a page cannot be read for a moment, and its blocks are written later, all within the budget; the
+/// power fails while the page is written, and the other copy is gone.
 pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     let scene = Scene::stopped(shape(2, 1, 40), seed);
     let mut sim = scene.start(false);
@@ -411,8 +415,8 @@ pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// What was written is there after a start with the faults of the scene, or, where that was refused, after one without them. Returns
-/// whether it was refused.
+/// What was written is there after a start with the faults of the scene, or, where that was refused, after
+/// one without them. Returns whether it was refused.
 fn refused_or_right(mut scene: Scene) -> Result<bool, String> {
     let mut sim = scene.start(false);
     drain(&mut sim);
@@ -426,8 +430,8 @@ fn refused_or_right(mut scene: Scene) -> Result<bool, String> {
     verify(&mut sim, &scene.model, "the log can be read, or others have what it takes").map(|()| refused)
 }
 
-/// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the array survives. Returns
-/// whether the start was refused meanwhile.
+/// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the
+/// array survives. Returns whether the start was refused meanwhile.
 pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let (data, parity) = [(2, 1), (3, 2), (2, 2)][seed as usize % 3];
     let shape = shape(data, parity, 12);
@@ -470,7 +474,8 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
             let disk = scene.disks.get_mut(&(at as u32)).expect("a disk");
             let mut within = pieces.remove(&(at as u32)).unwrap_or_default();
             if seed % 2 == 1 {
-                // What is behind it cannot be read either. That doubt is settled first, and must not settle this one.
+                // What is behind it cannot be read either. That doubt is settled first, and must not settle
+                // this one.
                 within.iter_mut().for_each(|piece| piece.end = log.end.min(piece.end + 4 * BLOCK as u64));
             }
             // Of a whole stripe the log has records alone: what decides is in its slot.
@@ -482,8 +487,8 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
     unreachable!("the last batch returns")
 }
 
-/// The whole logs of more members than the array survives cannot be read for a moment, with flushed batches in them that a note
-/// covers. Returns whether the start was refused meanwhile.
+/// The whole logs of more members than the array survives cannot be read for a moment, with flushed batches
+/// in them that a note covers. Returns whether the start was refused meanwhile.
 pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let (data, parity) = [(2, 1), (4, 2), (2, 2)][seed as usize % 3];
     let (world, mut sim, mut model) = Scene::running(shape(data, parity, 12), seed);
@@ -503,7 +508,8 @@ pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     refused_or_right(scene)
 }
 
-/// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member leaves for that.
+/// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member
+/// leaves for that.
 pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
     let shape = shape(2, 1, 12);
     let (world, mut sim, mut model) = Scene::running(shape, seed);
@@ -534,8 +540,8 @@ pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Within the budget: after a kill under load one member gives nothing but errors for reads, for good. What was
-/// acknowledged is there, or the start waits a little and then goes on.
+/// Within the budget: after a kill under load one member gives nothing but errors for reads, for good. What
+/// was acknowledged is there, or the start waits a little and then goes on.
 pub fn one_member_unreadable(seed: u64) -> Result<(), String> {
     let (data, parity) = [(2, 1), (4, 2), (2, 2), (1, 1)][seed as usize % 4];
     let shape = shape(data, parity, 12);
@@ -603,9 +609,9 @@ fn images(disk: &SimDisk) -> Vec<(u64, u8)> {
     (log.start..log.end).step_by(BLOCK).filter_map(image).collect()
 }
 
-/// One image in the log of one member is rotten, and the log of another cannot be read for a moment. An error that passes costs
-/// nothing, whatever is wrong besides (T1, T3): neither is the last batch taken for one that was never flushed, nor a row given up.
-/// Returns whether the start was refused meanwhile.
+/// One image in the log of one member is rotten, and the log of another cannot be read for a moment. An error
+/// that passes costs nothing, whatever is wrong besides (T1, T3): neither is the last batch taken for one
+/// that was never flushed, nor a row given up. Returns whether the start was refused meanwhile.
 pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let mut scene = flushed_and_killed(seed)?;
     let (rotten, sick) = ((seed % 3) as u32, ((seed + 1 + seed / 3 % 2) % 3) as u32);
@@ -626,9 +632,10 @@ pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, S
     refused_or_right(scene)
 }
 
-/// Flushed rows of 2+1; one member is not there at the start, and one image in the log of another is rotten. The late member has
-/// what decodes the row, in its log: that it is not there is no evidence of a loss (T1). Either nothing is lost without it, or the
-/// start is refused and leaves it as current as it was. Returns whether it was refused.
+/// Flushed rows of 2+1; one member is not there at the start, and one image in the log of another is rotten.
+/// The late member has what decodes the row, in its log: that it is not there is no evidence of a loss (T1).
+/// Either nothing is lost without it, or the start is refused and leaves it as current as it was. Returns
+/// whether it was refused.
 pub fn member_comes_late(seed: u64) -> Result<bool, String> {
     let mut scene = flushed_and_killed(seed)?;
     let (late, rotten) = ((seed % 3) as u32, ((seed + 1) % 3) as u32);

@@ -1,5 +1,6 @@
-//! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when something old is read, or an honest
-//! member is taken for old. Shared by `tests/sim/rollback.rs`, where none may, and `tests/sim/mutations.rs`, where a broken rule must.
+//! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when something
+//! old is read, or an honest member is taken for old. Shared by `tests/sim/rollback.rs`, where none may, and
+//! `tests/sim/mutations.rs`, where a broken rule must.
 
 use calpe_core::array::assembly::AssemblyError;
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -70,7 +71,8 @@ impl Checked {
         self.sim.admin(AdminRequest::Fail { member: MemberIndex(member) }).expect("it can be spared");
     }
 
-    /// The process is killed with nothing in flight; these disks are found as they were when they were copied.
+    /// The process is killed with nothing in flight; these disks are found as they were when they were
+    /// copied.
     pub fn restart_with(self, copies: &[(u32, &DiskCopy)], force: bool) -> Result<Checked, AssemblyError> {
         let Checked { mut sim, model } = self;
         copies.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
@@ -123,7 +125,8 @@ pub fn trial(seeds: u64) -> u64 {
     std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
 }
 
-/// All members but one are older copies of themselves, and the array is started from them: what the one holds is nowhere else.
+/// All members but one are older copies of themselves, and the array is started from them: what the one holds
+/// is nowhere else.
 pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for (is_clean, is_away) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -132,8 +135,8 @@ pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
     }
 }
 
-/// `is_clean`: the copies, and what became of them, are of arrays that came to rest. `is_away`: the newer member is not there when the
-/// array is started from the copies.
+/// `is_clean`: the copies, and what became of them, are of arrays that came to rest. `is_away`: the newer
+/// member is not there when the array is started from the copies.
 fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clean: bool, is_away: bool) {
     let (data, parity, checksum) = shape;
     let what = format!("{data}+{parity} {checksum} clean {is_clean} away {is_away}");
@@ -212,8 +215,8 @@ enum End {
     KillUnderLoad,
 }
 
-/// One member is not there, and the other copies of a page of the stripe map were overwritten, so that they look as if they were
-/// never written.
+/// One member is not there, and the other copies of a page of the stripe map were overwritten, so that they
+/// look as if they were never written.
 pub fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for garbage in [0x00, 0x77] {
@@ -342,8 +345,9 @@ pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() 
     assert!(left_out > 20 && healed > 20, "{left_out} left out, {healed} healed");
 }
 
-/// Beyond the budget: errors, or a start that is refused. Until a note covers what was flushed, a member without it looks as after
-/// a crash that cut the batch off (W2): then something old may be read, and the array says that it has dropped batches.
+/// Beyond the budget: errors, or a start that is refused. Until a note covers what was flushed, a member
+/// without it looks as after a crash that cut the batch off (W2): then something old may be read, and the
+/// array says that it has dropped batches.
 pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word() {
     let (mut refused, mut told, mut errors, mut whole) = (0, 0, 0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
@@ -383,7 +387,8 @@ pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothi
     assert!(errors > 0 && refused > 0 && told < errors);
 }
 
-/// The copy may be of any moment: before the others leave, between two of them, after. A note covers what was flushed.
+/// The copy may be of any moment: before the others leave, between two of them, after. A note covers what was
+/// flushed.
 pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
     let (mut refused, mut errors, mut whole) = (0, 0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
@@ -422,7 +427,8 @@ pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
     assert!(errors > 0);
 }
 
-/// Honest members that an update of the superblocks did not reach, because the process was killed, are in service at the next start.
+/// Honest members that an update of the superblocks did not reach, because the process was killed, are in
+/// service at the next start.
 pub fn members_that_an_update_did_not_reach_are_not_old() {
     for steps in 0..60 {
         let random = &mut Random::new(steps);
@@ -463,9 +469,9 @@ pub fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
     }
 }
 
-/// A member that left, and was rolled back before it returns, gets everything that it lacks.
-/// What was put in place last is told to nobody yet when a member leaves: as it was then it is caught up, and a copy from before
-/// the blocks went in place gets them again.
+/// A member that left, and was rolled back before it returns, gets everything that it lacks. What was put in
+/// place last is told to nobody yet when a member leaves: as it was then it is caught up, and a copy from
+/// before the blocks went in place gets them again.
 pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
     for (seed, checksum) in (0..trial(12))
         .flat_map(|seed| [ChecksumKind::Blake3, ChecksumKind::None].map(|checksum| (seed, checksum)))
@@ -483,7 +489,8 @@ pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
             array.take_out(1);
             match random.one_in(2) {
                 true => array.sim.settle(),
-                // The daemon is killed on the way, maybe before anything is recorded: then the member is in service again.
+                // The daemon is killed on the way, maybe before anything is recorded: then the member is in
+                // service again.
                 false => {
                     for _ in 0..random.below(40) {
                         array.sim.step();

@@ -1,6 +1,7 @@
-//! New devices that come in while an epoch is not on all its members yet: such a device is in none of that epoch, though its member is.
-//! The scenes panic when it passes for one that holds what the member held. Shared by `tests/sim/unfinished.rs`, where none may, and
-//! `tests/sim/mutations.rs`, where a broken rule must.
+//! New devices that come in while an epoch is not on all its members yet: such a device is in none of that
+//! epoch, though its member is. The scenes panic when it passes for one that holds what the member held.
+//! Shared by `tests/sim/unfinished.rs`, where none may, and `tests/sim/mutations.rs`, where a broken rule
+//! must.
 
 use super::rollback::{BLOCK, Checked, disk, states, trial};
 #[cfg(debug_assertions)]
@@ -12,8 +13,8 @@ use calpe_core::volume::AdminRequest;
 
 const KINDS: [ChecksumKind; 3] = [ChecksumKind::None, ChecksumKind::Blake3, ChecksumKind::Crc32c];
 
-/// A 3+2 that was killed `gap` operations after it began to lose member 0, and starts without member 1 as well: the epoch without
-/// member 0 may be on some of its members only. None where there is no such array.
+/// A 3+2 that was killed `gap` operations after it began to lose member 0, and starts without member 1 as
+/// well: the epoch without member 0 may be on some of its members only. None where there is no such array.
 fn cut_off(gap: u64, kind: ChecksumKind) -> Option<Checked> {
     let mut array = Checked::filled(3, 2, kind, gap);
     array.load(4, &mut Random::new(gap));
@@ -43,8 +44,8 @@ fn moments() -> impl Iterator<Item = (u64, ChecksumKind, u64)> {
     gaps.flat_map(|(gap, kind)| (0..60).step_by(3).map(move |steps| (gap, kind, steps + gap % 3)))
 }
 
-/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is built. `written_by` runs
-/// what writes superblocks until then.
+/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is
+/// built. `written_by` runs what writes superblocks until then.
 fn comes_in_before_an_epoch_is_complete(written_by: impl Fn(&mut dyn FnMut())) {
     for (gap, kind, steps) in moments() {
         let Some(mut array) = cut_off(gap, kind) else { continue };
@@ -67,7 +68,8 @@ fn comes_in_before_an_epoch_is_complete(written_by: impl Fn(&mut dyn FnMut())) {
     }
 }
 
-/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is built.
+/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is
+/// built.
 pub fn a_device_that_comes_in_before_an_epoch_is_complete_is_built() {
     comes_in_before_an_epoch_is_complete(|steps| steps());
 }
@@ -105,8 +107,8 @@ pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
     }
 }
 
-/// A member whose replacement is being built leaves while an epoch is written, and the replacement takes its place; then the daemon is
-/// killed.
+/// A member whose replacement is being built leaves while an epoch is written, and the replacement takes its
+/// place; then the daemon is killed.
 pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
     for (gap, kind, steps) in moments() {
         let random = &mut Random::new(gap * 100 + steps);
@@ -142,7 +144,8 @@ pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
     }
 }
 
-/// A member leaves while an epoch is written, and is replaced; then the array fails, is whole again but for them, and is killed.
+/// A member leaves while an epoch is written, and is replaced; then the array fails, is whole again but for
+/// them, and is killed.
 pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
     for (gap, kind, steps) in moments() {
         let random = &mut Random::new(gap * 100 + steps);
@@ -174,7 +177,8 @@ pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
     }
 }
 
-/// An array whose member 1 is built anew while nobody writes, until the device has joined; and copies of the device from before.
+/// An array whose member 1 is built anew while nobody writes, until the device has joined; and copies of the
+/// device from before.
 fn built_while_idle(seed: u64, random: &mut Random) -> (Checked, u32, Vec<DiskCopy>) {
     let kind = KINDS[seed as usize % KINDS.len()];
     let mut array = Checked::filled(2, 2, kind, seed);

@@ -1,5 +1,6 @@
-//! The storage of one export: an image with a volatile cache in front of it. What was written and not flushed is lost at a
-//! power cut, in whole or in parts; earlier unflushed versions may be what is left. Must not know NBD, time or faults.
+//! The storage of one export: an image with a volatile cache in front of it. What was written and not flushed
+//! is lost at a power cut, in whole or in parts; earlier unflushed versions may be what is left. Must not
+//! know NBD, time or faults.
 
 use calpe_core::testing::Random;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! What is to go wrong with requests: rules that match by operation, range, time and count, and what they do. Must not know
-//! connections.
+//! What is to go wrong with requests: rules that match by operation, range, time and count, and what they do.
+//! Must not know connections.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

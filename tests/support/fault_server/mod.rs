@@ -1,11 +1,13 @@
-//! An NBD server on a unix socket whose exports go wrong on command, at run time: errors by kind, operation and region, for a time or
-//! a number of requests; delays; requests that are never answered, or answered when the client is gone; connections that
-//! end in every way; a door that is shut; a cache that loses what was not flushed; an image of an earlier day.
+//! An NBD server on a unix socket whose exports go wrong on command, at run time: errors by kind, operation
+//! and region, for a time or a number of requests; delays; requests that are never answered, or answered when
+//! the client is gone; connections that end in every way; a door that is shut; a cache that loses what was
+//! not flushed; an image of an earlier day.
 //!
-//! What it is for: tests with a real daemon, whose members are such exports. It lives in the process of the test and
-//! outlives the daemon. What it keeps to, since clients are promised it: a FLUSH that is answered with success covers
-//! everything answered before on all connections; a request whose connection is gone is done within [`LANDING_MAX`], or not
-//! at all (docs/remote.md, "What happens when a host goes away"); [`Act::Lie`] and [`Export::restore`] are for breaking that.
+//! What it is for: tests with a real daemon, whose members are such exports. It lives in the process of the
+//! test and outlives the daemon. What it keeps to, since clients are promised it: a FLUSH that is answered
+//! with success covers everything answered before on all connections; a request whose connection is gone is
+//! done within [`LANDING_MAX`], or not at all (docs/remote.md, "What happens when a host goes away");
+//! [`Act::Lie`] and [`Export::restore`] are for breaking that.
 #![allow(dead_code)]
 
 mod disk;
@@ -32,8 +34,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use wire::{Catalogue, PAYLOAD_MAX, Request};
 
-/// A request whose connection has ended is done within this time, or never. Half of what a daemon waits for after it was
-/// killed, so that a machine under load does not make the server break its word.
+/// A request whose connection has ended is done within this time, or never. Half of what a daemon waits for
+/// after it was killed, so that a machine under load does not make the server break its word.
 pub const LANDING_MAX: Duration = Duration::from_millis(500);
 
 /// One that comes later than this all the same, because this process did not run, is dropped.
@@ -87,7 +89,8 @@ impl Server {
         Server { shared, thread: Some(thread) }
     }
 
-    /// Serves a disk under a name, in place of what had that name before; the empty name is what a client gets that asks for none.
+    /// Serves a disk under a name, in place of what had that name before; the empty name is what a client
+    /// gets that asks for none.
     pub fn offer(&self, name: &str, export: &Export) {
         lock(&self.shared.exports).insert(name.to_owned(), export.clone());
     }
@@ -314,8 +317,8 @@ impl Export {
         }
     }
 
-    /// The server loses its power: connections end, what is delayed is never done, and what was not flushed is lost but for what
-    /// is kept.
+    /// The server loses its power: connections end, what is delayed is never done, and what was not flushed
+    /// is lost but for what is kept.
     pub fn power_cut(&self, keep: Keep) {
         lock(&self.0.faults).note("power cut");
         let mut disk = lock(&self.0.disk);
@@ -402,7 +405,8 @@ impl Export {
         let range = request.offset..request.offset.saturating_add(request.length.into());
         let act = lock(&self.0.faults).strike(op, &range, Instant::now(), |end| self.below(end));
         if act == Some(Act::Cut(Cut::Reset)) {
-            // The payload stays unread. The other connections of the export have nothing left unread, and just end.
+            // The payload stays unread. The other connections of the export have nothing left unread, and
+            // just end.
             connection.end();
             self.cut();
             return Ok(Verdict::End);

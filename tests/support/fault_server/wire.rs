@@ -1,6 +1,6 @@
-//! The little of NBD that the server speaks: fixed newstyle, EXPORT_NAME, INFO, GO, LIST, simple and structured replies. Written
-//! from the protocol, not with the project's own half of it: a mistake that both halves make would not show. Must not know
-//! what is stored, or faults.
+//! The little of NBD that the server speaks: fixed newstyle, EXPORT_NAME, INFO, GO, LIST, simple and
+//! structured replies. Written from the protocol, not with the project's own half of it: a mistake that both
+//! halves make would not show. Must not know what is stored, or faults.
 
 use super::faults::{Errno, Op};
 use std::io::{self, Read, Write};

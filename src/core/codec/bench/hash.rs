@@ -1,5 +1,6 @@
-//! Measures the fingerprints of 4 KiB blocks: one by one, as lone small writes are hashed, and column by column, as
-//! whole stripes and large reads are. Single-threaded, beside the rate at which one core copies memory.
+//! Measures the fingerprints of 4 KiB blocks: one by one, as lone small writes are hashed, and column by
+//! column, as whole stripes and large reads are. Single-threaded, beside the rate at which one core copies
+//! memory.
 
 use std::fmt::Write as _;
 use std::hint::black_box;

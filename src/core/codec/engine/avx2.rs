@@ -1,8 +1,8 @@
-//! The AVX2 engine: 32 bytes are multiplied by a factor with two byte shuffles, one over the products of the low and
-//! one over those of the high half of each byte (Plank, Greenan and Miller, "Screaming fast Galois field arithmetic
-//! using Intel SIMD instructions", FAST 2013). All outputs of a pass live in registers while the inputs stream past.
-//! Invariant: a [`Kernel`] exists only on a CPU with the instructions. Must not know of anything but columns and
-//! factors.
+//! The AVX2 engine: 32 bytes are multiplied by a factor with two byte shuffles, one over the products of the
+//! low and one over those of the high half of each byte (Plank, Greenan and Miller, "Screaming fast Galois
+//! field arithmetic using Intel SIMD instructions", FAST 2013). All outputs of a pass live in registers while
+//! the inputs stream past. Invariant: a [`Kernel`] exists only on a CPU with the instructions. Must not know
+//! of anything but columns and factors.
 #![allow(unsafe_code)]
 // Counted loops over const bounds index several arrays at once: the shape that unrolls into registers.
 #![allow(clippy::needless_range_loop)]
@@ -56,8 +56,8 @@ fn xor(dst: &mut [u8], a: &[u8], b: &[u8]) {
     xor_loop(dst, a, b);
 }
 
-/// Computes `S` vectors of every output at byte `at`, or only the first `part` bytes of one vector. An entry of `tables`
-/// holds the products of its factor with the 16 low halves of a byte, then with the 16 high ones.
+/// Computes `S` vectors of every output at byte `at`, or only the first `part` bytes of one vector. An entry
+/// of `tables` holds the products of its factor with the 16 low halves of a byte, then with the 16 high ones.
 ///
 /// # Safety
 /// As [`run`], and `at + S * VECTOR`, or `at + part` with `part < VECTOR`, lies within the columns.
@@ -71,8 +71,8 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
     ahead: usize,
     part: usize,
 ) {
-    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of them, and
-    // for R tables per input.
+    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of
+    // them, and for R tables per input.
     unsafe {
         let nibble = _mm256_set1_epi8(15);
         let mut sums = [[_mm256_setzero_si256(); S]; R];

@@ -1,7 +1,7 @@
-//! The AVX-512 + GFNI engine: one gf2p8affineqb multiplies 64 bytes by a factor, given as an 8x8 bit matrix that is
-//! broadcast from memory inside the instruction. All outputs of a pass live in registers while the inputs stream
-//! past, two inputs per three-way XOR. Invariant: a [`Kernel`] exists only on a CPU with the instructions. Must not
-//! know of anything but columns and factors.
+//! The AVX-512 + GFNI engine: one gf2p8affineqb multiplies 64 bytes by a factor, given as an 8x8 bit matrix
+//! that is broadcast from memory inside the instruction. All outputs of a pass live in registers while the
+//! inputs stream past, two inputs per three-way XOR. Invariant: a [`Kernel`] exists only on a CPU with the
+//! instructions. Must not know of anything but columns and factors.
 #![allow(unsafe_code)]
 // Counted loops over const bounds index several arrays at once: the shape that unrolls into registers.
 #![allow(clippy::needless_range_loop)]
@@ -42,7 +42,8 @@ walk!(
     15 x 1, 16 x 1
 );
 
-/// Computes `S` vectors of every output at byte `at`, or only the first `part` bytes of one vector, under a mask.
+/// Computes `S` vectors of every output at byte `at`, or only the first `part` bytes of one vector, under a
+/// mask.
 ///
 /// # Safety
 /// As [`run`], and `at + S * VECTOR`, or `at + part` with `part < VECTOR`, lies within the columns.
@@ -56,8 +57,8 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
     ahead: usize,
     part: usize,
 ) {
-    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of them (masked
-    // instructions neither read nor write the others), and for R matrices per input.
+    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of them
+    // (masked instructions neither read nor write the others), and for R matrices per input.
     unsafe {
         let mask = u64::MAX >> (VECTOR - part);
         let load = |from: *const u8| match SHAPE {

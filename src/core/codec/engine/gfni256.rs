@@ -1,6 +1,7 @@
-//! The AVX2 + GFNI engine, for CPUs with GFNI that lack AVX-512: one gf2p8affineqb multiplies 32 bytes by a factor,
-//! given as an 8x8 bit matrix. All outputs of a pass live in registers while the inputs stream past. Invariant: a
-//! [`Kernel`] exists only on a CPU with the instructions. Must not know of anything but columns and factors.
+//! The AVX2 + GFNI engine, for CPUs with GFNI that lack AVX-512: one gf2p8affineqb multiplies 32 bytes by a
+//! factor, given as an 8x8 bit matrix. All outputs of a pass live in registers while the inputs stream past.
+//! Invariant: a [`Kernel`] exists only on a CPU with the instructions. Must not know of anything but columns
+//! and factors.
 #![allow(unsafe_code)]
 // Counted loops over const bounds index several arrays at once: the shape that unrolls into registers.
 #![allow(clippy::needless_range_loop)]
@@ -46,8 +47,8 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
     ahead: usize,
     part: usize,
 ) {
-    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of them, and
-    // for R matrices per input.
+    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of
+    // them, and for R matrices per input.
     unsafe {
         let mut sums = [[_mm256_setzero_si256(); S]; R];
         if STORE == ADD {

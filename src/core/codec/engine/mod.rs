@@ -1,7 +1,7 @@
-//! One interface over the implementations of the codec's arithmetic: a [`LinearMap`] holds the coefficients of some
-//! output columns in the form its engine reads and applies them to columns of bytes. Every engine gives the same
-//! bytes. Invariant: a kernel of an instruction set exists only after that set was detected on this CPU, so that
-//! applying it is safe. Must not know where coefficients come from or what a column means.
+//! One interface over the implementations of the codec's arithmetic: a [`LinearMap`] holds the coefficients
+//! of some output columns in the form its engine reads and applies them to columns of bytes. Every engine
+//! gives the same bytes. Invariant: a kernel of an instruction set exists only after that set was detected on
+//! this CPU, so that applying it is safe. Must not know where coefficients come from or what a column means.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -25,23 +25,24 @@ pub use xor::{xor, xor_into};
 /// One output of a map: the caller's name for the column (a row or column index) and its bytes.
 pub(super) type Output<'a> = (usize, &'a mut [u8]);
 
-/// How many bytes of all inputs together one pass should touch when several passes read them: they come from the
-/// second-level cache then. Half of the 1 to 2 MiB that CPUs with these instruction sets have per core.
+/// How many bytes of all inputs together one pass should touch when several passes read them: they come from
+/// the second-level cache then. Half of the 1 to 2 MiB that CPUs with these instruction sets have per core.
 const TILE_INPUT_BYTES: usize = 512 << 10;
 
 /// Passes are cut at multiples of this, so that every tile but the last is whole vectors and whole pages.
 const TILE_GRAIN_BYTES: usize = 4096;
 
-/// Widest pass over a single input. Reading one input again costs little, while columns at equal distances to a page
-/// boundary compete for the same few lines of the first-level cache.
+/// Widest pass over a single input. Reading one input again costs little, while columns at equal distances to
+/// a page boundary compete for the same few lines of the first-level cache.
 const OUTPUTS_OF_ONE_INPUT: usize = 4;
 
 /// Outputs of a call that touches more bytes than this are written around the cache: they would not stay in a
-/// second-level cache of the usual 2 MiB, and a store that goes through it first reads the memory it overwrites.
+/// second-level cache of the usual 2 MiB, and a store that goes through it first reads the memory it
+/// overwrites.
 const STREAM_BYTES_MIN: usize = 2 << 20;
 
-/// How far ahead kernels fetch inputs and outputs, in bytes. Measured: 512 to 1024 are equal for columns in memory,
-/// and less is wasted on short columns.
+/// How far ahead kernels fetch inputs and outputs, in bytes. Measured: 512 to 1024 are equal for columns in
+/// memory, and less is wasted on short columns.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_BYTES: usize = 512;
 

@@ -1,4 +1,5 @@
-//! The reference engine: safe Rust, one table of products per factor. Must not use anything of a particular CPU.
+//! The reference engine: safe Rust, one table of products per factor. Must not use anything of a particular
+//! CPU.
 
 use std::ops::Range;
 
@@ -8,7 +9,8 @@ use super::{Output, Store};
 /// Inputs are read once per output anyway; a pass per few outputs keeps one tile of the inputs in the cache.
 pub(super) const OUTPUTS_PER_PASS: usize = 16;
 
-/// Bytes of one output computed before moving on: it stays in the first-level cache while the inputs stream past.
+/// Bytes of one output computed before moving on: it stays in the first-level cache while the inputs stream
+/// past.
 const TILE_BYTES: usize = 4096;
 
 /// Applies `factors` (for each input, a factor per output) to bytes `range` of the columns.

@@ -28,12 +28,12 @@ pub(super) unsafe fn load<const SHAPE: u8>(from: *const u8, part: usize) -> __m2
     }
 }
 
-/// Writes `vector` to `to`, or its first `part` bytes in a step of shape [`PART`]. A step of shape [`AHEAD`] that does
-/// not read its outputs fetches the one at `ahead`.
+/// Writes `vector` to `to`, or its first `part` bytes in a step of shape [`PART`]. A step of shape [`AHEAD`]
+/// that does not read its outputs fetches the one at `ahead`.
 ///
 /// # Safety
-/// The CPU has AVX2; those bytes are writable, and `part < VECTOR` where it counts. `to` is aligned to a vector when
-/// the store is [`STREAM`].
+/// The CPU has AVX2; those bytes are writable, and `part < VECTOR` where it counts. `to` is aligned to a
+/// vector when the store is [`STREAM`].
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn store<const STORE: u8, const SHAPE: u8>(
@@ -42,8 +42,8 @@ pub(super) unsafe fn store<const STORE: u8, const SHAPE: u8>(
     ahead: *const u8,
     part: usize,
 ) {
-    // SAFETY: the caller vouches for a vector at `to`, or for `part` bytes, no more than `padded` has; a prefetch may
-    // name any address.
+    // SAFETY: the caller vouches for a vector at `to`, or for `part` bytes, no more than `padded` has; a
+    // prefetch may name any address.
     unsafe {
         match SHAPE {
             PART => {

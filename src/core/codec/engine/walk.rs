@@ -1,13 +1,14 @@
-//! What the vector engines share: `walk!` generates the code that picks a width and walks a range in steps of vectors.
-//! It is a macro because `target_feature` takes a literal: a function generic over engines could not be compiled for
-//! the instructions of each. Must not know what a step computes.
+//! What the vector engines share: `walk!` generates the code that picks a width and walks a range in steps of
+//! vectors. It is a macro because `target_feature` takes a literal: a function generic over engines could not
+//! be compiled for the instructions of each. Must not know what a step computes.
 
 /// The variants of [`super::Store`] as values that the compiler specialises for.
 pub(super) const REPLACE: u8 = 0;
 pub(super) const STREAM: u8 = 1;
 pub(super) const ADD: u8 = 2;
 
-/// A step over whole vectors that also fetches those further on; one that does not; one over part of a vector.
+/// A step over whole vectors that also fetches those further on; one that does not; one over part of a
+/// vector.
 pub(super) const AHEAD: u8 = 0;
 pub(super) const WHOLE: u8 = 1;
 pub(super) const PART: u8 = 2;
@@ -15,15 +16,15 @@ pub(super) const PART: u8 = 2;
 /// Bytes of a cache line on every x86-64 CPU.
 pub(super) const CACHE_LINE: usize = 64;
 
-/// Whether every output can be written around the cache from byte `start` on, by steps of whole cache lines: lines
-/// that are not filled in one go cost several times what streaming saves.
+/// Whether every output can be written around the cache from byte `start` on, by steps of whole cache lines:
+/// lines that are not filled in one go cost several times what streaming saves.
 pub(super) fn aligned(outputs: &[*mut u8], start: usize) -> bool {
     outputs.iter().all(|output| (output.addr() + start).is_multiple_of(CACHE_LINE))
 }
 
-/// Generates `Kernel::apply` and `run`. Arguments: the engine's target features, the type of a table entry, and for each
-/// number of outputs, how many vectors of them one step computes (outputs x vectors). The file of the engine defines
-/// `Kernel`, `VECTOR`, `OUTPUTS_PER_PASS` and
+/// Generates `Kernel::apply` and `run`. Arguments: the engine's target features, the type of a table entry,
+/// and for each number of outputs, how many vectors of them one step computes (outputs x vectors). The file
+/// of the engine defines `Kernel`, `VECTOR`, `OUTPUTS_PER_PASS` and
 ///
 /// ```ignore
 /// unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>(
@@ -36,8 +37,8 @@ pub(super) fn aligned(outputs: &[*mut u8], start: usize) -> bool {
 /// );
 /// ```
 ///
-/// A step computes `S` vectors of the `R` outputs at byte `at`; of shape [`AHEAD`], it also fetches those at `ahead`;
-/// of shape [`PART`], it computes the first `part` bytes of one vector and touches no others.
+/// A step computes `S` vectors of the `R` outputs at byte `at`; of shape [`AHEAD`], it also fetches those at
+/// `ahead`; of shape [`PART`], it computes the first `part` bytes of one vector and touches no others.
 macro_rules! walk {
     ($features:literal, [$table:ty], $($width:literal x $strips:literal),*) => {
         impl Kernel {
@@ -58,8 +59,8 @@ macro_rules! walk {
                 assert!(outputs.iter().all(|(_, column)| column.len() >= range.end));
                 match outputs.len() {
                     0 => {}
-                    // SAFETY: `self` proves the instructions; the assertions above are the function's contract, the
-                    // array length being the one just matched.
+                    // SAFETY: `self` proves the instructions; the assertions above are the function's
+                    // contract, the array length being the one just matched.
                     $($width => unsafe {
                         let pointers: [*mut u8; $width] = std::array::from_fn(|i| outputs[i].1.as_mut_ptr());
                         match store {
@@ -83,8 +84,8 @@ macro_rules! walk {
         /// Walks `range` in steps of `S` vectors, then of one, then of the bytes that are left.
         ///
         /// # Safety
-        /// The CPU has the instructions; `inputs` and `outputs` are valid up to `range.end`, outputs writable and
-        /// disjoint from everything else; `tables` holds `R` entries per input.
+        /// The CPU has the instructions; `inputs` and `outputs` are valid up to `range.end`, outputs writable
+        /// and disjoint from everything else; `tables` holds `R` entries per input.
         #[target_feature(enable = $features)]
         unsafe fn run<const R: usize, const S: usize, const STORE: u8>(
             tables: &[$table],

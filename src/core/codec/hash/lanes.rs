@@ -1,5 +1,6 @@
-//! BLAKE3 of many 4 KiB blocks at once. A block is four chunks of 1 KiB, so one block alone fills four lanes of a
-//! register of sixteen; the same chunk of sixteen blocks fills all. The tree over four chunks: two parents and the root.
+//! BLAKE3 of many 4 KiB blocks at once. A block is four chunks of 1 KiB, so one block alone fills four lanes
+//! of a register of sixteen; the same chunk of sixteen blocks fills all. The tree over four chunks: two
+//! parents and the root.
 //!
 //! The kernel is the blake3 crate's own for many inputs, which it offers for benchmarks without a promise of
 //! stability: the version is fixed in Cargo.toml, and a test compares with what the crate promises.

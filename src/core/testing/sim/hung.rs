@@ -1,5 +1,6 @@
-//! Operations of simulated disks that do not end: what a disk on a filesystem that hangs does. They stay with the array, as its
-//! driver must keep their buffers, until the disk ends them after all; meanwhile the driver may lose patience.
+//! Operations of simulated disks that do not end: what a disk on a filesystem that hangs does. They stay with
+//! the array, as its driver must keep their buffers, until the disk ends them after all; meanwhile the driver
+//! may lose patience.
 
 use super::super::faults::fault;
 use super::SimArray;

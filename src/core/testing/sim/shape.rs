@@ -17,10 +17,11 @@ pub struct SimShape {
     pub checksum: ChecksumKind,
     /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
     pub log_bytes: Option<u64>,
-    /// Bytes from which on fetched blocks and new parity are given away as jobs; None: at random, by the seed, so that
-    /// half of all runs give away what is a block or a few, and the others next to nothing.
+    /// Bytes from which on fetched blocks and new parity are given away as jobs; None: at random, by the
+    /// seed, so that half of all runs give away what is a block or a few, and the others next to nothing.
     pub job_bytes: Option<usize>,
-    /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
+    /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used
+    /// again.
     pub free_slots: Option<u64>,
     /// Bytes of memory for pages of checksums in place of the default: pages that are read again and again.
     pub page_cache: Option<usize>,

@@ -101,7 +101,8 @@ impl Run {
         }
     }
 
-    /// Copies of some disks or of all, as they would be after a power cut or as they are while they are in use.
+    /// Copies of some disks or of all, as they would be after a power cut or as they are while they are in
+    /// use.
     fn copy_disks(&mut self) {
         let (all, durable, moment) = (self.random.one_in(3), self.random.one_in(2), self.oracle.now());
         let one = self.random.index(self.sim.disks.len());
@@ -118,7 +119,8 @@ impl Run {
         self.copies.drain(..surplus);
     }
 
-    /// Sectors of many rows become unreadable, in each on no more members than may be sick beside those that are.
+    /// Sectors of many rows become unreadable, in each on no more members than may be sick beside those that
+    /// are.
     fn scatter_bad_sectors(&mut self) {
         let spare = self.spare_members.saturating_sub(self.impaired().count_ones() as usize);
         if spare == 0 {
