@@ -88,7 +88,7 @@ const fn affine_table() -> [u64; 256] {
 /// `EXP[i]` is 2^i, for i in 0..=255.
 pub(super) static EXP: [u8; 256] = exp_table();
 
-/// `LOG[a]` is the i in 0..255 with 2^i = a. `LOG[0]` is meaningless: callers never ask for it.
+/// `LOG[a]` is the i in 0..255 with 2^i = a. `LOG[0]` is meaningless: callers never read it.
 pub(super) static LOG: [u8; 256] = log_table();
 
 /// `PRODUCT[a][b]` is a times b.

@@ -4,9 +4,9 @@
 //! matrix of Gibraltar, Backblaze and reed-solomon-erasure. Multiplying such a matrix by the inverse of its
 //! top k rows means: column i of a codeword is the value at the field element i of the polynomial of degree <
 //! k that takes the data bytes at 0..k. So the coefficients from k present columns to any other column are
-//! the Lagrange basis polynomials at that column, O(k^2) table look-ups instead of the O(k^3) of a matrix
-//! inversion, with the same result. Encoding is the case in which the data columns are present. Must not know
-//! of engines or bytes of columns.
+//! the Lagrange basis polynomials at that column: the same result as a matrix inversion, with O(k^2) table
+//! look-ups instead of O(k^3). Encoding is the case in which the data columns are the present ones. Must not
+//! know of engines or bytes of columns.
 
 use super::gf::{EXP, LOG, ORDER};
 

@@ -1,10 +1,9 @@
-//! Reed-Solomon coding of columns of bytes: k data columns, m parity columns, any k of them give back the
-//! rest.
+//! Reed-Solomon coding of columns of bytes: of k data and m parity columns, any k determine the rest.
 //!
 //! The field is GF(2^8) over 0x11D and the matrix is the systematic Vandermonde matrix of Gibraltar,
 //! Backblaze and the reed-solomon-erasure crate, byte for byte. Columns 0..k are data, k..k+m parity.
-//! Invariants: every engine writes the same bytes, and a byte of a parity depends on the bytes at its own
-//! position only, so that any piece of a stripe can be coded alone. Must not know of members, stripes or
+//! Invariants: every engine writes the same bytes, and a byte of a parity depends only on the bytes at its
+//! own position, so that any byte range of a stripe can be coded alone. Must not know of members, stripes or
 //! layouts: a column here is a slice.
 
 pub mod bench;
@@ -65,7 +64,7 @@ pub enum CodecError {
     /// The environment variable [`ENGINE_VARIABLE`] names no engine.
     #[error("environment variable CALPE_ENGINE")]
     EngineVariable(#[from] UnknownEngine),
-    /// Recovery was given another number of present columns than k.
+    /// Recovery was given more or fewer than k present columns.
     #[error("recovery needs exactly {needed} present columns, not {given}")]
     PresentCount {
         /// Present columns given.
@@ -203,7 +202,8 @@ impl Codec {
     }
 
     /// Computes `wanted` columns, data or parity, from exactly k distinct `present` ones; any order, no
-    /// column twice. The factors of a pattern of columns are computed on first sight (k^2 look-ups) and kept.
+    /// column twice. The factors of a pattern of columns are computed when it first occurs (k^2 look-ups) and
+    /// kept.
     ///
     /// # Errors
     /// When the columns are not as described or not of one length; nothing is written then.
@@ -230,9 +230,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Whether all given columns belong to one codeword: the first k of them determine the others. With no
-    /// more than k columns there is nothing to contradict and the answer is true. Uses a fixed scratch of 32
-    /// KiB.
+    /// Whether all given columns belong to one codeword: the first k of them determine the others. Exactly k
+    /// columns always do. Uses a fixed scratch of 32 KiB.
     ///
     /// # Panics
     /// When there are fewer than k columns, a column is named twice or does not exist, or lengths differ.
@@ -266,7 +265,7 @@ impl Codec {
 }
 
 impl Shared {
-    /// Whether `parity` is rows 0..m in order, for which the maps are ready.
+    /// Whether `parity` is rows 0..m in order, whose maps are made with the codec.
     fn is_every_row(&self, parity: &[Output<'_>]) -> bool {
         parity.len() == self.parity && parity.iter().enumerate().all(|(index, (row, _))| index == *row)
     }
@@ -294,7 +293,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The map from the first k of `columns`, all different, to the rest of them, out of the cache if it is
+    /// The map from the first k of `columns`, all different, to the rest of them; from the cache if it is
     /// there.
     fn map(&self, columns: impl Iterator<Item = usize>) -> Arc<LinearMap> {
         let key = Key::new(columns);
@@ -306,7 +305,7 @@ impl Shared {
 
     /// The map from the delta of one data column to some parities.
     fn update_map(&self, column: usize, parities: impl Iterator<Item = usize>) -> Arc<LinearMap> {
-        // No map from k columns has a key that opens with a column that no code has.
+        // Keys of maps from k columns never begin with COLUMNS_MAX, which no column has as its index.
         let key = Key::new([COLUMNS_MAX, column].into_iter().chain(parities));
         self.others.get_or_insert(key.bytes(), || {
             let present: Vec<u8> = (0..self.data as u8).collect();

@@ -16,7 +16,7 @@ use crate::testing::Noise;
 const LENGTHS: [usize; 20] =
     [0, 1, 2, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 255, 257, 1000, 4095, 4096, 4097];
 
-/// What outputs hold before they are computed, and what lies around them for good.
+/// What outputs hold before they are computed, and what the bytes around them must still hold afterwards.
 const POISON: u8 = 0xA5;
 
 /// Bytes around an output that must stay as they were: more than one vector.
@@ -66,8 +66,8 @@ fn reference_codeword(data: usize, parity: usize, length: usize, noise: &mut Noi
 }
 
 /// Fills in the parities of `columns`. Miri objects to pointer arithmetic inside the reference crate, so
-/// there the reference is the portable engine, which the vector and this very comparison outside Miri vouch
-/// for.
+/// under Miri the reference is the portable engine, which the published vector and this comparison outside
+/// Miri verify.
 fn encode_by_reference(data: usize, columns: &mut [Vec<u8>]) {
     let parity = columns.len() - data;
     if cfg!(miri) {
@@ -86,7 +86,7 @@ fn slices(columns: &[Vec<u8>]) -> Vec<&[u8]> {
     columns.iter().map(Vec::as_slice).collect()
 }
 
-/// The rows named, computed into fresh canvases.
+/// The named rows, computed into fresh canvases.
 fn encoded(codec: &Codec, data: &[&[u8]], rows: &[usize], misalignment: usize) -> Vec<Canvas> {
     let mut canvases: Vec<Canvas> = rows
         .iter()
@@ -388,7 +388,7 @@ fn no_engine_touches_a_byte_beyond_either_end_of_a_column() {
                     for (row, bytes) in &rows {
                         assert!(**bytes == columns[data + row], "{engine}: {data}+{parity}, {length} bytes");
                     }
-                    // Twice the same delta adds nothing, but goes through all the code of updates.
+                    // The same delta applied twice cancels out, but exercises all the code of updates.
                     codec.update(data - 1, inputs[0], &mut rows);
                     codec.update(data - 1, inputs[0], &mut rows);
                     for (row, bytes) in &rows {
@@ -437,7 +437,7 @@ fn consistency_fails_for_any_single_damaged_byte_in_any_column() {
                     columns[damaged][position] ^= flip;
                     let named: Vec<(usize, &[u8])> = slices(&columns).into_iter().enumerate().collect();
                     assert!(!codec.consistent(&named), "{engine}: byte {position} of column {damaged}");
-                    // Any surplus of one suffices, wherever the damage is among the k + 1 columns.
+                    // One surplus column suffices, wherever the damage is among the k + 1 columns.
                     let mut few: Vec<(usize, &[u8])> =
                         named.iter().copied().filter(|(column, _)| *column != damaged).take(3).collect();
                     few.insert(noise.below(4), named[damaged]);

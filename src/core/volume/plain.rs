@@ -1,8 +1,8 @@
-//! The plain volume: logical stripe `i` is slot `i`. Cuts client requests into pieces of one slot each, hands
-//! them to the array with bounded parallelism, and answers when the last piece is done.
+//! The plain volume: logical stripe `i` is slot `i`. Cuts client requests into parts of one slot each, hands
+//! them to the array with bounded parallelism, and answers when the last part is done.
 //!
-//! Invariant: a request is answered once, after all its pieces have ended; the first error is its answer. A
-//! zeroing request of any length holds a bounded number of pieces. Must not know of members.
+//! Invariant: a request is answered once, after all its parts have ended; the first error is its answer. A
+//! zeroing request of any length has a bounded number of parts under way. Must not know of members.
 
 use super::api::{
     AdminError, AdminOutcome, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
@@ -27,16 +27,17 @@ pub struct PlainVolume {
     pool: Pool,
     stripe_bytes: u64,
     requests: Slab<Request>,
-    /// Zeroes for the parts of zeroing requests that are not whole stripes, at most one stripe long.
+    /// One stripe of zeroes, for the ends of zeroing requests that are not whole stripes; allocated at first
+    /// use.
     zeroes: Option<Buf>,
-    /// What the request that begins is called, and where it is.
+    /// Name and byte range, for messages, of the request that is being started.
     named: (&'static str, Option<(VolumeOffset, u64)>),
 }
 
 struct Request {
     id: RequestId,
     kind: Kind,
-    /// What it is called, and the bytes of the volume that it is about, for people.
+    /// Its name and byte range in the volume, for messages.
     what: &'static str,
     place: Option<(VolumeOffset, u64)>,
     pending: usize,
@@ -44,7 +45,8 @@ struct Request {
 }
 
 enum Kind {
-    /// The pieces of the reply, by place, and whether zeroes may stay out of it.
+    /// The parts of the reply in the order of their offsets. `sparse`: the reply may describe zeroes instead
+    /// of holding them.
     Read {
         parts: Vec<Option<Part>>,
         sparse: bool,
@@ -62,21 +64,21 @@ enum Kind {
     Health(Range<u64>),
 }
 
-/// A piece of a read: its bytes, and what of them is zeroes and not filled in.
+/// A part of a read: its bytes, and the ranges of them that are zeroes and were not filled in.
 type Part = (BufMut, Vec<Range<usize>>);
 
-/// Runs of data in one answer. What is split further costs more to send than the zeroes in between.
+/// Most runs of data in one reply: more of them cost more to send than the zeroes between them.
 const SPARSE_RUNS_MAX: usize = 16;
 
-/// Pieces of one zeroing request under way at one time.
-const ZERO_PIECES_MAX: usize = 4;
+/// Most parts of one zeroing request under way at one time.
+const ZERO_PARTS_MAX: usize = 4;
 
-/// Chunks, with parity, that one part of a request without payload covers: a discard takes 60 ns
-/// for each, so that a part keeps the thread that serves everybody for 50 us.
+/// Chunks, parity included, covered by one part of a request without payload. A discard takes 60 ns for each,
+/// so one part holds the thread that serves all clients for 50 us.
 const PART_CHUNKS: u64 = 768;
 
-/// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest
-/// stripes (one 4 KiB chunk) has 2^13 pieces.
+/// Low bits of a [`StripeRequestId`], which hold the part's index in its request: a request of 32 MiB in the
+/// smallest stripes (one 4 KiB chunk) has 2^13 parts.
 const PLACE_BITS: u32 = 20;
 
 impl PlainVolume {
@@ -115,8 +117,8 @@ impl PlainVolume {
         self.driven.array_mut().keep_scrub_paused();
     }
 
-    /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do
-    /// not.
+    /// The hash of the block at `offset` according to the array's cached pages, or None when its page is not
+    /// cached; for tests.
     pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);
         let chunk = u64::from(self.driven.array().geometry().chunk);
@@ -125,7 +127,7 @@ impl PlainVolume {
     }
 
     /// Cuts a byte range of the volume at stripe boundaries: (stripe, offset in it, length).
-    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = (StripeIndex, usize, usize)> + use<> {
+    fn parts(&self, offset: u64, len: u64) -> impl Iterator<Item = (StripeIndex, usize, usize)> + use<> {
         let (stripe_bytes, end) = (self.stripe_bytes, offset + len);
         let mut at = offset;
         std::iter::from_fn(move || {
@@ -133,10 +135,10 @@ impl PlainVolume {
                 return None;
             }
             let within = at % stripe_bytes;
-            let piece = (stripe_bytes - within).min(end - at);
+            let part = (stripe_bytes - within).min(end - at);
             let stripe = StripeIndex(at / stripe_bytes);
-            at += piece;
-            Some((stripe, within as usize, piece as usize))
+            at += part;
+            Some((stripe, within as usize, part as usize))
         })
     }
 
@@ -155,7 +157,7 @@ impl PlainVolume {
                 self.submit(now, request, 0, StripeRequest::Flush);
             }
             ClientRequest::Trim { offset, len, fua } => {
-                // Only whole stripes give space back; the ragged ends of a trim keep their bytes.
+                // Only whole stripes are trimmed; the ragged ends of the range keep their bytes.
                 let start = offset.0.next_multiple_of(self.stripe_bytes);
                 let end = (offset.0 + len) / self.stripe_bytes * self.stripe_bytes;
                 self.zero(now, id, start..end.max(start), fua);
@@ -177,7 +179,7 @@ impl PlainVolume {
         }
     }
 
-    /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known
+    /// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
     /// beforehand.
     fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
@@ -191,15 +193,15 @@ impl PlainVolume {
 
     fn submit(&mut self, now: Timestamp, request: usize, place: usize, stripe_request: StripeRequest) {
         self.requests[request].pending += 1;
-        let piece = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
-        self.driven.array_mut().submit(now, piece, stripe_request);
+        let part = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
+        self.driven.array_mut().submit(now, part, stripe_request);
     }
 
     fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
-        let pieces = self.pieces(offset.0, buf.len() as u64);
+        let parts = self.parts(offset.0, buf.len() as u64);
         let request = self.start(id, Kind::Read { parts: Vec::new(), sparse });
         let mut rest = buf;
-        for (place, (stripe, within, len)) in pieces.enumerate() {
+        for (place, (stripe, within, len)) in parts.enumerate() {
             let tail = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, tail);
             if let Kind::Read { parts, .. } = &mut self.requests[request].kind {
@@ -212,9 +214,9 @@ impl PlainVolume {
     fn write(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, data: &Buf, fua: bool) {
         let request = self.start(id, Kind::Write);
         let mut at = 0;
-        for (place, (stripe, within, len)) in self.pieces(offset.0, data.len() as u64).enumerate() {
-            let piece = StripeRequest::Write { stripe, offset: within, data: data.slice(at..at + len), fua };
-            self.submit(now, request, place, piece);
+        for (place, (stripe, within, len)) in self.parts(offset.0, data.len() as u64).enumerate() {
+            let part = StripeRequest::Write { stripe, offset: within, data: data.slice(at..at + len), fua };
+            self.submit(now, request, place, part);
             at += len;
         }
     }
@@ -223,7 +225,7 @@ impl PlainVolume {
         let request = self.start(id, Kind::Zero { left, fua });
         self.continue_zero(now, request);
         if self.requests[request].pending == 0 {
-            // Nothing to zero: a flush is the shortest way that ends like every other request.
+            // Nothing to zero: a flush is the cheapest way to end like every other request.
             if let Kind::Zero { fua, .. } = &mut self.requests[request].kind {
                 *fua = false;
             }
@@ -231,9 +233,9 @@ impl PlainVolume {
         }
     }
 
-    /// Sends the next pieces of a zeroing request.
+    /// Sends the next parts of a zeroing request.
     fn continue_zero(&mut self, now: Timestamp, request: usize) {
-        while self.requests[request].pending < ZERO_PIECES_MAX && self.requests[request].error.is_none() {
+        while self.requests[request].pending < ZERO_PARTS_MAX && self.requests[request].error.is_none() {
             let Kind::Zero { left, .. } = &mut self.requests[request].kind else {
                 return;
             };
@@ -282,15 +284,15 @@ impl PlainVolume {
         (StripeIndex(first), end - first)
     }
 
-    fn piece_done(
+    fn part_done(
         &mut self,
         now: Timestamp,
-        piece: StripeRequestId,
+        part: StripeRequestId,
         result: Result<StripeReply, ClientError>,
         out: &mut VolumeOutput,
     ) {
-        let key = (piece.0 >> PLACE_BITS) as usize;
-        let place = (piece.0 & ((1 << PLACE_BITS) - 1)) as usize;
+        let key = (part.0 >> PLACE_BITS) as usize;
+        let place = (part.0 & ((1 << PLACE_BITS) - 1)) as usize;
         let request = &mut self.requests[key];
         request.pending -= 1;
         let (mut holes, mut health) = (None, Vec::new());
@@ -352,8 +354,8 @@ impl Volume for PlainVolume {
         if let Some((id, request)) = self.driven.take(now, event, out) {
             self.client(now, id, request, out);
         }
-        while let Some((piece, result)) = self.driven.next_ended() {
-            self.piece_done(now, piece, result, out);
+        while let Some((part, result)) = self.driven.next_ended() {
+            self.part_done(now, part, result, out);
         }
         self.driven.pass_on(now, self.requests.is_empty(), out);
     }
@@ -364,7 +366,7 @@ impl Volume for PlainVolume {
 
     fn part_len(&self, request: &ClientRequest) -> u64 {
         let (offset, len) = match *request {
-            // It must fail before any of it is done.
+            // Such a request must fail before any part of it is done.
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
                 if !(may_unmap && self.zeroes_fast(offset, len)) =>
             {
@@ -398,7 +400,7 @@ impl Volume for PlainVolume {
     }
 }
 
-/// What a request is called, and the bytes that it is about.
+/// The name of a request in messages, and its byte range.
 fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)>) {
     match *request {
         ClientRequest::Read { offset, ref buf } | ClientRequest::ReadSparse { offset, ref buf } => {
@@ -413,13 +415,14 @@ fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)
     }
 }
 
-/// The answer to a read: runs of data and of zeroes where they may and where that pays, else one buffer.
+/// The reply to a read: runs of data and of zeroes where the client accepts them and they pay, else one
+/// buffer.
 fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientReply {
     let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
     if parts.iter().all(|(_, zeroes)| zeroes.is_empty()) {
         return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
     }
-    // Each run of zeroes ends a run of data at most.
+    // Each run of zeroes ends at most one run of data.
     let runs: usize = parts.iter().map(|(_, zeroes)| zeroes.len() + 1).sum();
     if !sparse || runs > SPARSE_RUNS_MAX && data_runs(&parts) > SPARSE_RUNS_MAX {
         for (buf, zeroes) in &mut parts {
@@ -445,7 +448,7 @@ fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientRepl
     ClientReply::Sparse(runs)
 }
 
-/// Runs of data between the zeroes of the pieces of a read, which touch one another.
+/// Number of runs of data between the zeroes of a read. A run may extend over several parts.
 fn data_runs(parts: &[Part]) -> usize {
     let (mut count, mut in_data) = (0, false);
     for (buf, zeroes) in parts {
@@ -462,7 +465,7 @@ fn data_runs(parts: &[Part]) -> usize {
     count
 }
 
-/// Appends data, to what is there if memory allows.
+/// Appends data: to the last run if that is adjacent in memory, else as a run of its own.
 fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
     if buf.is_empty() {
         return;
@@ -474,8 +477,8 @@ fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
     runs.extend(rest.map(ReadRun::Data));
 }
 
-/// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in
-/// memory; only then are bytes copied.
+/// Joins the parts of a read into one buffer. Bytes are copied only when the array read a part into other
+/// memory.
 fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
     let mut runs: Vec<BufMut> = Vec::with_capacity(1);
     for part in parts {
@@ -517,14 +520,13 @@ mod tests {
     use super::*;
     use crate::volume::Health;
 
-    /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes,
-    /// elsewhere.
-    fn piece(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
+    /// A part of a read, `bytes` long: sevens, with rubbish in the ranges that are reported as zeroes.
+    fn part(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
         let tail = buf.split_off(bytes);
-        let mut piece = std::mem::replace(buf, tail);
-        piece.fill(7);
-        zeroes.iter().for_each(|zeroes| piece[zeroes.clone()].fill(0xbb));
-        (piece, zeroes.to_vec())
+        let mut part = std::mem::replace(buf, tail);
+        part.fill(7);
+        zeroes.iter().for_each(|zeroes| part[zeroes.clone()].fill(0xbb));
+        (part, zeroes.to_vec())
     }
 
     /// Runs as (bytes, whether they are data).
@@ -545,16 +547,16 @@ mod tests {
         }
     }
 
-    /// A read of 64 KiB in pieces of 16 KiB with these zeroes.
+    /// A read of 64 KiB in parts of 16 KiB with these zeroes.
     fn reply(sparse: bool, zeroes: [&[Range<usize>]; 4]) -> ClientReply {
         let pool = Pool::new(1 << 20).expect("address space");
         let mut buf = pool.alloc(65536);
-        let parts = zeroes.map(|zeroes| Some(piece(&mut buf, 16384, zeroes))).into();
+        let parts = zeroes.map(|zeroes| Some(part(&mut buf, 16384, zeroes))).into();
         read_reply(&pool, parts, sparse)
     }
 
     #[test]
-    fn zeroes_of_neighbouring_pieces_are_one_run_and_data_too() {
+    fn zeroes_of_neighbouring_parts_are_one_run_and_data_too() {
         let whole = || 0..16384usize;
         let none: &[Range<usize>] = &[];
         assert_eq!(shape(&reply(true, [none; 4])), [(65536, true)]);
@@ -567,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_no_parts_gets_bytes_and_so_does_who_would_get_too_many() {
+    fn a_reply_is_one_buffer_unless_sparse_is_asked_for_and_pays() {
         let some: &[Range<usize>] = &[0..4096, 8192..12288];
         let ClientReply::Data(bytes) = reply(false, [some; 4]) else { panic!("bytes") };
         for (at, block) in bytes.chunks(4096).enumerate() {

@@ -1,5 +1,5 @@
-//! The reference engine: safe Rust, one table of products per factor. Must not use anything of a particular
-//! CPU.
+//! The reference engine: safe Rust, one table of products per factor. Must not use instructions of a
+//! particular CPU.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ fn add_product(output: &mut [u8], input: &[u8], factor: u8) {
     }
 }
 
-/// The loop of [`super::xor_into`], inlined so that it takes the instructions of its caller.
+/// The loop of [`super::xor_into`], inlined so that it is compiled for the instructions of its caller.
 #[inline(always)]
 pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
     for (out, &byte) in dst.iter_mut().zip(src) {
@@ -54,7 +54,7 @@ pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
     }
 }
 
-/// The loop of [`super::xor()`], inlined so that it takes the instructions of its caller.
+/// The loop of [`super::xor()`], inlined so that it is compiled for the instructions of its caller.
 #[inline(always)]
 pub(super) fn xor_loop(dst: &mut [u8], a: &[u8], b: &[u8]) {
     for (out, (&a, &b)) in dst.iter_mut().zip(a.iter().zip(b)) {

@@ -13,11 +13,11 @@ pub(super) const VECTOR: usize = 32;
 /// The vector at `from`; in a step of shape [`PART`], its first `part` bytes and zeroes.
 ///
 /// # Safety
-/// The CPU has AVX2; those bytes are readable, and `part < VECTOR` where it counts.
+/// The CPU has AVX2; the bytes named above are readable, and `part < VECTOR` when the shape is [`PART`].
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn load<const SHAPE: u8>(from: *const u8, part: usize) -> __m256i {
-    // SAFETY: the caller vouches for a vector at `from`, or for `part` bytes, which `padded` has room for.
+    // SAFETY: the caller vouches for a vector at `from`, or for `part` bytes, which fit into `padded`.
     unsafe {
         if SHAPE != PART {
             return _mm256_loadu_si256(from.cast());
@@ -32,8 +32,8 @@ pub(super) unsafe fn load<const SHAPE: u8>(from: *const u8, part: usize) -> __m2
 /// that does not read its outputs fetches the one at `ahead`.
 ///
 /// # Safety
-/// The CPU has AVX2; those bytes are writable, and `part < VECTOR` where it counts. `to` is aligned to a
-/// vector when the store is [`STREAM`].
+/// The CPU has AVX2; the bytes named above are writable, and `part < VECTOR` when the shape is [`PART`]. `to`
+/// is aligned to a vector when the store is [`STREAM`].
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn store<const STORE: u8, const SHAPE: u8>(
@@ -42,7 +42,7 @@ pub(super) unsafe fn store<const STORE: u8, const SHAPE: u8>(
     ahead: *const u8,
     part: usize,
 ) {
-    // SAFETY: the caller vouches for a vector at `to`, or for `part` bytes, no more than `padded` has; a
+    // SAFETY: the caller vouches for a vector at `to`, or for `part` bytes, fewer than `padded` has; a
     // prefetch may name any address.
     unsafe {
         match SHAPE {

@@ -7,7 +7,7 @@ pub(super) const REPLACE: u8 = 0;
 pub(super) const STREAM: u8 = 1;
 pub(super) const ADD: u8 = 2;
 
-/// A step over whole vectors that also fetches those further on; one that does not; one over part of a
+/// The shapes of a step: over whole vectors, fetching those further on; over whole vectors; over part of a
 /// vector.
 pub(super) const AHEAD: u8 = 0;
 pub(super) const WHOLE: u8 = 1;
