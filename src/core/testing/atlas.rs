@@ -34,7 +34,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All of them.
+    /// All places.
     pub const ALL: [Place; 5] = [Place::Superblock, Place::Log, Place::Pages, Place::Data, Place::Parity];
 }
 
@@ -60,7 +60,7 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Damage; 8] = [
         Damage::Flip,
         Damage::ZeroSector,

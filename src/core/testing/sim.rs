@@ -351,7 +351,7 @@ impl SimArray {
         }
     }
 
-    /// The operations in flight, in the order of submission.
+    /// The operations in flight that do not hang, in no fixed order.
     pub fn queued(&self) -> impl Iterator<Item = (u32, &IoOp)> {
         self.queue.iter().map(|(device, _, op, _)| (device.0, op))
     }
