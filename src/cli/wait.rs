@@ -337,7 +337,9 @@ fn look_at_repair(array: &ArrayReport) -> Look {
     }
     match repair_left(array) {
         Some(left) => Look::Failed(format!("repair is complete: {left}")),
-        None => Look::Succeeded("repair is complete: everything that was known to be damaged can be read".into()),
+        None => {
+            Look::Succeeded("repair is complete: everything that was known to be damaged can be read".into())
+        }
     }
 }
 
@@ -378,7 +380,9 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
             };
             Look::Failed(format!("scrub is complete: {}{unverified}{standing}", compared_nothing(array)))
         }
-        Some(LastScrub { errors: 0, .. }) => Look::Succeeded(format!("scrub is complete: no errors{unverified}")),
+        Some(LastScrub { errors: 0, .. }) => {
+            Look::Succeeded(format!("scrub is complete: no errors{unverified}"))
+        }
         Some(LastScrub { errors, repaired, .. }) => {
             // Errors in what this scrub did not check may have been counted by an earlier one.
             let whose = if unverified.is_empty() { "" } else { " of this scrub or an earlier one" };
@@ -670,7 +674,10 @@ mod tests {
         let told = "8 KiB of the volume cannot be read: 'calpe status -v tank' lists where";
         assert_eq!(waiter.look(&complete), Look::Succeeded(format!("rebuild is complete: 1 member; {told}")));
         let mut waiter = Waiter::new(Goal::Replacement { new: "/srv/m1".into() });
-        assert_eq!(waiter.look(&complete), Look::Succeeded(format!("member 1 is rebuilt on /srv/m1; {told}")));
+        assert_eq!(
+            waiter.look(&complete),
+            Look::Succeeded(format!("member 1 is rebuilt on /srv/m1; {told}"))
+        );
     }
 
     #[test]
@@ -773,7 +780,10 @@ mod tests {
         let look = passes(&[ScanKind::Scrub]).look(&scrubbed);
         assert!(is_bad(&look, "and the last scrub found 3 errors, 2 blocks repaired"), "{look:?}");
         for mut waiter in [every(), passes(&[ScanKind::Rebuild])] {
-            assert!(matches!(waiter.look(&scrubbed), Look::Succeeded(_)), "whatever was found before a rebuild");
+            assert!(
+                matches!(waiter.look(&scrubbed), Look::Succeeded(_)),
+                "whatever was found before a rebuild"
+            );
         }
         assert!(is_bad(&passes(&kinds).look(&scrubbed), "the last scrub found 3 errors"), "all were named");
         let mut lost = array("tank");

@@ -164,7 +164,7 @@ fn ext(device: &Ends<'_>, found: &mut Vec<Signature>) {
     let ro_compat = device.le(SUPERBLOCK + 100, 4);
     const JOURNAL: u64 = 0x4;
     const JOURNAL_DEVICE: u64 = 0x8;
-    // Outside the masks: features that ext3 has: filetype, recover, meta_bg; sparse_super, large_file,
+    // The masks hold the features that ext3 has: filetype, recover, meta_bg; sparse_super, large_file,
     // btree_dir.
     let beyond_ext3 = incompat & !0x16 != 0 || ro_compat & !0x7 != 0;
     let name = match () {

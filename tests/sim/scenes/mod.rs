@@ -1,4 +1,4 @@
-//! Scenes that tests play with every rule kept, and that `mutations` plays with one rule broken.
+//! Scenes that tests run with every rule kept, and that `mutations` runs with one rule broken.
 #![allow(dead_code)] // with debug assertions alone all of them are played
 
 pub mod page_faults;
@@ -24,7 +24,7 @@ pub fn filled(data: u16, parity: u16, checksum: ChecksumKind) -> (SimArray, Vec<
     (sim, model)
 }
 
-/// Lets so many seconds pass with everything executed that comes up, whatever hangs meanwhile.
+/// Lets this many seconds pass, executing every operation that comes up, whatever hangs meanwhile.
 pub fn live(sim: &mut SimArray, seconds: u64) {
     for _ in 0..seconds * 10 {
         while sim.step() {}

@@ -364,7 +364,7 @@ impl Export {
         late.jobs.is_empty() && !late.busy && !self.connected().iter().any(hung)
     }
 
-    /// Whether no request is delayed.
+    /// Whether no request is delayed or unanswered.
     pub fn is_idle(&self) -> bool {
         let late = lock(&self.0.late);
         let unanswered = |connection: &Arc<Connection>| connection.unanswered.load(Ordering::Acquire) > 0;
@@ -520,7 +520,8 @@ impl Export {
         self.0.late_changed.notify_one();
     }
 
-    /// Handles the end of a connection: its delayed requests are done soon, or never.
+    /// Handles the end of a connection: its delayed changes are done soon, or never; delayed reads and
+    /// replies are dropped.
     fn orphan(&self, connection: &Arc<Connection>) {
         let mut late = lock(&self.0.late);
         let own = |job: &Job| std::ptr::eq(job.connection.as_ptr(), Arc::as_ptr(connection));

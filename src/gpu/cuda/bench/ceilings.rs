@@ -14,7 +14,7 @@ use crate::device::DeviceError;
 /// Bytes of a copy over the link.
 const LINK_BYTES: usize = 512 << 20;
 
-/// Number of copies into which each direction is cut when both run at once.
+/// Number of copies into which each direction is divided when both run at once.
 const PIECES: usize = 64;
 
 /// Bytes of a copy inside the device.
