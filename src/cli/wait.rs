@@ -23,7 +23,7 @@ pub(super) const POLL: Duration = Duration::from_millis(250);
 /// paused by an administrator.
 const PAUSED_LOOKS: u32 = 8;
 
-/// What is waited for.
+/// The end that is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
     /// The end of all passes of these kinds that run.
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuild_that_is_complete_tells_what_nobody_could_build() {
+    fn a_complete_rebuild_says_how_much_it_could_not_build() {
         let mut waiter = all();
         waiter.look(&rebuilding());
         let mut complete = array("tank");
@@ -821,7 +821,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_paused_is_not_waited_for_without_end() {
+    fn a_paused_pass_is_not_waited_for_without_end() {
         let mut paused = array("tank");
         paused.scan = vec![scan(ScanKind::Scrub, 1, 10)];
         paused.scan[0].paused = true;

@@ -6,7 +6,7 @@ use calpe_core::testing::{Random, SimArray, SimShape};
 use calpe_core::units::{MemberIndex, VolumeOffset};
 use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest};
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,

@@ -14,7 +14,7 @@ const CHUNK: usize = 16384;
 const ROWS: u64 = (CHUNK / BLOCK) as u64;
 const STRIPES: u64 = 240;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -137,7 +137,7 @@ fn what_cannot_be_read_after_it_was_rewritten_is_not_repaired_until_it_can() {
         assert_eq!(
             array.conditions_of(0),
             [],
-            "scrubs: {scrubs}: it has passed, and nobody has read anything"
+            "scrubs: {scrubs}: it has passed, and no client has read anything"
         );
         array.verify();
         assert_eq!(array.state_of(0), MemberState::Online);
@@ -497,7 +497,7 @@ fn a_row_index_is_a_place_on_every_member() {
 /// Blocks stay bad after they were rewritten; then their places are not needed any more, and the member
 /// counts as good again.
 #[test]
-fn a_place_that_nobody_needs_is_no_block_that_stays_bad() {
+fn a_place_that_is_not_needed_is_no_block_that_stays_bad() {
     for writes_again in [false, true] {
         for how in ["waits", "scrubs", "clears"] {
             let mut array = Checked::filled(2, 1);

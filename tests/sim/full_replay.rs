@@ -11,7 +11,7 @@ use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientReply, Cli
 const BLOCK: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Full {
     sim: SimArray,
     model: Vec<u8>,

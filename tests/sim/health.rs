@@ -100,7 +100,7 @@ fn blocks_beyond_repair_are_lost_once_found_their_rows_degraded_and_a_write_heal
     // Two of the four blocks of one row: more than one parity can restore.
     spoil(&mut sim, 0, 2, 1);
     spoil(&mut sim, 1, 2, 1);
-    assert_eq!(health(&mut sim, 0, VOLUME), [(VOLUME, Health::Clean)], "nobody has met it");
+    assert_eq!(health(&mut sim, 0, VOLUME), [(VOLUME, Health::Clean)], "no read has met it");
     sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     sim.settle();
     let runs = health(&mut sim, 0, VOLUME);

@@ -15,7 +15,7 @@ const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 const SECOND: u64 = 1_000_000_000;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -417,7 +417,7 @@ fn a_scrub_that_waits_to_read_a_member_can_be_paused_and_stopped() {
 }
 
 #[test]
-fn a_scrub_that_waits_for_room_keeps_nobody_from_reading() {
+fn a_scrub_that_waits_for_room_delays_no_read() {
     assert_eq!(trouble::scrub_without_room(), None);
 }
 

@@ -12,7 +12,7 @@ const CHUNK: usize = 16384;
 /// The disk whose operations do not end.
 const HUNG: u32 = 1;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -233,7 +233,7 @@ fn a_clean_stop_leaves_a_member_out_that_does_not_end() {
 }
 
 #[test]
-fn a_member_that_is_failed_by_command_holds_nobody_up() {
+fn a_member_failed_by_command_delays_no_request() {
     let mut array = Checked::filled(11);
     let write = array.begin_write(0, 4096);
     assert!(array.drive(&Until::Client(write)).is_none(), "nothing hangs");
@@ -256,7 +256,7 @@ fn what_hangs_while_more_than_m_are_away_is_current_when_it_is_back() {
     array.sim.device_hangs(HUNG);
     assert_eq!(array.sim.status().state, ArrayState::Failed);
     while array.sim.step_where(|disk, _| disk != HUNG) {}
-    assert!(array.sim.poll(read).is_some_and(|result| result.is_err()), "nobody waits for it");
+    assert!(array.sim.poll(read).is_some_and(|result| result.is_err()), "the read has ended");
     let device = array.sim.reopen_disk(HUNG);
     array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).expect("it is current");
     array.sim.settle();

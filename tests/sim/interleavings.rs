@@ -13,7 +13,7 @@ use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientError, Cli
 
 const CHUNK: usize = 16384;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,

@@ -18,7 +18,7 @@ const NO_JOBS: usize = usize::MAX;
 const K: usize = 5;
 const M: usize = 2;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,

@@ -12,7 +12,7 @@ const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 
-/// An array with a redo log and what its volume must read as.
+/// An array with a redo log and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,

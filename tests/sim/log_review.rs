@@ -16,7 +16,7 @@ const CHUNK: usize = 16384;
 /// A ring for tests that need no full one.
 const RING: u64 = 1 << 20;
 
-/// An array with a redo log and what its volume must read as.
+/// An array with a redo log and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -1115,7 +1115,7 @@ fn a_start_without_a_member_serves_whenever_another_is_lost() {
 
 /// Even when force does not help, or the member is already on its way back, nothing is written.
 #[test]
-fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
+fn a_refused_start_forced_or_not_leaves_missing_members_current() {
     let stripe = 2 * CHUNK;
     for (force, brought_back) in [(false, true), (true, false), (true, true)] {
         let world = SimWorld::new(shape(2, 1, 8, ChecksumKind::Crc32c), 64 << 20);

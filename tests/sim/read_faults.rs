@@ -12,7 +12,7 @@ const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 const SECOND: u64 = 1_000_000_000;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -690,7 +690,7 @@ fn a_repair_finds_what_was_set_aside_before_a_restart_and_says_what_is_left() {
     let write = array.submit(CHUNK, 7, BLOCK);
     array.sim.wait(write).expect("written");
     let mut array = array.restart();
-    assert_eq!(array.sim.status().set_aside, [], "nobody has met it yet");
+    assert_eq!(array.sim.status().set_aside, [], "no read has met it yet");
     let said = repair(&mut array);
     assert!(said.contains("0 blocks are readable again, 1 are still set aside"), "{said}");
     assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);

@@ -11,7 +11,7 @@ use calpe_core::units::{MemberIndex, Timestamp};
 use calpe_core::volume::{AdminRequest, ArrayState};
 
 #[test]
-fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
+fn numbers_never_counted_to_cost_their_member_and_no_more() {
     for claim in [Claim::Sequence, Claim::EpochNumber, Claim::LogStartSequence, Claim::LogStartEpoch] {
         // With the last value the superblock is read but no array starts from it; with the others it is
         // refused.

@@ -92,7 +92,7 @@ pub struct Aim {
     pub beyond: bool,
 }
 
-/// What was done.
+/// Counts of what was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtlasTotals {
     /// Number of damages done.
@@ -127,7 +127,7 @@ const SCRUBS_MAX: usize = 4;
 /// One run; the same `seed` always gives the same run.
 ///
 /// # Errors
-/// What was wrong, with what led to it.
+/// What was wrong, and the steps that led to it.
 pub fn atlas(world: &SimWorld, scenario: &Scenario, aim: Aim, seed: u64) -> Result<AtlasTotals, String> {
     let workload = Workload { faults: 0, unreadable: 0, admin: 0, ..scenario.workload };
     let sim = SimArray::create_in(world, seed);

@@ -27,7 +27,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// What was done.
+/// Counts of what was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Loads run.
@@ -404,8 +404,8 @@ impl Explorer<'_> {
             if live & !presence.ruined & !members_with(&sim, &presence.blind) == 0 {
                 return Ok(());
             }
-            // When the ends of so many logs are gone, no record is left of acknowledged writes that were not
-            // flushed (docs/faults.md, known gap 2).
+            // When the ends of that many logs are gone, no record is left of acknowledged writes that were
+            // not flushed (docs/faults.md, known gap 2).
             return self.read_what_is_left(&mut sim, oracle, Floor::Flushed);
         }
         // A rolled-back member in service is an erasure, too, until it is recognised or a recovery has made

@@ -343,7 +343,7 @@ mod tests {
         let write = sim.submit_write(0, &[2; 4096], false);
         while sim.step() {}
         sim.sleep(5000);
-        assert!(sim.hung(id) == 1 && sim.poll(write).is_none(), "nobody has lost patience");
+        assert!(sim.hung(id) == 1 && sim.poll(write).is_none(), "the device is not declared gone yet");
         sim.end_hung(id, HungEnd::Late);
         assert!(sim.wait(write).is_ok());
         assert_eq!(sim.read(0, 4096).unwrap(), [2; 4096]);

@@ -2,7 +2,7 @@
 
 use super::{SimShape, Workload};
 
-/// What is explored.
+/// A scenario of the explorer.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// Its name in a replay token.

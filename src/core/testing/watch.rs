@@ -47,7 +47,7 @@ impl Watch {
                     BlockHash(bytes) => format!("stored with hash {:02x?}", &bytes[..4]),
                 };
                 return Err(format!(
-                    "T2: nobody wrote block {block}, which was {} and is {}",
+                    "T2: block {block} changed without a write: it was {} and is {}",
                     name(before),
                     name(now)
                 ));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_block_that_nobody_wrote_is_seen_and_one_that_somebody_wrote_is_not() {
+    fn a_change_of_a_block_without_a_write_is_seen_and_one_by_a_write_is_accepted() {
         let (mut sim, oracle) = written();
         let of_block = |block| Vec::from_iter([block].map(|block| block..block + 1));
         let mut watch = Watch::default();

@@ -128,7 +128,7 @@ fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<
         (true, Some(at), _) => shared[at].users += 1,
         (true, None, true) => shared.push(Shared { base, users: 1, owner: Arc::clone(context) }),
         (false, _, true) => {
-            // SAFETY: just registered, used by nobody.
+            // SAFETY: just registered, and not used by anything yet.
             let _ = unsafe { context.unregister(start) };
         }
         (_, _, false) => {}

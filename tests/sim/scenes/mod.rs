@@ -13,7 +13,7 @@ use calpe_core::testing::{Random, SimArray, SimShape};
 /// Bytes of a chunk of [`filled`].
 pub const CHUNK: usize = 16384;
 
-/// A clean array of 8 stripes full of random bytes, and what its volume must read as.
+/// A clean array of 8 stripes full of random bytes, and the expected content of its volume.
 pub fn filled(data: u16, parity: u16, checksum: ChecksumKind) -> (SimArray, Vec<u8>) {
     let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, 1 << 20);
     let mut model = vec![0; shape.volume_bytes as usize];

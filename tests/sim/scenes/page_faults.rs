@@ -342,7 +342,7 @@ pub fn only_a_returning_member_has_pages(
     let told =
         |sim: &SimArray| texts(sim).iter().any(|text| text.contains("a damaged copy of metadata page"));
     if others != OtherCopies::Unreadable && !told(&sim) {
-        return Err(format!("nobody is told of the rotten copies: {:?}", texts(&sim)));
+        return Err(format!("no notice names the rotten copies: {:?}", texts(&sim)));
     }
     if others == OtherCopies::Unreadable {
         // Their copies become readable again, and are old.

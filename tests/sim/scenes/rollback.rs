@@ -11,7 +11,7 @@ use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, L
 pub const BLOCK: usize = 4096;
 pub const CHUNK: usize = 4 * BLOCK;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 pub struct Checked {
     pub sim: SimArray,
     pub model: Vec<u8>,

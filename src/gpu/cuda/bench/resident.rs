@@ -127,8 +127,8 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
                     let offset = (nth * bytes % COLUMNS_BYTES) as u64;
                     let (input, digests) =
                         (bench.columns.start() + offset, bench.digests.start() + offset / 256);
-                    // SAFETY: so many blocks lie in the columns from there on, and their digests
-                    // have room.
+                    // SAFETY: the columns hold that many blocks from there on, and there is room for their
+                    // digests.
                     unsafe { bench.kernels.blake3_4k(stream, input, blocks, digests, lanes) }
                 })?;
                 hashed.push(HashRow { bytes, kernel, streams, rate });
