@@ -276,12 +276,12 @@ fn follow(mut client: Client, name: &str, goal: Goal, paths: &Paths) -> Outcome 
                 }
                 std::thread::sleep(POLL);
             }
-            Look::Well(message) => {
+            Look::Succeeded(message) => {
                 progress.clear();
                 say(&format!("{}\n", paths.as_given(&message)))?;
                 return Ok(ExitCode::SUCCESS);
             }
-            Look::Badly(message) => {
+            Look::Failed(message) => {
                 progress.clear();
                 return Err(CliError::Outcome(paths.as_given(&message)));
             }

@@ -1,6 +1,6 @@
-//! Waiting for passes over an array. [`Waiter`] decides from successive statuses whether the
-//! operation runs on, ended well, or did not. [`Progress`] shows it, as a bar on a terminal and as
-//! lines elsewhere. The deciding half is pure: the caller asks the daemon and sleeps.
+//! Waits for passes over an array. [`Waiter`] decides from successive statuses whether an operation is still
+//! running, succeeded or failed. [`Progress`] shows it, as a bar on a terminal and as lines elsewhere.
+//! [`Waiter`] is pure: the caller asks the daemon and sleeps.
 
 use super::text::{duration, retried, scan_line, scan_line_in};
 use crate::control::{
@@ -15,34 +15,34 @@ use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 use uuid::Uuid;
 
-/// Time between two statuses: short enough for a smooth bar, and to see a pass of a small array at
+/// Time between two statuses: short enough for a smooth bar, and for catching a pass over a small array at
 /// all.
 pub(super) const POLL: Duration = Duration::from_millis(250);
 
-/// Number of statuses in a row in which every pass rests for no stated reason, after which the
-/// passes count as paused by an administrator.
+/// After this many statuses in a row in which every pass rests without a stated reason, the passes count as
+/// paused by an administrator.
 const PAUSED_LOOKS: u32 = 8;
 
-/// What is waited for.
+/// The end that is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
     /// The end of all passes of these kinds that run.
     Passes {
-        /// Which.
+        /// The kinds.
         kinds: Vec<ScanKind>,
-        /// They were asked for by name: what the last of them left is judged where none runs.
+        /// The kinds were named by the user: if none runs, the result of the last one is judged.
         are_named: bool,
         /// When the waiting began.
         since: ScrubMark,
     },
     /// The end of a scrub that was just started.
     Scrub {
-        /// When.
+        /// A moment before its start.
         since: ScrubMark,
     },
     /// The end of a repair that was just started.
     Repair,
-    /// This device being in service.
+    /// The moment at which this device is in service.
     Replacement {
         /// Its path as it was given to the daemon.
         new: String,
@@ -61,14 +61,14 @@ impl Goal {
     }
 }
 
-/// A moment before a scrub, to tell its result from that of an earlier one. Either half may fail
-/// alone: two scrubs of a small array end in one second with the same result; and the daemon's
-/// clock may be a little behind.
+/// A moment before a scrub, to tell its result from that of an earlier one. Neither field suffices alone: two
+/// scrubs of a small array may end within one second with the same result, and the daemon's clock may be a
+/// little behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScrubMark {
     /// Seconds since 1970.
     pub unix: u64,
-    /// The last result then.
+    /// The result of the last scrub at that time.
     pub last: Option<LastScrub>,
 }
 
@@ -79,24 +79,24 @@ impl ScrubMark {
     }
 }
 
-/// What a look at the status told.
+/// The verdict on one status.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Look {
-    /// It goes on; the pass to show, if one is under way.
+    /// The operation goes on; the pass to show, if one is under way.
     Running(Option<ScanReport>),
-    /// It ended well; what to say.
-    Well(String),
-    /// It did not; what to say.
-    Badly(String),
+    /// The operation succeeded; what to say.
+    Succeeded(String),
+    /// The operation failed; what to say.
+    Failed(String),
 }
 
-/// Follows an array until the goal is reached, or cannot be any more.
+/// Follows an array until the goal is reached or has become impossible.
 #[derive(Debug)]
 pub(super) struct Waiter {
     goal: Goal,
     scrub_seen: bool,
     repair_seen: bool,
-    /// What was being built when it was seen last, by member.
+    /// The devices that were being built in the last status, by member.
     built: BTreeMap<u16, Built>,
     paused_looks: u32,
 }
@@ -105,7 +105,7 @@ pub(super) struct Waiter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Built {
     name: String,
-    /// None where the daemon does not know it.
+    /// None if the daemon does not know it.
     uuid: Option<Uuid>,
 }
 
@@ -132,13 +132,13 @@ impl Waiter {
         Waiter { goal, scrub_seen: false, repair_seen: false, built: BTreeMap::new(), paused_looks: 0 }
     }
 
-    /// Looks at the next status of the array.
+    /// Judges the next status of the array.
     pub(super) fn look(&mut self, array: &ArrayReport) -> Look {
         if array.state == ArrayState::Waiting {
             return Look::Running(None);
         }
         if array.state == ArrayState::Failed {
-            return Look::Badly(format!("array '{}' is FAILED: {}", array.name, array.status));
+            return Look::Failed(format!("array '{}' is FAILED: {}", array.name, array.status));
         }
         let look = match &self.goal {
             Goal::Replacement { new } => look_at_replacement(array, new),
@@ -180,7 +180,7 @@ impl Waiter {
         self.result(array, kinds, are_named, since)
     }
 
-    /// Nothing of what is waited for runs any more.
+    /// The verdict once none of the awaited passes runs any more.
     fn result(&self, array: &ArrayReport, kinds: &[ScanKind], are_named: bool, since: &ScrubMark) -> Look {
         let built = array.members.iter().filter_map(|member| Some((member, self.built.get(&member.index)?)));
         let (complete, ended): (Vec<_>, Vec<_>) =
@@ -192,25 +192,25 @@ impl Waiter {
             many => Some(format!("rebuild is complete: {many} members")),
         };
         if !problems.is_empty() {
-            return Look::Badly(problems.into_iter().chain(complete).collect::<Vec<_>>().join("; "));
+            return Look::Failed(problems.into_iter().chain(complete).collect::<Vec<_>>().join("; "));
         }
-        let complete = complete.map(|text| Look::Well(text + &without_data(array)));
+        let complete = complete.map(|text| Look::Succeeded(text + &without_data(array)));
         let scrub = self.scrub_seen.then(|| scrub_result(array, since));
         let repair = self.repair_seen.then(|| look_at_repair(array));
         let is_built = complete.is_some();
         let looks = [complete, scrub, repair].into_iter().flatten();
         match looks.reduce(both) {
             None => nothing_runs(array, kinds, are_named),
-            Some(Look::Well(text)) if !is_built && is_degraded(array, kinds) => {
-                Look::Badly(format!("{text}; array '{}' is {}", array.name, what_it_is(array)))
+            Some(Look::Succeeded(text)) if !is_built && is_degraded(array, kinds) => {
+                Look::Failed(format!("{text}; array '{}' is {}", array.name, what_it_is(array)))
             }
             Some(look) => look,
         }
     }
 
-    /// Gives up on passes that somebody paused; they would be waited for without end.
+    /// Gives up on paused passes, which would be waited for without end.
     fn unless_paused(&mut self, array: &ArrayReport, shown: Option<ScanReport>) -> Look {
-        // With room it goes on by itself, which is told while it is waited for.
+        // A pass that waits for room goes on by itself once there is room; the progress line says so.
         let rests = |scan: &ScanReport| scan.paused && scan.state != ScanState::WaitsForRoom;
         let all_rest = !array.scan.is_empty() && array.scan.iter().all(rests);
         self.paused_looks = if all_rest { self.paused_looks + 1 } else { 0 };
@@ -225,27 +225,27 @@ impl Waiter {
                     ScanKind::Scrub => format!("; 'calpe scrub {}' goes on with it", array.name),
                     ScanKind::Rebuild | ScanKind::Repair => String::new(),
                 };
-                Look::Badly(format!("the {kind} is paused at {:.1} %{hint}", scan.percent))
+                Look::Failed(format!("the {kind} is paused at {:.1} %{hint}", scan.percent))
             }
             _ => Look::Running(shown),
         }
     }
 }
 
-/// How both ended.
+/// The verdict on two operations together.
 fn both(first: Look, second: Look) -> Look {
     match (first, second) {
         (Look::Running(shown), _) | (_, Look::Running(shown)) => Look::Running(shown),
-        (Look::Well(first), Look::Well(second)) => Look::Well(format!("{first}; {second}")),
-        (Look::Well(first) | Look::Badly(first), Look::Well(second) | Look::Badly(second)) => {
-            Look::Badly(format!("{first}; {second}"))
+        (Look::Succeeded(first), Look::Succeeded(second)) => Look::Succeeded(format!("{first}; {second}")),
+        (Look::Succeeded(first) | Look::Failed(first), Look::Succeeded(second) | Look::Failed(second)) => {
+            Look::Failed(format!("{first}; {second}"))
         }
     }
 }
 
-/// None of these passes was seen to run. One that has just ended is not told from one that ended
-/// long ago, so what is named is judged by what the last one left. Whoever waits for everything is
-/// not told of an old scrub when a rebuild is over.
+/// The verdict if none of these passes was seen running. A pass that has just ended cannot be told from one
+/// that ended long ago, so named kinds are judged by the result of their last pass. A wait for all passes
+/// does not report an old scrub when a rebuild is over.
 fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Look {
     let is_judged = |kind| are_named && kinds.contains(&kind);
     let what = match are_named {
@@ -257,28 +257,28 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
     };
     let text = format!("{what} runs on array '{}'", array.name);
     if is_degraded(array, kinds) {
-        return Look::Badly(format!("{text}, and it is {}", what_it_is(array)));
+        return Look::Failed(format!("{text}, and it is {}", what_it_is(array)));
     }
     let scrub = array.last_scrub.filter(|scrub| is_judged(ScanKind::Scrub) && scrub.errors > 0);
     if let Some(LastScrub { errors, repaired, .. }) = scrub {
-        return Look::Badly(format!(
+        return Look::Failed(format!(
             "{text}, and the last scrub found {}, {} repaired; see 'calpe events'",
             Count(errors, "error"),
             Count(repaired, "block")
         ));
     }
     if is_judged(ScanKind::Scrub) && array.last_scrub.is_some() && !array.last_scrub_compared() {
-        return Look::Badly(format!("{text}, and {}", compared_nothing(array)));
+        return Look::Failed(format!("{text}, and {}", compared_nothing(array)));
     }
     let unverified = if is_judged(ScanKind::Scrub) { unverified(array) } else { String::new() };
     match repair_left(array).filter(|_| is_judged(ScanKind::Repair)) {
-        Some(left) => Look::Badly(format!("{text}; {left}")),
-        None if !unverified.is_empty() => Look::Well(format!("{text}{unverified}")),
-        None => Look::Well(text),
+        Some(left) => Look::Failed(format!("{text}; {left}")),
+        None if !unverified.is_empty() => Look::Succeeded(format!("{text}{unverified}")),
+        None => Look::Succeeded(text),
     }
 }
 
-/// Whether the array is DEGRADED still, where rebuilds are waited for.
+/// Whether rebuilds are waited for and the array is still DEGRADED.
 fn is_degraded(array: &ArrayReport, kinds: &[ScanKind]) -> bool {
     kinds.contains(&ScanKind::Rebuild) && array.state != ArrayState::Online
 }
@@ -300,17 +300,17 @@ fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
             return match member.state {
                 MemberState::Online | MemberState::Degraded => {
                     let (index, new) = (member.index, Printable(new));
-                    Look::Well(format!("member {index} is rebuilt on {new}{}", without_data(array)))
+                    Look::Succeeded(format!("member {index} is rebuilt on {new}{}", without_data(array)))
                 }
                 MemberState::Rebuilding => Look::Running(rebuild()),
-                _ => Look::Badly(out_of_service(member)),
+                _ => Look::Failed(out_of_service(member)),
             };
         }
     }
-    Look::Badly(format!("the rebuild onto {} was given up: see 'calpe events'", Printable(new)))
+    Look::Failed(format!("the rebuild onto {} was given up: see 'calpe events'", Printable(new)))
 }
 
-/// What a rebuild that is complete could not build, as nobody has it.
+/// Says how much a complete rebuild could not build because no member has it.
 fn without_data(array: &ArrayReport) -> String {
     let bytes: u64 =
         array.lost.iter().chain(&array.set_aside).chain(&array.unreadable).map(|part| part.bytes).sum();
@@ -336,17 +336,19 @@ fn look_at_repair(array: &ArrayReport) -> Look {
         return Look::Running(Some(scan.clone()));
     }
     match repair_left(array) {
-        Some(left) => Look::Badly(format!("repair is complete: {left}")),
-        None => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
+        Some(left) => Look::Failed(format!("repair is complete: {left}")),
+        None => {
+            Look::Succeeded("repair is complete: everything that was known to be damaged can be read".into())
+        }
     }
 }
 
-/// What no repair has mended so far.
+/// What is still damaged after a repair.
 fn repair_left(array: &ArrayReport) -> Option<String> {
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
     let lists = [&array.lost, &array.set_aside, &array.unreadable, &array.unconfirmed];
     if lists.iter().all(|list| list.is_empty()) && array.unreadable_pages == 0 {
-        // It is kept in the superblocks; where the errors were may not be known to this daemon.
+        // Superblocks keep the result of the last scrub; this daemon may not know where the errors were.
         let scrub = array.last_scrub.filter(|scrub| scrub.errors > scrub.repaired)?;
         return Some(format!(
             "what was known to be damaged can be read, but the last scrub found {} that it could not repair: 'calpe scrub {} -w' \
@@ -376,24 +378,26 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
                 0 => String::new(),
                 _ => format!("; {} of this scrub or an earlier one stand", Count(errors, "error")),
             };
-            Look::Badly(format!("scrub is complete: {}{unverified}{standing}", compared_nothing(array)))
+            Look::Failed(format!("scrub is complete: {}{unverified}{standing}", compared_nothing(array)))
         }
-        Some(LastScrub { errors: 0, .. }) => Look::Well(format!("scrub is complete: no errors{unverified}")),
+        Some(LastScrub { errors: 0, .. }) => {
+            Look::Succeeded(format!("scrub is complete: no errors{unverified}"))
+        }
         Some(LastScrub { errors, repaired, .. }) => {
-            // What it has not seen may be as an earlier one has found it.
+            // Errors in what this scrub did not check may have been counted by an earlier one.
             let whose = if unverified.is_empty() { "" } else { " of this scrub or an earlier one" };
-            Look::Badly(format!(
+            Look::Failed(format!(
                 "scrub is complete: {}{whose}, {} repaired; see 'calpe events'{unverified}",
                 Count(errors, "error"),
                 Count(repaired, "block")
             ))
         }
-        None => Look::Badly("the scrub was stopped before its end".into()),
+        None => Look::Failed("the scrub was stopped before its end".into()),
     }
 }
 
-/// The members that the last scrub has not checked everywhere. It looks at what is in service; of
-/// the others nothing is known, also where they are back by now.
+/// The members that the last scrub did not check everywhere. A scrub checks only members in service: those
+/// that were not are named even if they are back by now.
 fn unverified(array: &ArrayReport) -> String {
     let numbers: Vec<String> = array.last_scrub_unchecked.iter().map(u16::to_string).collect();
     let members = match &numbers[..] {
@@ -412,7 +416,7 @@ fn compared_nothing(array: &ArrayReport) -> String {
     )
 }
 
-/// A device was being built for a member, and nothing builds it any more.
+/// The message for a device that was being built for a member and is not any more.
 fn ended_early(member: &MemberReport, built: &Built) -> String {
     if !in_service(member) {
         return out_of_service(member);
@@ -440,16 +444,16 @@ fn is_rebuilding(member: &MemberReport) -> bool {
     member.state == MemberState::Rebuilding || member.replacement.is_some()
 }
 
-/// Shows how far a pass is.
+/// Shows the progress of a pass.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// On a terminal.
+    /// The bar, on a terminal.
     bar: Option<ProgressBar>,
-    /// What was shown last: the pass, of lines the tenth of the way, whether something was tried
-    /// again, and what it waited for.
+    /// What the last line showed: the pass, the tenth of the way, whether something was being tried again,
+    /// and the state.
     told: Option<(ScanKind, u64, bool, ScanState)>,
-    /// What the pass is called, and what its errors are that others could make good, if not by its
-    /// kind.
+    /// The name of the pass, and the word for errors that redundancy could make good, if they differ from
+    /// those of its kind.
     words: Option<[&'static str; 2]>,
 }
 
@@ -458,7 +462,7 @@ impl Progress {
     #[must_use]
     pub(super) fn new() -> Progress {
         let bar = io::stdout().is_terminal().then(|| {
-            // Nothing is drawn before there is something to show.
+            // The bar stays hidden until there is something to show.
             let bar = ProgressBar::hidden();
             let template = "{prefix:>8} [{bar:40}] {percent_precise:>5} %  {msg}";
             let precise = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
@@ -472,7 +476,7 @@ impl Progress {
         Progress { bar, told: None, words: None }
     }
 
-    /// The same, of a check, which repairs nothing.
+    /// The same for a check, which repairs nothing.
     #[must_use]
     pub(super) fn of_check() -> Progress {
         Progress { words: Some(["check", "repairable"]), ..Progress::new() }
@@ -502,15 +506,15 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
 
-    /// A line for every tenth of the way, when slots or pages begin to be tried again, and when it
-    /// begins or ends to wait.
+    /// A line for every tenth of the way, when slots or pages are first tried again, and when the pass begins
+    /// or stops waiting.
     fn line(&mut self, scan: &ScanReport) -> Option<String> {
         let tenth = scan.percent as u64 / 10;
         let shown = (scan.kind, tenth, scan.retried + scan.retried_pages > 0, scan.state);
@@ -529,7 +533,7 @@ impl Default for Progress {
     }
 }
 
-/// What stands behind the bar.
+/// The text behind the bar.
 fn remark(scan: &ScanReport) -> String {
     if let Some(words) = scan.state.words() {
         return words.into();
@@ -576,7 +580,7 @@ mod tests {
     }
 
     fn is_bad(look: &Look, part: &str) -> bool {
-        matches!(look, Look::Badly(text) if text.contains(part))
+        matches!(look, Look::Failed(text) if text.contains(part))
     }
 
     #[test]
@@ -592,7 +596,7 @@ mod tests {
     fn a_rebuild_ends_well_only_when_its_member_is_in_service() {
         let mut waiter = all();
         assert!(matches!(waiter.look(&rebuilding()), Look::Running(Some(_))));
-        assert!(matches!(waiter.look(&array("tank")), Look::Well(text) if text.contains("1 member")));
+        assert!(matches!(waiter.look(&array("tank")), Look::Succeeded(text) if text.contains("1 member")));
 
         let mut waiter = all();
         waiter.look(&rebuilding());
@@ -627,7 +631,7 @@ mod tests {
             let mut complete = array("tank");
             complete.members[1].name = "/srv/new".into();
             complete.members[1].uuid = Uuid::from_u128(77);
-            assert_eq!(waiter().look(&complete), Look::Well("rebuild is complete: 1 member".into()));
+            assert_eq!(waiter().look(&complete), Look::Succeeded("rebuild is complete: 1 member".into()));
         }
     }
 
@@ -658,29 +662,32 @@ mod tests {
         waiter.look(&degraded);
         degraded.members[1].state = MemberState::Online;
         degraded.scan.clear();
-        assert!(matches!(waiter.look(&degraded), Look::Well(_)));
+        assert!(matches!(waiter.look(&degraded), Look::Succeeded(_)));
     }
 
     #[test]
-    fn a_rebuild_that_is_complete_tells_what_nobody_could_build() {
+    fn a_complete_rebuild_says_how_much_it_could_not_build() {
         let mut waiter = all();
         waiter.look(&rebuilding());
         let mut complete = array("tank");
         complete.lost.push(LostReport { offset: 4096, bytes: 8192 });
         let told = "8 KiB of the volume cannot be read: 'calpe status -v tank' lists where";
-        assert_eq!(waiter.look(&complete), Look::Well(format!("rebuild is complete: 1 member; {told}")));
+        assert_eq!(waiter.look(&complete), Look::Succeeded(format!("rebuild is complete: 1 member; {told}")));
         let mut waiter = Waiter::new(Goal::Replacement { new: "/srv/m1".into() });
-        assert_eq!(waiter.look(&complete), Look::Well(format!("member 1 is rebuilt on /srv/m1; {told}")));
+        assert_eq!(
+            waiter.look(&complete),
+            Look::Succeeded(format!("member 1 is rebuilt on /srv/m1; {told}"))
+        );
     }
 
     #[test]
     fn nothing_to_wait_for_is_well_only_when_nothing_is_missing() {
-        assert!(matches!(all().look(&array("tank")), Look::Well(_)));
+        assert!(matches!(all().look(&array("tank")), Look::Succeeded(_)));
         let mut degraded = array("tank");
         degraded.state = ArrayState::Degraded;
         degraded.members[0].state = MemberState::Missing;
         assert!(is_bad(&all().look(&degraded), "it is DEGRADED"));
-        assert!(matches!(passes(&[ScanKind::Scrub]).look(&degraded), Look::Well(_)));
+        assert!(matches!(passes(&[ScanKind::Scrub]).look(&degraded), Look::Succeeded(_)));
     }
 
     #[test]
@@ -696,10 +703,10 @@ mod tests {
                 over.last_scrub = Some(LastScrub { finished_unix, errors, repaired: errors });
                 waiter.look(&over)
             };
-            assert!(matches!(ended(100, 0), Look::Well(_)));
+            assert!(matches!(ended(100, 0), Look::Succeeded(_)));
             assert!(is_bad(&ended(100, 3), "3 errors, 3 blocks repaired"));
             assert!(is_bad(&ended(99, 0), "stopped before its end"));
-            assert!(matches!(ended(98, 0), Look::Well(_)), "another result, by a clock that is behind");
+            assert!(matches!(ended(98, 0), Look::Succeeded(_)), "another result, by a clock that is behind");
         }
     }
 
@@ -707,7 +714,7 @@ mod tests {
     fn a_scrub_that_is_over_before_the_first_look_counts() {
         let mut over = array("tank");
         over.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
-        assert!(matches!(Waiter::new(Goal::Scrub { since: MARK }).look(&over), Look::Well(_)));
+        assert!(matches!(Waiter::new(Goal::Scrub { since: MARK }).look(&over), Look::Succeeded(_)));
     }
 
     #[test]
@@ -716,19 +723,19 @@ mod tests {
         degraded.state = ArrayState::Degraded;
         degraded.members[0].state = MemberState::Offline;
         degraded.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
-        // It has left since.
+        // The member has left since.
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
-        assert!(matches!(&look, Look::Well(text) if text.ends_with("no errors")), "{look:?}");
+        assert!(matches!(&look, Look::Succeeded(text) if text.ends_with("no errors")), "{look:?}");
         degraded.last_scrub_unchecked = vec![0];
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
         let told = "resources: member 0";
-        assert!(matches!(&look, Look::Well(text) if text.contains(told)), "{look:?}");
-        // It is back since, and the scrub had passed by without it.
+        assert!(matches!(&look, Look::Succeeded(text) if text.contains(told)), "{look:?}");
+        // The member has come back since, but the scrub passed without it.
         degraded.members[0].state = MemberState::Online;
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
-        assert!(matches!(&look, Look::Well(text) if text.contains(told)), "{look:?}");
+        assert!(matches!(&look, Look::Succeeded(text) if text.contains(told)), "{look:?}");
         let look = passes(&[ScanKind::Scrub]).look(&degraded);
-        assert!(matches!(&look, Look::Well(text) if text.contains(told)), "{look:?}");
+        assert!(matches!(&look, Look::Succeeded(text) if text.contains(told)), "{look:?}");
     }
 
     #[test]
@@ -745,8 +752,8 @@ mod tests {
             degraded.scan.clear();
             degraded.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
             let look = waiter.look(&degraded);
-            assert_eq!(matches!(look, Look::Well(_)), is_well, "{look:?}");
-            if let Look::Badly(text) = look {
+            assert_eq!(matches!(look, Look::Succeeded(_)), is_well, "{look:?}");
+            if let Look::Failed(text) = look {
                 assert!(text.contains("no errors") && text.contains("is DEGRADED"), "{text}");
             }
             degraded.last_scrub = None;
@@ -758,22 +765,25 @@ mod tests {
         let mut running = array("tank");
         running.scan = vec![scan(ScanKind::Scrub, 1, 10)];
         let told = |kinds| passes(kinds).look(&running);
-        assert_eq!(told(&[ScanKind::Rebuild]), Look::Well("no rebuild runs on array 'tank'".into()));
+        assert_eq!(told(&[ScanKind::Rebuild]), Look::Succeeded("no rebuild runs on array 'tank'".into()));
         let both = told(&[ScanKind::Rebuild, ScanKind::Repair]);
-        assert_eq!(both, Look::Well("no rebuild or repair runs on array 'tank'".into()));
+        assert_eq!(both, Look::Succeeded("no rebuild or repair runs on array 'tank'".into()));
     }
 
     #[test]
     fn a_pass_that_ended_before_the_waiting_began_is_judged_by_what_it_left() {
         let kinds = [ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair];
         let every = || Waiter::new(Goal::Passes { kinds: kinds.to_vec(), are_named: false, since: MARK });
-        assert_eq!(every().look(&array("tank")), Look::Well("nothing runs on array 'tank'".into()));
+        assert_eq!(every().look(&array("tank")), Look::Succeeded("nothing runs on array 'tank'".into()));
         let mut scrubbed = array("tank");
         scrubbed.last_scrub = Some(LastScrub { finished_unix: 99, errors: 3, repaired: 2 });
         let look = passes(&[ScanKind::Scrub]).look(&scrubbed);
         assert!(is_bad(&look, "and the last scrub found 3 errors, 2 blocks repaired"), "{look:?}");
         for mut waiter in [every(), passes(&[ScanKind::Rebuild])] {
-            assert!(matches!(waiter.look(&scrubbed), Look::Well(_)), "whatever was found before a rebuild");
+            assert!(
+                matches!(waiter.look(&scrubbed), Look::Succeeded(_)),
+                "whatever was found before a rebuild"
+            );
         }
         assert!(is_bad(&passes(&kinds).look(&scrubbed), "the last scrub found 3 errors"), "all were named");
         let mut lost = array("tank");
@@ -784,7 +794,7 @@ mod tests {
             "{look:?}"
         );
         for mut waiter in [every(), passes(&[ScanKind::Scrub])] {
-            assert!(matches!(waiter.look(&lost), Look::Well(_)));
+            assert!(matches!(waiter.look(&lost), Look::Succeeded(_)));
         }
     }
 
@@ -798,7 +808,7 @@ mod tests {
             array.scan.clear();
             array.lost.extend((bytes > 0).then_some(LostReport { offset: 4096, bytes }));
             let look = waiter.look(&array);
-            assert_eq!(matches!(look, Look::Well(_)), well, "{look:?}");
+            assert_eq!(matches!(look, Look::Succeeded(_)), well, "{look:?}");
             assert!(well || is_bad(&look, "8 KiB are beyond repair"), "{look:?}");
         }
     }
@@ -811,7 +821,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_paused_is_not_waited_for_without_end() {
+    fn a_paused_pass_is_not_waited_for_without_end() {
         let mut paused = array("tank");
         paused.scan = vec![scan(ScanKind::Scrub, 1, 10)];
         paused.scan[0].paused = true;
@@ -847,7 +857,7 @@ mod tests {
         for _ in 0..3 * PAUSED_LOOKS {
             assert!(matches!(waiter.look(&array), Look::Running(Some(_))));
         }
-        // All of it rests, and goes on by itself when there is room.
+        // All passes rest, and go on by themselves when there is room.
         for scan in &mut array.scan {
             (scan.paused, scan.state) = (true, ScanState::WaitsForRoom);
         }
@@ -869,7 +879,7 @@ mod tests {
         in_place.members[1].name = "/srv/new".into();
         assert!(matches!(waiter().look(&in_place), Look::Running(Some(_))));
         in_place.members[1].state = MemberState::Online;
-        assert!(matches!(waiter().look(&in_place), Look::Well(_)));
+        assert!(matches!(waiter().look(&in_place), Look::Succeeded(_)));
         in_place.members[1].state = MemberState::Faulted;
         assert!(is_bad(&waiter().look(&in_place), "FAULTED"));
         assert!(is_bad(&waiter().look(&array("tank")), "given up"));
@@ -897,7 +907,7 @@ mod tests {
         array.last_scrub = Some(LastScrub { finished_unix: u64::MAX, errors: 0, repaired: 0 });
         array.set_aside = vec![LostReport { offset: 4096, bytes: 8192 }];
         let look = waiter.look(&array);
-        assert!(!matches!(look, Look::Well(_)), "{look:?}");
+        assert!(!matches!(look, Look::Succeeded(_)), "{look:?}");
     }
 
     #[test]
@@ -908,6 +918,6 @@ mod tests {
         array.last_scrub_unchecked = (0..array.parity).collect();
         assert!(!array.last_scrub_compared());
         let look = passes(&[ScanKind::Scrub]).look(&array);
-        assert!(!matches!(look, Look::Well(_)), "{look:?}");
+        assert!(!matches!(look, Look::Succeeded(_)), "{look:?}");
     }
 }

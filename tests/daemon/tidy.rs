@@ -1,4 +1,5 @@
-//! The project's own rules, checked over its sources: who may use whom, a head on every file, no long files.
+//! Checks the project's own rules over its sources: which layer may use which, a head on every file, no long
+//! files.
 
 mod circles;
 mod fields;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Lines of a file before its tests.
 const LINES_MAX: usize = 800;
 
-/// For each room under src/ what it may name besides itself. The table of ARCHITECTURE.md.
+/// For each room under src/, the rooms that it may name besides itself: the table of ARCHITECTURE.md.
 fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
     BTreeMap::from([
         ("units", &[] as &[&str]),
@@ -47,7 +48,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
             ],
         ),
         ("testing", &["units", "block_io", "format", "codec", "member", "nbd", "array", "volume", "control"]),
-        // What models outside this tree build on.
+        // The interface for models outside this tree.
         ("lib", &["codec", "units"]),
         ("main", &["cli"]),
     ])
@@ -91,7 +92,7 @@ fn files() -> Vec<(String, String, String)> {
         .collect()
 }
 
-/// A source text without its items for tests: a declaration of one line, or all up to the brace that ends it.
+/// A source text without its items for tests: declarations of one line, or blocks up to the closing brace.
 fn without_tests(text: &str) -> String {
     let mut parts = text.split("\n#[cfg(test)]\n");
     let mut code = parts.next().unwrap_or_default().to_owned();
@@ -149,7 +150,7 @@ fn every_layer_names_only_the_layers_it_may_use() {
         let may = allowed
             .get(room.as_str())
             .unwrap_or_else(|| panic!("src/{name}: no row for '{room}' in the table"));
-        // Modules of tests may use what is there for tests.
+        // Test modules may use the rooms that are for tests.
         let is_test = name.contains("/tests/") || name.ends_with("/tests.rs") || name.ends_with("/suite.rs");
         for named in named_rooms(&code) {
             if is_test && named == "testing" {

@@ -1,11 +1,12 @@
-//! The array and the plain volume over simulated members, driven by seeded workloads against a plain byte vector.
+//! The array and the plain volume over simulated members, driven by seeded workloads against a plain byte
+//! vector.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};
 use calpe_core::units::{MemberIndex, VolumeOffset};
 use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest};
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -106,7 +107,7 @@ impl Checked {
             .expect("admitted");
     }
 
-    /// Every row's parity matches its data.
+    /// Asserts that every row's parity matches its data.
     fn assert_scrub_clean(&mut self) {
         self.sim.assert_scrub_clean();
     }
@@ -140,7 +141,7 @@ fn every_set_of_lost_members_reads_back_rebuilds_and_survives_other_losses() {
                 array.burst(&mut random, 4);
                 array.sim.settle();
                 assert_eq!(array.sim.status().state, ArrayState::Online, "{k}+{m} {lost:?}");
-                // Now others: whatever was rebuilt must carry the data.
+                // Now other members are lost, so the rebuilt ones must supply the data.
                 let others: Vec<usize> = (0..k + m).filter(|at| !lost.contains(at)).take(m).collect();
                 for &member in &others {
                     array.fail(member);
@@ -253,7 +254,7 @@ fn a_failed_array_writes_nothing_and_comes_back_with_its_members() {
         array.burst(&mut random, 10);
         array.fail(0);
         array.burst(&mut random, 5);
-        // The second loss comes in the middle of writes.
+        // The second member is lost in the middle of writes.
         let disk = array.sim.disk_of(2).expect("a disk");
         let (start, len) = array.range(&mut random);
         let mut bytes = vec![0; len];
@@ -265,7 +266,7 @@ fn a_failed_array_writes_nothing_and_comes_back_with_its_members() {
         array.sim.disks.get_mut(&disk).expect("it exists").dead = true;
         let outcome = array.sim.wait(id);
         if array.sim.status().state != ArrayState::Failed {
-            // Nobody has touched the dead disk yet.
+            // No operation has touched the dead disk yet.
             let _ = array.sim.read(0, array.model.len());
         }
         array.sim.settle();
@@ -287,7 +288,7 @@ fn a_failed_array_writes_nothing_and_comes_back_with_its_members() {
             .expect("the member is current");
         array.sim.settle();
         assert_eq!(array.sim.status().state, ArrayState::Degraded);
-        // The interrupted write is there or not, sector by sector; everything else is untouched.
+        // Each sector of the interrupted write may or may not be there; everything else is untouched.
         let now = array.sim.read(start as u64, len).expect("readable again");
         for at in (0..len).step_by(512) {
             let (new, old) = (&bytes[at..at + 512], &array.model[start + at..start + at + 512]);
@@ -346,7 +347,7 @@ fn blocks_that_cannot_be_read_are_decoded_served_and_rewritten() {
     assert!(status.members[1].counters.read_errors > 0 && status.members[1].counters.repaired > 0);
     assert!(status.members[0].counters.read_errors == 0);
     array.verify();
-    // The scrub heals what no client has read.
+    // The scrub heals blocks that no client has read.
     array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     array.assert_scrub_clean();
 }
@@ -374,7 +375,7 @@ fn a_killed_daemon_loses_nothing_and_parity_is_right() {
         let mut array = Checked::create(4, 2, 16, seed);
         for _ in 0..3 {
             array.burst(&mut random, 10);
-            // Writes that nobody has been told about may have happened, sector by sector.
+            // Each sector of a write that was not answered may or may not be there.
             let mut unknown = Vec::new();
             for _ in 0..4 {
                 let (start, len) = array.range(&mut random);
@@ -461,7 +462,7 @@ fn an_idle_array_is_marked_clean() {
 fn scrub_finds_the_liar_and_repairs_it() {
     let mut random = Random::new(18);
     let mut array = Checked::create(4, 2, 10, 18);
-    // Whole stripes of a new array go to the slots of their numbers: the first ten hold data.
+    // Whole stripes of a new array go to the slots of their numbers, so the first ten slots hold data.
     random.fill(&mut array.model);
     array.sim.write(0, &array.model).expect("written");
     array.sim.settle();
@@ -492,7 +493,7 @@ fn a_scrub_and_its_members_count_the_same_repairs_copies_of_pages_among_them() {
     let mut array = Checked::create(2, 1, 10, 21);
     array.burst(&mut random, 10);
     array.sim.settle();
-    // Read anew, so that no page is known already.
+    // A restart, so that no page is in the cache.
     array.sim = array.sim.stop_and_restart(false).expect("all is there");
     array.sim.settle();
     let disk = array.sim.disk_of(1).expect("a disk");

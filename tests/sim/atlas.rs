@@ -1,8 +1,9 @@
-//! Damage of every kind at every region of members, under load: within what the array survives nobody notices, beyond
-//! it nobody gets wrong data.
+//! Damage of every kind in every region of members, under load: within the budget no client notices, beyond
+//! it none gets wrong data.
 //!
-//! CALPE_ATLAS_SEEDS: how many seeds of each kind and region (default: few). CALPE_ATLAS_SEED: the first seed.
-//! CALPE_ATLAS_MINUTES: seed after seed for so long instead. CALPE_ATLAS_REPLAY: the token of a violation, to see it again.
+//! CALPE_ATLAS_SEEDS: number of seeds for each kind and region (default: few). CALPE_ATLAS_SEED: the first
+//! seed. CALPE_ATLAS_MINUTES: runs seeds for this long instead. CALPE_ATLAS_REPLAY: the token of a violation
+//! to replay.
 
 use calpe_core::testing::{Aim, AtlasTotals, Damage, Place, SCENARIOS, Scenario, SimWorld, atlas};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +16,7 @@ const POOL_BYTES: usize = 4 << 20;
 const VIOLATIONS_MAX: usize = 5;
 /// Seeds of an ordinary test run.
 const SEEDS: u64 = 4;
-/// Seeds of runs in which place and damage are open, for each seed of those in which they are not.
+/// Seeds of runs with random place and damage, for each seed of the runs in which both are given.
 const OPEN_SEEDS: u64 = 12;
 
 fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {

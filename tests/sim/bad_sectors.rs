@@ -1,5 +1,6 @@
-//! The last copy is never thrown out for read errors (rule T5 of the crash-safety design): a member with bad places serves
-//! on while rows need it, however many they are, and one whose errors do not end leaves only if it can be spared.
+//! The last copy is never dropped for read errors (rule T5 of the crash-safety design): a member with bad
+//! places stays in service while rows need it, however many errors there are, and a member with unending
+//! errors leaves only if it can be spared.
 
 use crate::scenes::live;
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -13,7 +14,7 @@ const CHUNK: usize = 16384;
 const ROWS: u64 = (CHUNK / BLOCK) as u64;
 const STRIPES: u64 = 240;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -31,7 +32,7 @@ impl Checked {
         Checked { sim, model }
     }
 
-    /// The 4 KiB blocks of a member that rows with data have, row by row.
+    /// The 4 KiB blocks of a member that belong to rows with data, row by row.
     fn blocks(&self, member: u16) -> Vec<u64> {
         let region = self.sim.data_region();
         let disk = self.sim.disk_of(member).expect("a disk");
@@ -47,7 +48,7 @@ impl Checked {
         self.disk(member).bad_blocks.extend(blocks);
     }
 
-    /// These blocks can be neither read nor written any more.
+    /// Makes these blocks impossible to read or write.
     fn break_for_good(&mut self, member: u16, blocks: &[u64]) {
         let ranges = blocks.iter().map(|block| block * BLOCK as u64..(block + 1) * BLOCK as u64);
         let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS | OpKinds::WRITES).within(ranges);
@@ -58,7 +59,7 @@ impl Checked {
         live(&mut self.sim, seconds);
     }
 
-    /// Reads everything, block by block, without what was read before in the way.
+    /// Reads and checks everything, block by block, without caches of earlier reads.
     #[track_caller]
     fn verify(&mut self) {
         for at in (0..self.model.len()).step_by(8 * BLOCK) {
@@ -83,7 +84,7 @@ impl Checked {
 
 #[test]
 fn bad_sectors_of_two_members_in_different_rows_cost_nothing_with_one_parity() {
-    // Case 3: 257 read errors removed a member, then another, though every row decodes.
+    // Case 3: 257 read errors once removed a member, then another, though every row could be decoded.
     for written_again in [true, false] {
         let mut array = Checked::filled(2, 1);
         let (first, second) = (array.blocks(0), array.blocks(1));
@@ -136,7 +137,7 @@ fn what_cannot_be_read_after_it_was_rewritten_is_not_repaired_until_it_can() {
         assert_eq!(
             array.conditions_of(0),
             [],
-            "scrubs: {scrubs}: it has passed, and nobody has read anything"
+            "scrubs: {scrubs}: it has passed, and no client has read anything"
         );
         array.verify();
         assert_eq!(array.state_of(0), MemberState::Online);
@@ -145,7 +146,7 @@ fn what_cannot_be_read_after_it_was_rewritten_is_not_repaired_until_it_can() {
 
 #[test]
 fn an_unreadable_ring_that_no_row_needs_stops_no_start() {
-    // Case 3: one dead member and 2 MiB of unreadable ring: FAILED at each start.
+    // Case 3: one dead member and 2 MiB of unreadable ring once meant FAILED at each start.
     for clean in [true, false] {
         let mut array = Checked::filled(2, 1);
         let ring = DiskRegion::Log.ranges(&array.sim.disks[&0]).remove(0);
@@ -157,7 +158,7 @@ fn an_unreadable_ring_that_no_row_needs_stops_no_start() {
         }
         array.disk(2).dead = true;
         array.live(2);
-        // The ring of a member that is left cannot be read but for where the live log is: that is at its start.
+        // The ring of a remaining member cannot be read except for the live log, which is at its start.
         let live = 64 * BLOCK as u64;
         let blocks: Vec<u64> =
             (ring.start + live..ring.end).step_by(BLOCK).map(|at| at / BLOCK as u64).collect();
@@ -202,7 +203,8 @@ fn a_member_is_kept_while_a_row_that_is_bad_elsewhere_needs_it() {
     assert_eq!(array.conditions_of(0), [MemberCondition::KeptDespiteErrors]);
     assert_eq!(array.said("of member 0 do not end"), 1);
     array.verify();
-    // What was broken is mended: nothing holds the member any more, and nothing is wrong with it either.
+    // The broken blocks are mended: nothing keeps the member in service any more, but nothing is wrong with
+    // it either.
     array.disk(0).clear_faults();
     array.disk(1).clear_faults();
     array.live(80);
@@ -210,7 +212,7 @@ fn a_member_is_kept_while_a_row_that_is_bad_elsewhere_needs_it() {
     assert_eq!((array.conditions_of(0), array.sim.status().state), (vec![], ArrayState::Online));
 }
 
-/// It leaves when they are written again.
+/// The member leaves once the blocks are written again.
 #[test]
 fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
     let mut array = Checked::filled(2, 2);
@@ -238,7 +240,7 @@ fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
         ),
         "{told}"
     );
-    // Beside what a member went without, in the same slot or in another one.
+    // Beside blocks that a member lacks, in the same slot or in another one.
     let slot = (bad * BLOCK as u64 - array.sim.data_region().start) / CHUNK as u64;
     let device = array.sim.status().members[2].uuid;
     for (first, meets) in [(slot, true), (slot + 1, false)] {
@@ -249,7 +251,7 @@ fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
         assert!(told.contains(lacks), "{told}");
         assert_eq!(told.ends_with("where both meet, rows may then be unreadable"), meets, "{told}");
     }
-    // Which blocks they are is not known after a restart.
+    // After a restart it is not known which blocks these are.
     array.sim = array.sim.stop_and_restart(false).expect("it starts");
     array.sim.settle();
     let told = would(&array, 3);
@@ -334,7 +336,7 @@ fn healed_errors_cost_no_member_however_many_they_are() {
         assert_eq!((array.state_of(0), array.conditions_of(0)), (MemberState::Online, vec![]), "{round}");
     }
     assert!(array.sim.status().members[0].counters.read_errors > 400);
-    // What no client has read.
+    // Damage that no client has read.
     array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     array.sim.settle();
     array.sim.assert_scrub_clean();
@@ -370,7 +372,7 @@ fn places_that_go_bad_again_and_again_cost_a_member_that_can_be_spared_and_no_ot
         assert_eq!(array.state_of(0), expected, "{parity} {unreadable}: {:?}", array.sim.notices.last());
         array.verify();
         if parity == 1 {
-            // A day later that is forgotten.
+            // Four hours later the errors are forgotten.
             array.sim.sleep(4 * 3_600_000);
             array.disk(1).clear_faults();
             array.live(1);
@@ -379,7 +381,8 @@ fn places_that_go_bad_again_and_again_cost_a_member_that_can_be_spared_and_no_ot
     }
 }
 
-/// Reads everything twice while these members can read nothing; what was rewritten after the first time is bad again.
+/// Reads everything twice while these members can read nothing; blocks rewritten after the first time are bad
+/// again.
 fn burst(array: &mut Checked, members: &[u16]) {
     for &member in members {
         array.disk(member).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS));
@@ -465,7 +468,7 @@ fn a_member_that_fails_writes_leaves_though_others_have_bad_rows_and_the_last_on
     array.sim.wait(id).expect("the others serve");
     array.model[..BLOCK].fill(3);
     assert_eq!(array.state_of(0), MemberState::Faulted);
-    // The listed row answers with an error, all else with data.
+    // The listed row is answered with an error, everything else with data.
     let mut errors = BTreeSet::new();
     for at in (0..array.model.len()).step_by(BLOCK) {
         match array.sim.read(at as u64, BLOCK) {
@@ -485,16 +488,16 @@ fn a_member_that_fails_writes_leaves_though_others_have_bad_rows_and_the_last_on
 
 #[test]
 fn a_row_index_is_a_place_on_every_member() {
-    // What the tests above rely on: the blocks of a row lie at one place on all members.
+    // The tests above rely on this: the blocks of a row lie at the same place on all members.
     let array = Checked::filled(2, 1);
     assert_eq!(array.blocks(0), array.blocks(1));
     assert_eq!(array.blocks(0).len() as u64, STRIPES * ROWS);
 }
 
-/// Blocks stay bad after they were rewritten; then their places are needed no more, and the member
-/// is good again.
+/// Blocks stay bad after they were rewritten; then their places are not needed any more, and the member
+/// counts as good again.
 #[test]
-fn a_place_that_nobody_needs_is_no_block_that_stays_bad() {
+fn a_place_that_is_not_needed_is_no_block_that_stays_bad() {
     for writes_again in [false, true] {
         for how in ["waits", "scrubs", "clears"] {
             let mut array = Checked::filled(2, 1);

@@ -1,5 +1,5 @@
-//! Members that come back, and devices that are built in the place of others, while blocks or metadata pages cannot be read: what
-//! is there is found, and what is told of it is so.
+//! Members that come back, and devices that replace others, while blocks or metadata pages cannot be read:
+//! data that exists is found, and reports about it are true.
 
 use crate::scenes::page_faults::{drain, superblock, unreadable, verify, verify_or_error};
 use crate::scenes::{CHUNK, live};
@@ -19,7 +19,7 @@ fn shape(stripes: u64) -> SimShape {
     SimShape::new(2, 1, CHUNK as u32, stripes).logged(ChecksumKind::Blake3, 1 << 20)
 }
 
-/// An array that was just written in full, and what it must read as.
+/// An array that was just written in full, and its expected content.
 fn just_written(seed: u64) -> (SimArray, Vec<u8>) {
     let shape = shape(8);
     let mut model = vec![0; shape.volume_bytes as usize];
@@ -50,7 +50,7 @@ fn told(sim: &SimArray, kind: NoticeKind) -> Vec<String> {
     of_kind.map(|notice| notice.text.clone()).collect()
 }
 
-/// Until the array is whole; the seconds that it took.
+/// Waits until the array is whole; returns the seconds that it took.
 fn until_whole(sim: &mut SimArray) -> u64 {
     let begun = sim.now().0;
     while sim.status().state != ArrayState::Online || !sim.status().activities.is_empty() {
@@ -62,7 +62,8 @@ fn until_whole(sim: &mut SimArray) -> u64 {
     (sim.now().0 - begun) / SECOND
 }
 
-/// It was written just before the member left, so it is caught up with all of it, and has it all the same.
+/// The array was written just before the member left, so the member is caught up with everything, although it
+/// has the data already.
 #[test]
 fn what_a_member_that_comes_back_has_is_taken_from_it_at_once() {
     let (mut sim, model) = just_written(1);
@@ -86,7 +87,7 @@ fn what_a_member_that_comes_back_has_is_taken_from_it_at_once() {
     assert_eq!(sim.status().unreadable, []);
     assert!(sim.read(0, model.len()).expect("readable") == model);
     sim.assert_scrub_clean();
-    // Its blocks were left as they were, and those of the other are mended.
+    // The member's blocks were left alone, and those of the other member are mended.
     for (member, slot) in [(0, 2), (1, 2), (0, 5), (1, 5)] {
         assert!(
             disk(&mut sim, member).peek(start + (slot * CHUNK) as u64, BLOCK).iter().any(|byte| *byte != 0)
@@ -114,8 +115,8 @@ fn a_member_that_comes_back_without_what_cannot_be_read_is_no_new_device() {
     );
 }
 
-/// Pages of stripes that were never written cannot be read while a member is replaced: nothing is lost with them, and the next
-/// scrub leaves every copy good.
+/// Pages of stripes that were never written cannot be read while a member is replaced: nothing is lost with
+/// them, and the next scrub leaves every copy good.
 #[test]
 fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     let shape = SimShape { page_cache: Some(8 << 10), ..shape(600) };
@@ -143,7 +144,7 @@ fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     drain(&mut sim);
     sim.assert_scrub_clean();
     assert!(sim.status().members.iter().all(|member| member.counters.checksum_errors == 0));
-    // The first data of a stripe sets all that its page says.
+    // The first data written to a stripe sets all entries of its page.
     let stripe = 2 * CHUNK;
     for at in [5, 77, 300, 599] {
         let start = at * stripe + BLOCK;
@@ -157,8 +158,8 @@ fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     verify(&mut sim, &model, "without a member").expect("all is there");
 }
 
-/// Pages cannot be read for a moment while a new device is built; when it has joined, another
-/// member leaves at once. Whether the stripes can be written then, and all can be read.
+/// Pages cannot be read for a moment while a new device is built; when it has joined, another member leaves
+/// at once. Checks that the stripes can then be written, and everything can be read.
 fn built_while_pages_cannot_be_read() -> Result<(), String> {
     let shape = shape(600);
     let world = SimWorld::new(shape, 32 << 20);
@@ -197,8 +198,9 @@ fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
         .with(|| built_while_pages_cannot_be_read().expect_err("it lacks pages"));
 }
 
-/// All pages of member 2 cannot be read, for good, while a device is built in the place of member 0, of an array of which
-/// so many stripes hold data. The array when it is whole, how long it took, and the most pages that were tried again.
+/// No page of member 2 can ever be read while a device replaces member 0, in an array of which `data` stripes
+/// hold data. Returns the whole array, its content, how long it took, and the most pages that were being
+/// tried again.
 fn built_beside_unreadable_pages(data: u64) -> (SimArray, Vec<u8>, u64, u64) {
     let shape = SimShape { page_cache: Some(8 << 10), ..shape(3000) };
     let world = SimWorld::new(shape, 64 << 20);
@@ -243,7 +245,7 @@ fn a_device_waits_half_a_minute_for_all_pages_that_cannot_be_read_together() {
     let status = sim.status();
     assert!((5..30).contains(&status.unreadable_pages), "{}", status.unreadable_pages);
     assert!(!status.unreadable.is_empty());
-    // What becomes readable is written to every copy.
+    // Pages that become readable are written to every copy.
     disk(&mut sim, 2).clear_faults();
     drain(&mut sim);
     assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
@@ -269,12 +271,12 @@ fn a_device_does_not_wait_for_pages_without_data() {
     assert!(said.len() == 1 && said[0].contains("no data is behind them"), "{said:?}");
     assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
     assert!(sim.read(0, model.len()).expect("readable") == model);
-    // They are begun anew by themselves once no copy may tell of more.
+    // Pages are begun anew automatically once no copy can know more.
     let device = sim.add_blank_disk();
     sim.admin(AdminRequest::Replace { member: MemberIndex(2), device }).expect("it begins");
     until_whole(&mut sim);
     assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
-    // Some begin anew because they are written to, and are not in place when a scrub looks at them.
+    // Some begin anew because they are written to, and are not in place yet when a scrub checks them.
     let written = (1..3000).step_by(20);
     for stripe in written.clone() {
         sim.submit_write(stripe * 2 * CHUNK as u64, &[7; BLOCK], false);
@@ -300,7 +302,7 @@ fn a_device_does_not_wait_for_pages_without_data() {
     sim.write(start, &[7; BLOCK]).expect("its page is there");
 }
 
-/// What is damaged of the superblocks of a disk.
+/// The damaged superblock copies of a disk.
 fn damaged(disk: &SimDisk) -> Vec<(CopyPlace, String)> {
     let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));
     let copies: Vec<_> =
@@ -321,7 +323,7 @@ fn a_new_device_that_leaves_while_it_is_built_has_no_damaged_superblock() {
         let out = if to_failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
         sim.admin(out).expect("it leaves");
         assert_eq!(damaged(&sim.disks[&id]), []);
-        // The answer came when the others knew.
+        // The request was answered once the other members had recorded it.
         let sim = sim.kill_and_restart(false).expect("it starts");
         let state = if to_failed { MemberState::Faulted } else { MemberState::Offline };
         assert_eq!(sim.status().members[0].state, state);
@@ -390,7 +392,7 @@ fn a_repair_counts_parity_that_no_scrub_has_found() {
     assert_eq!(sim.status().lost, [(VolumeOffset(CHUNK as u64), BLOCK as u64)]);
 }
 
-/// Two of three blocks of a row were read and are wrong: the third may be good, and they are lost whatever it holds.
+/// Two of three blocks of a row were read and are wrong: even if the third is good, those two are lost.
 #[test]
 fn what_a_member_that_is_away_cannot_give_is_beyond_repair() {
     let (mut sim, _) = just_written(8);
@@ -413,8 +415,8 @@ fn what_a_member_that_is_away_cannot_give_is_beyond_repair() {
     assert!(sim.read(0, BLOCK).is_ok());
 }
 
-/// A block is wrong, and so its row can only be read with a device that is being built. What is written into the row then does not
-/// go to that device: it must not hang on it, nor may the block that was wrong.
+/// A block is wrong, so its row can only be decoded with a device that is being built. A write into the row
+/// does not go to that device, so neither the written data nor the wrong block may then depend on the device.
 #[test]
 fn a_write_does_not_rest_on_what_only_a_device_that_is_built_has() {
     let shape = shape(64);
@@ -439,7 +441,7 @@ fn a_write_does_not_rest_on_what_only_a_device_that_is_built_has() {
     sim.assert_scrub_clean();
 }
 
-/// Where the pages of checksums lie on the disk of a member.
+/// The places of the pages of checksums on the disk of a member.
 fn hash_pages(disk: &SimDisk, member: u16) -> Vec<Range<u64>> {
     some_hash_pages(disk, member, |_| true)
 }
@@ -461,8 +463,8 @@ fn hide_hash_pages(sim: &mut SimArray, members: &[u16]) {
     }
 }
 
-/// A device that is built in the place of another one which lacks pages of checksums lacks them, too: what it held of them before
-/// must not count when it has joined.
+/// A device that replaces one without some pages of checksums lacks them, too: old versions of them on the
+/// device must not count when it has joined.
 #[test]
 fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
     for in_service in [false, true] {
@@ -490,7 +492,7 @@ fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
         let first = device.device.0;
         let pages = hash_pages(disk(&mut sim, 1), 0);
         sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
-        // Until it was told what it lacks.
+        // Waits until the device has recorded what it lacks.
         let is_told = |sim: &SimArray| {
             pages.iter().all(|page| sim.disks[&first].peek(page.start, BLOCK).iter().any(|byte| *byte != 0))
         };
@@ -507,7 +509,7 @@ fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
         if in_service {
             sim.admin(AdminRequest::CancelReplace { member: MemberIndex(0) }).expect("it ends");
         }
-        // The next one is what was the member once.
+        // The next device was once this member.
         let device = NewDevice { known_zero: false, ..sim.add_blank_disk() };
         sim.disks.insert(device.device.0, old);
         sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
@@ -521,7 +523,7 @@ fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
     }
 }
 
-/// How a device comes into the place of member 0.
+/// How a device replaces member 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Comes {
     BesideOneInService,
@@ -529,8 +531,8 @@ enum Comes {
     Back,
 }
 
-/// An array of 200 stripes with no page in memory, in which every other page of checksums cannot be
-/// read, and for member 0 a device begins to be built; and what it must read as.
+/// An array of 200 stripes with no page in memory, in which every second page of checksums cannot be read and
+/// the building of a device for member 0 begins; and its expected content.
 fn begun_beside_unreadable_pages(comes: Comes) -> (SimArray, Vec<u8>) {
     let shape = shape(200);
     let world = SimWorld::new(shape, 32 << 20);
@@ -540,7 +542,7 @@ fn begun_beside_unreadable_pages(comes: Comes) -> (SimArray, Vec<u8>) {
     sim.write(0, &model).expect("written");
     drain(&mut sim);
     if comes == Comes::Back {
-        // It misses something of every page.
+        // The member misses a write in every page.
         offline(&mut sim, 0);
         for at in (0..model.len()).step_by(2 * CHUNK) {
             model[at..at + BLOCK].fill(at as u8);
@@ -569,10 +571,10 @@ fn begun_beside_unreadable_pages(comes: Comes) -> (SimArray, Vec<u8>) {
     (sim, model)
 }
 
-/// Pages can be read again so many steps after it was decided that the device joins without them,
-/// and are read; meanwhile there are writes elsewhere. `fails`: the array fails at that time for
-/// lack of another member, which comes back. Whether the device had joined before that; an error
-/// where a page is not on both of its members in the end.
+/// Pages become readable, and are read, `steps` steps after it was decided that the device joins without
+/// them; meanwhile there are writes elsewhere. `fails`: at that time the array fails for lack of another
+/// member, which comes back. Returns whether the device had joined before that; an error if a page is not on
+/// both of its members in the end.
 fn pages_readable_again_before_a_join(comes: Comes, fails: bool, steps: usize) -> Result<bool, String> {
     let (mut sim, mut model) = begun_beside_unreadable_pages(comes);
     let layout = PageLayout::new(superblock(disk(&mut sim, 1)).geometry, true);
@@ -619,7 +621,7 @@ fn pages_readable_again_before_a_join(comes: Comes, fails: bool, steps: usize) -
     }
     let reads = (0..model.len()).step_by(2 * CHUNK).map(|at| sim.submit_read(at as u64, BLOCK));
     for read in reads.collect::<Vec<_>>() {
-        // Some meet an error that was on its way.
+        // Some reads meet an error that was on its way.
         let _ = sim.wait(read);
     }
     until_whole(&mut sim);
@@ -650,8 +652,8 @@ fn pages_that_are_readable_again_before_a_device_joins_are_on_it_when_it_has() {
     }
 }
 
-/// A block of many rows is wrong while a member is away that holds all of it. It comes back, and meanwhile there are writes, and
-/// perhaps the process is killed: all that was there is there, and all that was written.
+/// A block of each of many rows is wrong while a member that could restore it is away. The member comes back,
+/// while clients write and the process may be killed: neither old nor new data is lost.
 #[test]
 fn what_only_a_member_that_comes_back_can_give_is_not_lost_by_writes_meanwhile() {
     let range = std::env::var("CALPE_SIM_SEEDS").unwrap_or("0..20".into());
@@ -713,7 +715,7 @@ fn what_only_a_member_that_comes_back_can_give_is_not_lost_by_writes_meanwhile()
     }
 }
 
-/// It is taken offline at any point of a start after a kill.
+/// The member is taken offline at any point of a start after a kill.
 #[test]
 fn a_member_that_is_taken_offline_as_the_array_starts_is_caught_up() {
     for steps in (0..).step_by(3) {

@@ -1,6 +1,6 @@
-//! Random requests, faults, administrators, kills and stops against a model that knows, sector by sector, which
-//! writes a read may show. CALPE_CHAOS_SEEDS ("from..to") picks seeds, CALPE_CHAOS_FAULTS a subset of the faults;
-//! a failing seed is printed and replays exactly.
+//! Random requests, faults, administrators, kills and stops, checked against a model that knows, sector by
+//! sector, which writes a read may show. CALPE_CHAOS_SEEDS ("from..to") picks seeds, CALPE_CHAOS_FAULTS a
+//! subset of the faults; a failing seed is printed and replays exactly.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};
@@ -10,15 +10,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SECTOR: usize = 512;
 
-/// One value that a sector may have. Value 0 is zeroes.
+/// One value that a sector may have; 0 stands for zeroes.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     value: u64,
-    /// When its write was answered; none while it is in flight.
+    /// When its write was answered; None while it is in flight.
     ended: Option<u64>,
-    /// When a write was answered that began after this one had ended: only a power cut brings it back.
+    /// When a later write, begun after this one had ended, was answered: from then on only a power cut brings
+    /// this value back.
     superseded: Option<u64>,
-    /// What superseded it is on stable storage.
+    /// The write that superseded it is on stable storage.
     gone: bool,
 }
 
@@ -95,7 +96,7 @@ impl Model {
         self.clock += 1;
     }
 
-    /// What a read that began at `since` may show.
+    /// The values that a read that began at `since` may show.
     fn values(&self, sector: usize, since: u64) -> Vec<u64> {
         let current = |v: &&Version| v.superseded.is_none_or(|when| when > since);
         self.sectors[sector].iter().filter(current).map(|v| v.value).collect()
@@ -171,7 +172,7 @@ impl Chaos {
     fn range(&mut self) -> (usize, usize) {
         let sectors = self.model.sectors.len() as u64;
         let longest = [8, 64, 300][self.random.below(3) as usize];
-        // Half of the load goes to a few stripes, so that requests meet.
+        // Half of the load goes to a few stripes, so that requests touch the same stripes.
         let span = if self.random.one_in(2) { sectors.min(200) } else { sectors };
         let first = self.random.below(span);
         (first as usize, 1 + self.random.below(longest.min(sectors - first)) as usize)
@@ -198,7 +199,7 @@ impl Chaos {
             4 => {
                 let fua = self.random.one_in(5);
                 let may_unmap = self.random.one_in(2);
-                // Zeroes have no number: they overlap with nothing else that is in flight.
+                // Zeroes have no write number, so they must not overlap anything in flight.
                 let busy = |s: &Vec<Version>| s.iter().any(|v| v.ended.is_none());
                 if self.model.sectors[first..first + count].iter().any(busy) {
                     return;
@@ -226,7 +227,7 @@ impl Chaos {
         }
     }
 
-    /// Members that are not wholly there.
+    /// Members that are missing or not whole.
     fn impaired(&mut self) -> Vec<usize> {
         let n = self.n;
         let sim = self.sim();
@@ -251,7 +252,7 @@ impl Chaos {
         if impaired.contains(&usize::from(member)) {
             return;
         }
-        // Requests that met an earlier, healed fault may not meet this one too.
+        // Requests that met an earlier, healed fault must not meet this one, too.
         self.finish_requests();
         for _ in 0..self.random.below(8) {
             self.client();
@@ -321,7 +322,7 @@ impl Chaos {
     }
 
     fn restart(&mut self) -> bool {
-        // A rebuild that has just ended may not be on record yet.
+        // The end of a rebuild may not be recorded yet.
         let impaired = !self.impaired().is_empty() || self.model.clock < self.last_impaired + 60;
         let kind = self.random.below(3);
         let (kind, word) = match kind {
@@ -349,7 +350,7 @@ impl Chaos {
         let status = sim.status();
         let used: Vec<u32> =
             status.members.iter().flat_map(|m| [m.device, m.replacement]).flatten().map(|d| d.0).collect();
-        // Disks that have left service are unplugged, or not.
+        // Disks that have left service may be unplugged.
         sim.disks.retain(|id, _| old_disks_stay || used.contains(id));
         for disk in sim.disks.values_mut() {
             disk.failing_flushes = 0;
@@ -375,7 +376,7 @@ impl Chaos {
                 true
             }
             Err(error) => {
-                // Where k <= m what is left may be no majority, and then another half could be serving.
+                // If k <= m, the remaining members may be no majority, and the other half could be serving.
                 let minority = 2 * self.m >= self.n && error.to_string().contains("not a majority");
                 assert!(impaired && kind != 2 && minority, "after a {word}: {error}");
                 false
@@ -437,7 +438,7 @@ impl Chaos {
             assert_ne!(self.sim().status().state, ArrayState::Failed, "failed within the budget");
         }
         self.check_all();
-        // Everything is made whole again, and is.
+        // Makes everything whole again, and checks it.
         for member in 0..self.n as u16 {
             let status = self.sim().status().members[usize::from(member)].clone();
             let index = MemberIndex(member);

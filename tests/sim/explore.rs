@@ -1,9 +1,9 @@
-//! Crashes at every moment of seeded loads over small arrays, held against what clients may see.
+//! Crashes at every moment of seeded loads over small arrays; what clients see afterwards is checked.
 //!
-//! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the first seed.
-//! CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES: seed after seed for so
-//! long in place of a number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again; with CALPE_MUTATION
-//! one that a broken rule causes, in a build with debug assertions.
+//! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the
+//! first seed. CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES:
+//! runs seeds for this long instead of a number of points. CALPE_SIM_REPLAY: the token of a violation to
+//! replay; with CALPE_MUTATION, one that a broken rule causes, in a build with debug assertions.
 
 use calpe_core::testing::{
     FAULT_RULES, Mutation, SCENARIOS, Scenario, SimWorld, Standing, Totals, Violation, explore, is_kept,
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 /// Crash points of an ordinary test run.
 const POINTS: u64 = 20_000;
-/// Crash points of one seed at most; a load that runs to its end has a fifth of that.
+/// Most crash points of one seed; a load that runs to its end has a fifth of that.
 const POINTS_OF_SEED_MAX: u64 = 20_000;
 /// Violations after which a run ends.
 const VIOLATIONS_MAX: usize = 5;
-/// Minutes after which a long run says how far it is.
+/// Minutes between two progress reports of a long run.
 const PROGRESS_MINUTES: u64 = 5;
-/// Memory for the buffers of one array; what does not fit comes from the heap.
+/// Memory for the buffers of one array; buffers that do not fit come from the heap.
 const POOL_BYTES: usize = 4 << 20;
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -120,8 +120,8 @@ fn crashes_lose_nothing_and_mix_nothing() {
     assert!(violations.is_empty(), "{} violations", violations.len());
 }
 
-/// The explorer finds what is there to be found, and the token it prints leads to it again. Rules can be broken in builds with
-/// debug assertions only; `mutations.rs` breaks every one of them.
+/// The explorer finds a violation that exists, and the token it prints replays that violation. Rules can be
+/// broken in builds with debug assertions only; `mutations.rs` breaks every one of them.
 #[cfg(debug_assertions)]
 #[test]
 fn a_violation_is_found_and_its_token_replays_it() {

@@ -1,5 +1,6 @@
-//! The storage of members is full when their array starts again after a crash: what the redo log holds cannot be put in place.
-//! Reads are served all the same, everything else ends in bounded time, and with room all goes on by itself.
+//! The storage of members is full when their array starts again after a crash, so the content of the redo log
+//! cannot be put in place. Reads are served all the same, everything else ends in bounded time, and once
+//! there is room everything goes on by itself.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -10,7 +11,7 @@ use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientReply, Cli
 const BLOCK: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Full {
     sim: SimArray,
     model: Vec<u8>,
@@ -23,7 +24,7 @@ impl Full {
         Full { sim, model, random: Random::new(seed) }
     }
 
-    /// Small writes, acknowledged; where the storage was full before, they are in the log alone.
+    /// Makes small writes that are acknowledged; if the storage is full, they are only in the log.
     fn write_some(&mut self, count: usize) {
         for _ in 0..count {
             let at = self.random.below((self.model.len() / BLOCK) as u64) as usize * BLOCK;
@@ -33,7 +34,7 @@ impl Full {
         }
     }
 
-    /// The storage of these regions of a member is full.
+    /// Makes the storage of these regions of a member full.
     fn fill(&mut self, member: u16, regions: &[DiskRegion]) {
         let id = self.sim.disk_of(member).expect("it has a disk");
         let disk = self.sim.disks.get_mut(&id).expect("a disk");
@@ -62,7 +63,7 @@ impl Full {
         self.sim.wait(id).expect("flushed");
     }
 
-    /// Every stripe is read right within so many seconds, whatever waits.
+    /// Asserts that every stripe is read right within this many seconds, whatever else waits.
     #[track_caller]
     fn read_within(&mut self, seconds: u64) {
         let reads: Vec<(usize, u64)> = (0..self.model.len())
@@ -147,7 +148,7 @@ fn a_write_that_waits_for_a_replay_goes_on_when_there_is_room() {
     full.assert_sound();
 }
 
-/// Nothing of a scrub or a rebuild is done before there is room: all that is told of them says so.
+/// A scrub or a rebuild does nothing before there is room, and everything reported about it says so.
 #[test]
 fn a_scrub_and_a_rebuild_that_wait_for_a_replay_say_so() {
     const ROOM: &str = "waits until what the redo log holds is in place";
@@ -255,7 +256,7 @@ fn a_stop_ends_within_seconds_whatever_waits_for_room() {
             full.make_room();
             full = full.restart(false);
             full.sim.settle();
-            // What was not answered has happened or not.
+            // Writes that were not answered may or may not have happened.
             for at in (0..30).map(|at| at * BLOCK) {
                 let now = full.sim.read(at as u64, BLOCK).expect("readable");
                 assert!(now == [9; BLOCK] || now == full.model[at..at + BLOCK]);
@@ -305,7 +306,7 @@ fn crashes_and_losses_while_a_replay_waits_for_room_cost_nothing() {
             full = full.restart(power);
             full.read_within(4);
             assert_eq!(full.sim.status().log, LogState::Settling, "seed {seed}");
-            // Some of it goes in place.
+            // Some of the log's content goes in place.
             for member in 0..data + parity {
                 if full.random.one_in(3) {
                     let id = full.sim.disk_of(member).expect("a disk");
@@ -322,7 +323,7 @@ fn crashes_and_losses_while_a_replay_waits_for_room_cost_nothing() {
                 full.read_within(2);
             }
             match full.random.below(4) {
-                // While it goes in place.
+                // While the log's content goes in place.
                 0 => {
                     full.make_room();
                     full.sim.sleep(1000);

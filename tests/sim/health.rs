@@ -1,4 +1,4 @@
-//! What a volume says of its health, and of the zeroes that it knows, over simulated members.
+//! What a volume reports about its health and its known zeroes, over simulated members.
 
 use calpe_core::format::ChecksumKind;
 use calpe_core::testing::{SimArray, SimShape};
@@ -63,7 +63,8 @@ fn a_healthy_array_is_clean_a_degraded_one_degraded_and_a_failed_one_lost() {
 
 #[test]
 fn a_rebuild_makes_the_volume_clean_from_its_beginning_on() {
-    // Whole stripes of a new array go to the slots of their numbers, so that the order of slots is that of the volume.
+    // Whole stripes of a new array go to the slots of their numbers, so that the order of slots is that of
+    // the volume.
     let mut sim = logged(ChecksumKind::None, 4);
     sim.write(0, &vec![5; VOLUME as usize]).expect("written");
     fail(&mut sim, 0);
@@ -96,10 +97,10 @@ fn blocks_beyond_repair_are_lost_once_found_their_rows_degraded_and_a_write_heal
     let mut sim = logged(ChecksumKind::Blake3, 5);
     sim.write(0, &vec![5; VOLUME as usize]).expect("written");
     sim.settle();
-    // Two of the four blocks of one row: more than a parity of one makes good.
+    // Two of the four blocks of one row: more than one parity can restore.
     spoil(&mut sim, 0, 2, 1);
     spoil(&mut sim, 1, 2, 1);
-    assert_eq!(health(&mut sim, 0, VOLUME), [(VOLUME, Health::Clean)], "nobody has met it");
+    assert_eq!(health(&mut sim, 0, VOLUME), [(VOLUME, Health::Clean)], "no read has met it");
     sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     sim.settle();
     let runs = health(&mut sim, 0, VOLUME);
@@ -108,7 +109,7 @@ fn blocks_beyond_repair_are_lost_once_found_their_rows_degraded_and_a_write_heal
     assert!(listed > 0);
     assert_eq!(of(Health::Lost), listed, "{runs:?}");
     assert_eq!(of(Health::Lost) + of(Health::Degraded), (K * BLOCK) as u64, "the whole row: {runs:?}");
-    // It is true: what is called lost cannot be read, everything else can.
+    // The report is true: ranges that it calls lost cannot be read, all others can.
     let mut at = 0;
     for (len, health) in runs {
         let read = sim.read(at, len as usize);
@@ -119,9 +120,9 @@ fn blocks_beyond_repair_are_lost_once_found_their_rows_degraded_and_a_write_heal
     assert_eq!(health(&mut sim, 0, VOLUME), [(VOLUME, Health::Clean)]);
 }
 
-/// What a read that takes parts yields: runs as (bytes, whether they are data), and the bytes.
+/// The result of a sparse read: runs as (bytes, whether they are data), and the bytes.
 fn read_sparse(sim: &mut SimArray, offset: u64, len: usize) -> (Vec<(u64, bool)>, Vec<u8>) {
-    // The buffer comes full of rubbish, as buffers do.
+    // The buffer is full of rubbish, as buffers are.
     let mut buf = calpe_core::block_io::Pool::new(1 << 20).expect("address space").alloc(len);
     buf.fill(0xee);
     let id = sim.submit(ClientRequest::ReadSparse { offset: VolumeOffset(offset), buf });
@@ -164,11 +165,11 @@ fn arrays_know_their_zeroes_by_stripe_and_with_checksums_by_block() {
                 _ => vec![(at, false), (BLOCK as u64, true), (VOLUME - at - BLOCK as u64, false)],
             };
             assert_eq!(shape, want, "{checksum:?}");
-            // Off the blocks, and where no parts are taken: bytes, the same ones.
+            // A read that is not aligned to blocks, and one that is not sparse, get the same bytes.
             let start = at as usize - 512;
             assert!(read_sparse(&mut sim, start as u64, 8192).1 == model[start..start + 8192]);
             assert!(sim.read(0, VOLUME as usize).expect("read") == model);
-            // The second time without a member.
+            // The second time, a member is missing.
             sim.settle();
             if sim.status().state == ArrayState::Online {
                 fail(&mut sim, 1);

@@ -1,5 +1,6 @@
-//! What the host or the storage under a member lacks for a while is no fault of the member (rule T4 of the crash-safety
-//! design): operations wait and are tried again, and when that is over nothing is left of it.
+//! A temporary shortage of the host, or of the storage under a member, is no fault of the member (rule T4 of
+//! the crash-safety design): operations wait and are tried again, and the shortage leaves no trace when it is
+//! over.
 
 use crate::scenes::{live, trouble};
 use calpe_core::format::{ChecksumKind, MemberSet, MemberState};
@@ -14,7 +15,7 @@ const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 const SECOND: u64 = 1_000_000_000;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -58,7 +59,7 @@ impl Checked {
         self.sim.now().0
     }
 
-    /// Lets so many seconds pass with everything executed that comes up.
+    /// Lets this many seconds pass, executing every operation that comes up.
     fn live(&mut self, seconds: u64) {
         live(&mut self.sim, seconds);
     }
@@ -69,7 +70,8 @@ impl Checked {
         assert!(read == self.model, "{:?}", self.sim.notices);
     }
 
-    /// Everybody is in service without having been away, and everything is as it should be, also after a power cut.
+    /// Asserts that every member is in service and never left, and that everything is right, also after a
+    /// power cut.
     #[track_caller]
     fn assert_unharmed(mut self) {
         self.sim.settle();
@@ -100,7 +102,7 @@ fn texts(sim: &SimArray, part: &str) -> Vec<String> {
 
 #[test]
 fn a_shortage_of_all_members_at_once_takes_none_out() {
-    // Case 6: six ENOMEM on one write to the log, or on one flush, were six members FAULTED.
+    // Case 6: six ENOMEMs on one write to the log, or on one flush, once faulted six members.
     for (data, parity) in [(4, 2), (2, 1), (2, 0)] {
         for trouble in [Trouble::Shortage, Trouble::NoSpace] {
             for ops in [OpKinds::WRITES, OpKinds::FLUSHES, OpKinds::READS, OpKinds::ALL] {
@@ -273,7 +275,7 @@ fn members_that_are_needed_stay_however_long_they_are_full_and_writes_fail_after
             assert!(states(&array.sim).iter().all(|state| *state == MemberState::Online));
             array.clear();
             array.live(3);
-            // What was refused has happened or not; all else is as it was.
+            // Refused writes may or may not have happened; everything else is as it was.
             let read = array.sim.read(0, before.len()).expect("readable");
             for (at, (now, then)) in read.chunks(BLOCK).zip(before.chunks(BLOCK)).enumerate() {
                 let at = at * BLOCK;
@@ -296,8 +298,8 @@ fn members_that_are_needed_stay_however_long_they_are_full_and_writes_fail_after
     }
 }
 
-/// An array of 1+2 with a rotten block in each of three slots of member 0, which a shortage keeps
-/// from being read for so long.
+/// An array of 1+2 with a rotten block in each of three slots of member 0; a shortage prevents reads for
+/// `seconds`.
 fn rotten_and_short(seconds: u64) -> Checked {
     let mut array = Checked::filled(1, 2);
     let start = array.sim.data_region().start;
@@ -347,7 +349,7 @@ fn a_scrub_waits_for_copies_of_superblocks_that_a_shortage_keeps_from_being_read
         let mut array = Checked::filled(1, 2);
         let disk = array.sim.disk_of(0).expect("a disk");
         let ranges = DiskRegion::Superblocks.ranges(&array.sim.disks[&disk]);
-        // Updates write some of them anew.
+        // Updates rewrite some of the bad places.
         for at in ranges.iter().flat_map(|range| [range.start, range.start.midpoint(range.end)]) {
             array.sim.disks.get_mut(&disk).expect("a disk").flip(at, 1);
         }
@@ -415,7 +417,7 @@ fn a_scrub_that_waits_to_read_a_member_can_be_paused_and_stopped() {
 }
 
 #[test]
-fn a_scrub_that_waits_for_room_keeps_nobody_from_reading() {
+fn a_scrub_that_waits_for_room_delays_no_read() {
     assert_eq!(trouble::scrub_without_room(), None);
 }
 
@@ -542,7 +544,8 @@ fn short_shortages_of_any_member_at_any_time_leave_nothing_behind() {
                 for _ in 0..random.below(60) {
                     array.sim.step();
                 }
-                // One after the other: which of two writes at one time is the later one is nobody's to say.
+                // One after the other: of two writes at the same time, neither is defined to be the later
+                // one.
                 let id = ids.pop().expect("just pushed");
                 array.sim.wait(id).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             }

@@ -1,5 +1,6 @@
-//! Operations that never end (rule T7): once their device has left service nothing waits for them, and what they do when
-//! they end after all reaches nobody. Simulated members; the daemon's part is in `tests/daemon/hung_members.rs`.
+//! Operations that never end (rule T7): once their device has left service nothing waits for them, and if
+//! they end after all, that has no effect. With simulated members; the daemon's part is in
+//! `tests/daemon/hung_members.rs`.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Random, SimArray, SimShape};
@@ -11,13 +12,13 @@ const CHUNK: usize = 16384;
 /// The disk whose operations do not end.
 const HUNG: u32 = 1;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
 }
 
-/// Something that an array does by itself.
+/// What an array does by itself and a test waits for.
 enum Until {
     Client(u64),
     Admin(u64),
@@ -44,7 +45,8 @@ impl Checked {
         self.sim.submit_write(start as u64, &bytes, false)
     }
 
-    /// Executes what other disks have to do, for two seconds of nothing to do or until it is over. Whether it is.
+    /// Executes the operations of other disks until the goal is reached or there was nothing to do for two
+    /// seconds. Returns the reply if it was reached.
     fn drive(&mut self, until: &Until) -> Option<Option<ClientReply>> {
         for _ in 0..20 {
             loop {
@@ -72,7 +74,8 @@ impl Checked {
         None
     }
 
-    /// It does not end while operations of a disk do not, and does when the array is told of them.
+    /// Asserts that something does not end while operations of a disk hang, and does once the array is told
+    /// of them.
     #[track_caller]
     fn waits_and_goes_on(&mut self, until: Until) -> Option<ClientReply> {
         assert!(self.drive(&until).is_none(), "nothing hangs");
@@ -81,7 +84,7 @@ impl Checked {
         self.drive(&until).expect("it goes on without the disk that hangs")
     }
 
-    /// What hung ends now, and the disk comes back: everything is as it should be.
+    /// Ends the hung operations, brings the disk back, and checks that everything is right.
     #[track_caller]
     fn ends_late_and_returns(mut self) {
         let state = self.sim.status().members[1].state;
@@ -154,7 +157,7 @@ fn a_checkpoint_goes_on_without_a_member_that_does_not_write_in_place() {
     let mut array = Checked::filled(6);
     let write = array.begin_write(0, 4096);
     array.sim.wait(write).expect("written");
-    // Quiet long enough, it is put in place, and the array marked clean.
+    // After a quiet time the log is put in place and the array is marked clean.
     array.waits_and_goes_on(Until::Done(|sim| !sim.status().dirty));
     array.ends_late_and_returns();
 }
@@ -230,7 +233,7 @@ fn a_clean_stop_leaves_a_member_out_that_does_not_end() {
 }
 
 #[test]
-fn a_member_that_is_failed_by_command_holds_nobody_up() {
+fn a_member_failed_by_command_delays_no_request() {
     let mut array = Checked::filled(11);
     let write = array.begin_write(0, 4096);
     assert!(array.drive(&Until::Client(write)).is_none(), "nothing hangs");
@@ -253,7 +256,7 @@ fn what_hangs_while_more_than_m_are_away_is_current_when_it_is_back() {
     array.sim.device_hangs(HUNG);
     assert_eq!(array.sim.status().state, ArrayState::Failed);
     while array.sim.step_where(|disk, _| disk != HUNG) {}
-    assert!(array.sim.poll(read).is_some_and(|result| result.is_err()), "nobody waits for it");
+    assert!(array.sim.poll(read).is_some_and(|result| result.is_err()), "the read has ended");
     let device = array.sim.reopen_disk(HUNG);
     array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).expect("it is current");
     array.sim.settle();

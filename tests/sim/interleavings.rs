@@ -1,5 +1,6 @@
-//! Interleavings that an array must survive: members that die, return, fill up or are replaced at chosen moments,
-//! and processes that are killed between two chosen operations. Each test is named after what must hold.
+//! Interleavings that an array must survive: members that die, return, fill up or are replaced at chosen
+//! moments, and processes that are killed between two chosen operations. Each test is named after the
+//! property that it checks.
 
 use calpe_core::array::assembly::AssemblyError;
 use calpe_core::block_io::IoOp;
@@ -12,7 +13,7 @@ use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientError, Cli
 
 const CHUNK: usize = 16384;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -56,7 +57,7 @@ impl Checked {
 }
 
 fn fail(sim: &mut SimArray, member: u16) {
-    // Its answer, which comes when the superblocks tell of it, is not waited for.
+    // Does not wait for the answer, which comes once the superblocks record the change.
     let request = sim.submit_admin(AdminRequest::Fail { member: MemberIndex(member) });
     assert!(!matches!(sim.poll_admin(request), Some(Err(_))), "a member can be failed");
 }
@@ -64,7 +65,7 @@ fn fail(sim: &mut SimArray, member: u16) {
 fn replace(sim: &mut SimArray, member: u16) -> u32 {
     let device = sim.add_blank_disk();
     let id = device.device.0;
-    // Its answer, which comes when the superblocks tell of it, is not waited for.
+    // Does not wait for the answer, which comes once the superblocks record the change.
     let request = sim.submit_admin(AdminRequest::Replace { member: MemberIndex(member), device });
     assert!(!matches!(sim.poll_admin(request), Some(Err(_))), "admitted");
     id
@@ -79,7 +80,7 @@ fn disk(sim: &mut SimArray, id: u32) -> &mut calpe_core::testing::SimDisk {
     sim.disks.get_mut(&id).expect("a disk")
 }
 
-/// What a disk says of itself.
+/// The newest superblock of a disk.
 fn newest(sim: &SimArray, id: u32) -> Superblock {
     let disk = &sim.disks[&id];
     let copies = all_copy_offsets(disk.bytes()).map(|at| Superblock::decode(&disk.peek(at.0, COPY_BYTES)));
@@ -90,7 +91,7 @@ fn states(sim: &SimArray) -> Vec<MemberState> {
     sim.status().members.iter().map(|m| m.state).collect()
 }
 
-/// Executes everything and lets half a minute pass, whatever hangs meanwhile.
+/// Executes everything while half a minute passes, whatever hangs meanwhile.
 fn drain(sim: &mut SimArray) {
     for _ in 0..300 {
         while sim.step() {}
@@ -219,7 +220,7 @@ fn a_replacement_survives_a_kill_in_the_first_bump_after_a_start() {
 
 #[test]
 fn a_kill_at_any_moment_around_the_end_of_a_replacement_leaves_a_whole_array() {
-    // How many operations it takes until the new device serves.
+    // Counts the operations until the new device serves.
     let mut probe = Checked::filled(2, 1, 6, 5);
     let new = replace(&mut probe.sim, 1);
     let mut total = 0;
@@ -235,7 +236,7 @@ fn a_kill_at_any_moment_around_the_end_of_a_replacement_leaves_a_whole_array() {
             for _ in 0..n {
                 array.sim.step();
             }
-            // Of what is in flight, only that of one disk happens; 4: nothing.
+            // Of the operations in flight, only those of one disk happen; 4: none.
             match array.sim.kill_where(false, |device, _| device == only) {
                 Ok(sim) => {
                     let states = states(&sim);
@@ -327,8 +328,8 @@ fn an_array_with_too_few_current_members_is_refused_even_if_a_replaced_disk_is_t
     }
 }
 
-/// Ones in the first block of an array of which a member has just been replaced: between the exchange and the first word of it
-/// on any disk. Returns the new disk, too.
+/// An array with ones in its first block, of which a member has just been replaced: after the exchange, and
+/// before any disk records it. Returns the new disk, too.
 fn exchanged(data: u16, parity: u16, member: u16, seed: u64) -> (SimArray, u32) {
     let mut sim = SimArray::create(shape(data, parity, 8), seed);
     sim.write(0, &[1; 4096]).expect("written");
@@ -346,8 +347,8 @@ fn until_exchanged(sim: &mut SimArray, member: u16, new: u32) {
     }
 }
 
-/// One update tells of a replacement that is complete and of a member that leaves: the two devices that are out know
-/// neither, and in 2+1 they are k, and a majority.
+/// One update records both a complete replacement and the departure of a member: the two devices that are out
+/// know of neither, and in 2+1 they are k members and a majority.
 #[test]
 fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
     let (mut sim, new) = exchanged(2, 1, 2, 21);
@@ -362,7 +363,8 @@ fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
     assert!(started.is_err(), "a flushed write is rolled back: {:?}", started.map(|sim| states(&sim)));
 }
 
-/// Until its successor counts, a replaced disk does: a mark that came first would take it from a start without the new one.
+/// A replaced disk counts until its successor does: a mark written earlier would deprive a start without the
+/// new disk of both.
 #[test]
 fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     let (mut marks, mut starts) = (0, 0);
@@ -385,7 +387,7 @@ fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
         if recorded(&sim) {
             continue;
         }
-        // What is on its way to the old disk happens, and nothing else; the new one is gone.
+        // Only the operations on their way to the old disk happen; the new disk is gone.
         disk(&mut sim, new).dead = true;
         let started = sim.kill_where(false, |disk, _| disk == 1);
         let mut sim = started.unwrap_or_else(|error| panic!("seed {at}, {} steps: {error}", n - 1));
@@ -395,7 +397,8 @@ fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     assert!(marks > 0 && starts > 3, "{marks} marks, {starts} starts");
 }
 
-/// A crash may come between the record of an exchange and the mark on the device that is out: the next start writes it.
+/// A crash may come between the record of an exchange and the mark on the replaced device: the next start
+/// writes the mark.
 #[test]
 fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
     let mut between = 0;
@@ -408,7 +411,7 @@ fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
         if sim.released.contains(&2) {
             break;
         }
-        // What is on its way to the others happens.
+        // The operations on their way to the other disks happen.
         let sim = sim.kill_where(true, |disk, _| disk != 2);
         let mut sim = sim.unwrap_or_else(|error| panic!("{n} steps: {error}"));
         between += u32::from(sim.disk_of(2) == Some(new) && sim.disk_of(0).is_none());
@@ -476,7 +479,7 @@ fn a_replaced_disk_does_not_come_back_before_it_is_marked() {
     let refused = online(&mut array.sim, 2, 2).expect_err("it is not released");
     assert!(refused.contains("try again"), "{refused}");
     array.sim.settle();
-    // The handle that the disk has by now.
+    // The disk's present handle.
     let old = *array.sim.disks.keys().max().expect("disks");
     online(&mut array.sim, 2, old).expect("it is built anew");
     array.sim.settle();
@@ -511,14 +514,15 @@ fn a_forced_start_does_not_prefer_members_that_are_known_to_be_stale() {
         array.write(0, &vec![7; CHUNK]);
         array.sim.settle();
         disk(&mut array.sim, 3).dead = true;
-        // Members 0 and 1 are stale, 2 holds the newer epoch and says so: going back would be without a word.
+        // Members 0 and 1 are stale; 2 holds the newer epoch and says so. A start from the stale ones would
+        // silently go back.
         let refused =
             array.sim.kill_where(force, |_, _| false).map(drop).expect_err("two that are no majority");
         assert!(matches!(refused, AssemblyError::TooFew { .. }), "{refused}");
     }
 }
 
-/// That no write under way to a disk goes over its newest superblock.
+/// Asserts that no write under way to a disk overwrites its newest superblock.
 #[track_caller]
 fn assert_newest_is_not_at_risk(sim: &SimArray, id: u32) {
     let sequence =
@@ -540,7 +544,7 @@ fn no_superblock_update_puts_a_newest_copy_of_a_device_at_risk() {
     let array = Checked::filled(2, 1, 8, 24);
     let mut sim = array.sim.kill_where(false, |_, _| true).expect("the array is whole");
     for _ in 0..6 {
-        // Only disk 0 gets the update that is under way, the others keep what they have.
+        // Only disk 0 gets the update that is under way; the others keep their superblocks.
         loop {
             (0..3).for_each(|id| assert_newest_is_not_at_risk(&sim, id));
             if superblock_under_way(&sim).is_some() {
@@ -573,7 +577,7 @@ fn a_process_killed_in_a_superblock_update_has_not_damaged_a_copy() {
     }
 }
 
-/// The superblock that is on its way to disk 0, with its offset.
+/// The superblock on its way to disk 0, and its offset.
 fn superblock_under_way(sim: &SimArray) -> Option<(u64, Vec<u8>)> {
     sim.queued().find_map(|(device, op)| match op {
         IoOp::Write { offset, buf, .. } if device == 0 && Superblock::decode(buf).is_ok() => {
@@ -596,7 +600,7 @@ fn what_a_torn_superblock_update_has_left_is_not_completed_by_the_next() {
         let (offset, bytes) = superblock_under_way(&sim).expect("just found");
         let disk = disk(&mut sim, 0);
         match &torn {
-            // The first sector alone is written, over something that none of its others is like.
+            // Only the first sector is written, over content of which no other sector matches.
             None => {
                 disk.poke(offset, &vec![0x77; COPY_BYTES]);
                 disk.poke(offset, &bytes[..512]);
@@ -629,7 +633,7 @@ fn a_member_may_be_replaced_again_while_an_older_superblock_update_is_under_way(
     let is_super =
         |op: &IoOp| matches!(op, IoOp::Write { offset, .. } if all_copy_offsets(bytes).contains(offset));
     while array.sim.disk_of(1) != Some(new) {
-        // An update that names it comes before the one that has it in service.
+        // An update that names the device comes before the one that puts it in service.
         if !array.sim.step_where(|_, op| !is_super(op)) && !array.sim.step() {
             array.sim.sleep(100);
         }
@@ -651,7 +655,7 @@ fn parity_written_to_a_blank_device_before_its_rebuild_reaches_the_row_is_right(
     array.sim.settle();
     fail(&mut array.sim, 5);
     array.sim.settle();
-    // The old bytes and the parity that is there are being read when the other parity's device appears.
+    // The old bytes and the present parity are being read when the device of the other parity appears.
     let id = array.sim.submit_write(0, &vec![0; 4096], false);
     array.model[..4096].fill(0);
     replace(&mut array.sim, 5);
@@ -670,7 +674,7 @@ fn a_kill_under_writes_while_a_replacement_is_built_leaves_no_torn_row_on_it() {
         let mut array = Checked::filled(3, 1, 120, 100 + seed);
         let mut random = Random::new(seed);
         replace(&mut array.sim, 1);
-        // Half of it is built, and the cursor is on disk.
+        // Half of the member is built, and the cursor is on disk.
         for _ in 0..200 {
             array.sim.step();
         }
@@ -723,7 +727,7 @@ fn reads_of_a_failed_array_end() {
     array.write(0, &vec![1; 4096]);
     let sim = &mut array.sim;
     let write = sim.submit_write(0, &vec![2; 4096], false);
-    // Of a block that is not in the log.
+    // A read of a block that is not in the log.
     let read = sim.submit_read(8192, 4096);
     disk(sim, 0).dead = true;
     assert!(sim.step_where(|_, op| is_write(op)));
@@ -739,7 +743,8 @@ fn reads_of_a_failed_array_end() {
 #[test]
 fn what_a_member_acknowledged_and_lost_is_not_taken_for_current() {
     for seed in 0..8 {
-        // A flush fails for lack of redundancy to do without the member; its cache is gone when it returns.
+        // A flush fails because the array cannot spare the member; the member's cache is gone when it
+        // returns.
         let mut array = Checked::filled(2, 1, 4, seed);
         fail(&mut array.sim, 2);
         array.sim.settle();
@@ -792,9 +797,9 @@ fn a_stop_ends_although_a_member_is_full_and_a_pass_waits_for_its_row() {
     for _ in 0..3 {
         array.sim.step_where(|d, _| d != 1);
     }
-    // Superblocks have their place already; only new data has no room.
+    // Superblocks have their space already; only new data has none.
     assert!(stop_ends(&mut array.sim), "the stop hangs: {:?}", array.sim.status());
-    // It has not waited for as long as clients are kept waiting: its client asks the next daemon.
+    // The write has not waited as long as clients may be kept waiting: its client will ask the next daemon.
     assert_eq!(array.sim.poll(write).map(|end| end.map(|_| ())), Some(Err(ClientError::Stopping)));
 }
 

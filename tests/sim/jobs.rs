@@ -1,5 +1,5 @@
-//! Bulk work of logged arrays that is given away: what is verified, decoded and coded as a job is what it would be
-//! inline, and nothing is believed sooner. Each test is named after what must hold.
+//! Bulk work of logged arrays done as jobs: verifying, decoding and coding as a job gives the same results as
+//! inline, and no result is trusted earlier. Each test is named after the property that it checks.
 
 use crate::scenes::page_faults::{Scene, shape};
 use calpe_core::codec::{CodecJob, Form};
@@ -12,13 +12,13 @@ const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 const STRIPES: usize = 6;
-/// No fetch has so much.
+/// More than any fetch has, so that nothing becomes a job.
 const NO_JOBS: usize = usize::MAX;
 
 const K: usize = 5;
 const M: usize = 2;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -41,12 +41,12 @@ impl Checked {
         (stripe * K + column) * CHUNK + row * BLOCK
     }
 
-    /// Where a slot's row is on every disk.
+    /// The offset of a slot's row on every disk.
     fn place(&self, slot: usize, row: usize) -> u64 {
         self.sim.data_region().start + (slot * CHUNK + row * BLOCK) as u64
     }
 
-    /// The member that has a data column of a stripe that was never moved.
+    /// The member that holds a data column of a stripe that has never moved.
     fn member_of(&self, stripe: usize, column: usize) -> u16 {
         let at = Self::byte_of(stripe, column, 0);
         let wanted = &self.model[at..at + BLOCK];
@@ -63,7 +63,7 @@ impl Checked {
         (0..(K + M) as u16).filter(|member| !data.contains(member)).collect()
     }
 
-    /// One bit of a block is inverted on a member's disk.
+    /// Inverts one bit of a block on a member's disk.
     fn damage(&mut self, member: u16, slot: usize, row: usize) {
         let disk = self.sim.disk_of(member).expect("in service");
         let place = self.place(slot, row) + 77;
@@ -76,7 +76,7 @@ impl Checked {
 
     fn replace(&mut self, member: u16) {
         let device = self.sim.add_blank_disk();
-        // Its answer, which comes when the superblocks tell of it, is not waited for.
+        // Does not wait for the answer, which comes once the superblocks record the replacement.
         let request = self.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(member), device });
         assert!(!matches!(self.sim.poll_admin(request), Some(Err(_))), "admitted");
     }
@@ -85,7 +85,7 @@ impl Checked {
         self.sim.status().members.iter().map(|member| member.counters.checksum_errors).collect()
     }
 
-    /// Executes all that can be without any job being done.
+    /// Executes everything that is possible without any job being done.
     fn run_without_jobs(&mut self) {
         self.sim.holds_jobs = true;
         while self.sim.step() {}
@@ -113,7 +113,7 @@ impl Checked {
         assert_eq!(self.sim.status().state, ArrayState::Online, "{:?}", self.sim.notices);
         self.verify();
         self.sim.assert_scrub_clean();
-        // What was built serves alone.
+        // The rebuilt members must serve without the others.
         for lost in [[0u16, 1], [2, 3], [4, 5], [6, 0]] {
             lost.iter().for_each(|member| self.fail(*member));
             self.verify();
@@ -178,7 +178,7 @@ fn reads_are_the_same_with_jobs_and_without_whatever_is_lost_or_damaged() {
                 if lost.len() < M && checksum != ChecksumKind::None {
                     (0..STRIPES).for_each(|slot| array.damage(2, slot, random.below(4) as usize));
                 }
-                // Partial writes leave blocks in the overlay, which parts of a fetch then know.
+                // Partial writes leave blocks in the overlay, so some parts of a fetch are already known.
                 for _ in 0..6 {
                     let start = random.below((array.model.len() - 9000) as u64) as usize / 512 * 512;
                     let bytes = vec![random.below(256) as u8; 512 * (1 + random.below(16) as usize)];
@@ -259,17 +259,17 @@ fn with_all_redundancy_gone_a_bad_block_costs_its_row_and_nothing_else() {
         }
     }
     assert_eq!(array.sim.status().lost, [], "the members that are away may have it");
-    // Devices that are built then get all that can be had.
+    // Devices that are built now get every block that can be read.
     array.replace(lost);
     array.replace(parity);
     array.sim.settle();
     assert_eq!(array.sim.status().state, ArrayState::Online, "{:?}", array.sim.notices);
-    // With those gone for good the array looks again, and knows.
+    // Once those members are gone for good, the array checks again and knows that the blocks are lost.
     array.sim.sleep(11_000);
     array.sim.settle();
     let gone: Vec<(u64, u64)> = array.sim.status().lost.iter().map(|(at, bytes)| (at.0, *bytes)).collect();
     assert_eq!(gone, [(Checked::byte_of(0, 0, 1) as u64, 4096), (Checked::byte_of(0, 1, 1) as u64, 4096)]);
-    // Written again, they are whole.
+    // Once written again, the blocks are whole.
     for column in [0, 1] {
         let at = Checked::byte_of(0, column, 1);
         array.sim.write(at as u64, &[9; BLOCK]).expect("written");
@@ -324,7 +324,7 @@ fn a_bad_source_of_a_rebuild_is_found_before_anything_is_built_from_it() {
         array.replace(6);
         array.sim.settle();
         assert_eq!(array.sim.status().state, ArrayState::Online, "{:?}", array.sim.notices);
-        // One of six columns is not read, unless the others need it.
+        // One of six columns is read only if the others need it.
         assert!(array.wrong().iter().sum::<u64>() >= STRIPES as u64 - 2, "{:?}", array.wrong());
         array.verify();
         array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
@@ -347,7 +347,7 @@ fn members_may_be_lost_and_return_while_the_jobs_of_a_rebuild_are_out() {
         array.replace(4);
         array.run_without_jobs();
         assert_eq!(array.work().len(), STRIPES);
-        // A source, or the device that is built.
+        // A source of the rebuild, or the device that is being built.
         array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(gone) });
         while array.sim.step() {}
         assert_eq!(array.work().len(), STRIPES, "nothing ends without its job");
@@ -370,7 +370,7 @@ fn an_array_may_fail_and_be_stopped_while_jobs_are_out_and_waits_for_them() {
         array.run_without_jobs();
         assert!(!array.work().is_empty());
         array.sim.disks.values_mut().take(M + 1).for_each(|disk| disk.dead = true);
-        // What is written to all members finds that some are gone.
+        // Writes to all members reveal that some are gone.
         array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(6) });
         while array.sim.step() {}
         array.sim.sleep(1000);
@@ -451,7 +451,7 @@ fn a_scrub_repairs_what_its_jobs_find_wrong() {
     }
 }
 
-/// Parity that matches its checksum and not its data comes about only where a rule is broken.
+/// Only a broken rule produces parity that matches its checksum but not its data.
 #[cfg(debug_assertions)]
 #[test]
 fn a_scrub_finds_parity_that_matches_its_checksum_and_not_its_data() {
@@ -517,7 +517,8 @@ impl Checked {
 #[test]
 fn a_bulk_write_verifies_what_is_old_in_the_job_that_computes_new_parity() {
     let cases = [
-        // One column of five: old data and parity. Four: the fifth. All: nothing is old.
+        // Writing one column of five reads old data and parity; writing four reads the fifth; writing all
+        // reads nothing.
         (Checked::byte_of(1, 2, 0), CHUNK, Form::Update { columns: vec![2] }, 1 + 1 + M),
         (Checked::byte_of(1, 0, 0), 4 * CHUNK, Form::Encode, K),
         (Checked::byte_of(3, 1, 1), 2 * BLOCK, Form::Update { columns: vec![1] }, 1 + 1 + M),
@@ -565,7 +566,7 @@ fn no_parity_comes_from_old_blocks_that_are_wrong() {
 #[test]
 fn what_is_lost_before_a_bulk_write_stays_lost_and_nothing_else_is() {
     let mut array = Checked::filled(ChecksumKind::Blake3, BLOCK, 32);
-    // Three blocks of a row are wrong: one more than parity makes up for.
+    // Three blocks of a row are wrong: one more than parity can restore.
     for column in [0, 1] {
         let member = array.member_of(4, column);
         array.damage(member, 4, 2);
@@ -592,7 +593,7 @@ fn writes_leave_the_same_with_jobs_and_without_whatever_is_lost_meanwhile() {
                 let mut array = Checked::filled(checksum, job_bytes, seed);
                 let mut random = Random::new(seed);
                 if seed % 2 == 0 {
-                    // Stripes that hold nothing are written in parts.
+                    // Partial writes to stripes that hold nothing yet.
                     let shape = SimShape::new(K as u16, M as u16, CHUNK as u32, STRIPES as u64)
                         .logged(checksum, RING);
                     array.sim = SimArray::create(SimShape { job_bytes: Some(job_bytes), ..shape }, seed);
@@ -641,13 +642,12 @@ fn the_position_of_a_scrub_that_is_said_to_be_paused_survives_a_kill() {
         let before = done(&sim);
         assert!(before > 0 && before < model.len() as u64, "{before}");
         let again = Scene::killed(world, &sim, model).start(false);
-        // Slots that were under way may have been done since.
+        // Slots that were under way may have finished since.
         assert!(done(&again) >= before, "{seed}: {} of {before}", done(&again));
     }
 }
 
-/// What a dry run says of a pause is what the pause says, also where its position cannot be
-/// recorded.
+/// A dry run of a pause reports the same as the pause, even when the position cannot be recorded.
 #[test]
 fn a_dry_run_of_a_pause_of_a_failed_array_says_that_it_is_not_recorded() {
     let (_, mut sim, _) = Scene::running(shape(2, 1, 400), 1);

@@ -1,5 +1,5 @@
-//! Edges of the redo log: what it writes for a lone small write, arrays without parity, members without room, and rows
-//! that a replay finds lost.
+//! Edges of the redo log: what it writes for a lone small write, arrays without parity, members without room,
+//! and rows that a replay finds lost.
 
 use calpe_core::block_io::IoOp;
 use calpe_core::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
@@ -12,7 +12,7 @@ const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 
-/// An array with a redo log and what its volume must read as.
+/// An array with a redo log and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -38,7 +38,7 @@ impl Checked {
         Checked { sim, model, log, pages }
     }
 
-    /// Executes the next operation and tells what it was: disk, offset and length of a write.
+    /// Executes the next operation. Returns what it was: disk, offset and length of a write.
     fn step(&mut self) -> Option<Option<(u32, u64, usize)>> {
         let mut step = None;
         let any = self.sim.step_where(|disk, op| {
@@ -54,7 +54,7 @@ impl Checked {
         step.filter(|_| any)
     }
 
-    /// Writes that are executed until nothing is left to do.
+    /// Executes everything until nothing is left to do; returns the writes.
     fn writes(&mut self) -> Vec<(u32, u64, usize)> {
         let (mut writes, mut quiet) = (Vec::new(), 0);
         while quiet < 40 {
@@ -104,7 +104,7 @@ fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
     for (data, parity) in [(2, 1), (4, 2), (8, 3), (5, 5), (3, 0)] {
         for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c, ChecksumKind::None] {
             let mut array = Checked::filled(data, parity, checksum);
-            // The array is marked dirty by the first write after a quiet time, which is not the one that counts.
+            // The first write after a quiet time marks the array dirty; it is not the one that is measured.
             array.put(5 * CHUNK, 1, BLOCK);
             array.writes();
             array.put(BLOCK, 2, BLOCK);
@@ -115,7 +115,7 @@ fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
             };
             let (log, in_place) = (within(&array.log), within(&array.sim.data_region()));
             let pages = within(&array.pages);
-            // Every piece has a header of one block; what is behind it is payload.
+            // Every piece has a header of one block; the rest is payload.
             let payload: usize = log.iter().map(|len| len - BLOCK).sum();
             let (width, changed) = (usize::from(data + parity), 1 + usize::from(parity));
             let what =
@@ -134,7 +134,7 @@ fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
 
 #[test]
 fn as_many_writes_gather_in_a_ring_before_they_go_in_place_however_many_members_take_part_in_each() {
-    // An eighth of a ring has the images of so many chunks, with room for headers.
+    // An eighth of a ring holds the images of this many chunks, with room for headers.
     let writes = RING as usize / 8 / CHUNK - 1;
     for (data, parity) in [(4, 2), (8, 3), (20, 10), (8, 40)] {
         let mut array = Checked::filled(data, parity, ChecksumKind::Crc32c);
@@ -243,7 +243,7 @@ fn an_array_without_parity_whose_log_has_no_room_waits_until_there_is_some() {
     );
     array.sim.disks.get_mut(&disk).expect("a disk").full = false;
     assert!(is_serving(&mut array.sim), "{:?}", array.sim.status());
-    // What was not acknowledged has happened or not.
+    // Writes that were not acknowledged may or may not have happened.
     let read = array.sim.read(0, before.len()).expect("every byte can be read");
     assert!(read == array.model || read == before);
     array.assert_scrub_clean();
@@ -254,7 +254,7 @@ fn rows_that_a_replay_finds_lost_are_listed_at_once_and_heal_when_they_are_writt
     let mut array = Checked::filled(2, 1, ChecksumKind::Crc32c);
     let at = 3 * 2 * CHUNK + BLOCK;
     let id = array.put(at, 5, BLOCK);
-    // Up to the note that vouches for the write, and no further.
+    // Up to the note that says that the write is flushed, and no further.
     let mut images = Vec::new();
     let mut notes = 0;
     while notes < 3 {
@@ -275,7 +275,7 @@ fn rows_that_a_replay_finds_lost_are_listed_at_once_and_heal_when_they_are_writt
         array.sim.disks.get_mut(&disk).expect("a disk").flip(offset + 9, 4);
     }
     let mut array = array.restarted();
-    // Nobody has read anything.
+    // No client has read anything yet.
     assert!(is_serving(&mut array.sim), "{:?}", array.sim.status());
     assert_eq!(array.sim.status().lost, [(VolumeOffset(at as u64), BLOCK as u64)], "{:?}", array.sim.notices);
     assert_eq!(array.sim.read(at as u64, BLOCK), Err(ClientError::Io));
@@ -307,11 +307,11 @@ fn a_scrub_looks_at_pages_that_were_being_written_when_it_came_to_them() {
             array.sim.sleep(100);
         }
     };
-    // The version before, which is in the other place of the copy.
+    // The older version, in the other place of the copy.
     let other = array.pages.start + ((offset - array.pages.start) ^ BLOCK as u64);
     array.sim.disks.get_mut(&disk).expect("a disk").flip(other + 100, 1);
     array.sim.submit_admin(AdminRequest::ScrubStart);
-    // Everything but that write: the scrub comes to the page first.
+    // Executes everything but that write, so the scrub reaches the page first.
     for _ in 0..200 {
         if !array.sim.step_where(|_, op| !matches!(op, IoOp::Write { offset: at, .. } if at.0 == offset)) {
             array.sim.sleep(100);

@@ -1,5 +1,5 @@
-//! Interleavings of the redo log with losses, returns, stops and full rings, each at a chosen moment. Each test is named
-//! after what must hold.
+//! Interleavings of the redo log with losses, returns, stops and full rings, each at a chosen moment. Each
+//! test is named after the property that it checks.
 
 use calpe_core::block_io::IoOp;
 use calpe_core::format::{
@@ -13,10 +13,10 @@ use std::ops::Range;
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
-/// The smallest ring that tests of ordinary moments need.
+/// A ring for tests that need no full one.
 const RING: u64 = 1 << 20;
 
-/// An array with a redo log and what its volume must read as.
+/// An array with a redo log and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -37,7 +37,7 @@ impl Checked {
         Checked { sim, model }
     }
 
-    /// Starts a write that will be part of what must be read.
+    /// Starts a write, and expects its bytes from now on.
     fn submit(&mut self, start: usize, byte: u8, len: usize) -> u64 {
         self.model[start..start + len].fill(byte);
         self.sim.submit_write(start as u64, &vec![byte; len], false)
@@ -70,7 +70,7 @@ fn is_write(op: &IoOp) -> bool {
     matches!(op, IoOp::Write { .. })
 }
 
-/// Executes everything and lets half a minute pass, whatever hangs meanwhile.
+/// Executes everything while half a minute passes, whatever hangs meanwhile.
 fn drain(sim: &mut SimArray) {
     for _ in 0..300 {
         while sim.step() {}
@@ -91,7 +91,7 @@ fn what_waited_for_its_batch_when_a_member_was_lost_is_caught_up_when_that_retur
         while !array.sim.queued().any(|(_, op)| is_write(op)) {
             assert!(array.sim.step(), "reads come first");
         }
-        // A batch is on its way: these gather in the next.
+        // A batch is on its way, so these writes gather in the next.
         let ids: Vec<u64> = (1..6).map(|stripe| array.submit(stripe * 2 * CHUNK, 3, 2 * BLOCK)).collect();
         while array.sim.step_where(|_, op| !is_write(op)) {}
         array.sim.disks.get_mut(&1).expect("a disk").dead = true;
@@ -123,7 +123,7 @@ fn whole_stripes_whose_writing_lost_a_member_are_caught_up_when_that_returns() {
             for id in ids {
                 array.sim.wait(id).expect("within the budget");
             }
-            // A member that is lost is noticed when it is used.
+            // The loss of a member is noticed when the member is used.
             let _ = array.sim.read(0, array.model.len());
             let id = array.sim.submit(ClientRequest::Flush);
             array.sim.wait(id).expect("flushed");
@@ -192,7 +192,8 @@ fn an_epoch_that_a_returned_member_lacks_is_not_followed_by_another() {
     sim.write(0, &[1; BLOCK]).expect("written");
     sim.settle();
     let before = sim.status().epoch;
-    // The loss of a member makes a new epoch; one of the others dies before it has it, while the second takes its time.
+    // The loss of a member begins a new epoch; one of the others dies before it has that epoch, while the
+    // second is slow.
     sim.submit_admin(AdminRequest::Fail { member: MemberIndex(2) });
     let held = |disk: u32, op: &IoOp| disk == 0 && is_write(op);
     while !sim.queued().any(|(disk, op)| held(disk, op)) {
@@ -235,10 +236,10 @@ fn a_failed_array_in_which_a_flush_was_waited_for_can_be_stopped() {
     array.sim.admin(AdminRequest::Stop).expect("it stops");
 }
 
-/// Members of a failed array come back, without what they had not flushed or with it.
+/// Members of a failed array come back, with or without their unflushed writes.
 #[test]
 pub fn clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then() {
-    // Of both data columns, in place of a part of a stripe.
+    // Bytes of both data columns, written in place as a part of a stripe.
     const BYTES: usize = 2 * CHUNK - BLOCK;
     for (flushed, caches_lost, all) in
         [(false, true, false), (false, true, true), (false, false, false), (true, true, true)]
@@ -262,7 +263,7 @@ pub fn clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_th
         assert!(sim.write(2 * CHUNK as u64, &[3; BLOCK]).is_err());
         assert_eq!(sim.status().state, ArrayState::Failed);
         assert_eq!(sim.writes_lost, 0);
-        // In the order in which they can come back: those that were in service at last.
+        // In the order in which they can come back: first those that were in service last.
         let mut out: Vec<u32> = lost.collect();
         while sim.status().state == ArrayState::Failed {
             let before = out.len();
@@ -402,7 +403,7 @@ fn superblock_if_any(sim: &SimArray, disk: u32) -> Option<Superblock> {
     copies.into_iter().flatten().max_by_key(|copy| copy.sequence)
 }
 
-/// Where pages lie on every disk.
+/// The region of pages on every disk.
 fn pages_region(sim: &SimArray) -> Range<u64> {
     let region = superblock(sim, 1).region(RegionKind::Pages).expect("a logged array");
     region.offset.0..region.offset.0 + region.len
@@ -413,7 +414,7 @@ fn layout(sim: &SimArray) -> PageLayout {
     PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None)
 }
 
-/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their numbers.
+/// The disk and bytes of each copy of a page, in an array whose members are on the disks of their numbers.
 fn copies(sim: &SimArray, page: u64) -> Vec<(u32, Range<u64>)> {
     let start = pages_region(sim).start;
     let place = |(member, offset): (MemberIndex, u64)| {
@@ -471,7 +472,7 @@ fn pages_that_arrive_for_a_write_that_has_ended_are_not_taken_for_those_of_the_n
 fn a_power_cut_after_a_device_has_joined_leaves_it_a_copy_of_every_page() {
     let shape = shape(2, 1, 40, ChecksumKind::Crc32c);
     let world = SimWorld::new(shape, 64 << 20);
-    // Its entry of the map is not in the sector of the page's head, so a torn page shows.
+    // The entry of this stripe in the map is not in the sector of the page's head, so a torn page is noticed.
     let last = 39 * 2 * CHUNK;
     let mut cuts = 0;
     for joins_as_replacement in [true, false] {
@@ -505,7 +506,7 @@ fn a_power_cut_after_a_device_has_joined_leaves_it_a_copy_of_every_page() {
                 sim.sleep(100);
             }
         }
-        // From here on it counts: its copy of a page is all there is when another member is lost.
+        // From here on the device counts: its copy of a page is the only one when another member is lost.
         let region = pages_region(&sim);
         value += 1;
         model[last..last + BLOCK].fill(value);
@@ -566,12 +567,13 @@ fn blocks_whose_hashes_are_lost_on_all_members_read_as_errors_and_not_as_zeroes(
             "crash {crash}, lost by {lost_by}: wrong bytes; {:?}",
             sim.notices
         );
-        // What another page vouches for is not affected.
+        // Blocks of another page are not affected.
         assert!(sim.read((30 * 2 * CHUNK) as u64, CHUNK).expect("readable") == model[60 * CHUNK..61 * CHUNK]);
     }
 }
 
-/// Every copy of a page is gone: zeroed as by a disk that lost its writes, or, on the first member, not legible any more.
+/// Destroys every copy of a page: zeroes it, as a disk that lost its writes would, or makes it illegible on
+/// the first member.
 fn destroy(sim: &mut SimArray, places: &[(u32, Range<u64>)], lost_by: usize) {
     for (at, (disk, range)) in places.iter().enumerate() {
         let disk = sim.disks.get_mut(disk).expect("a disk");
@@ -600,7 +602,7 @@ fn a_scrub_ends_although_the_array_fails_and_returns_while_it_waits_for_pages() 
         let mut sim = sim.stop_and_restart(false).expect("it assembles");
         sim.settle();
         for (disk, range) in copies(&sim, 0) {
-            // One copy of the map is wrong on a member that serves.
+            // One copy of the map is wrong on a member in service.
             if disk == 1 {
                 let disk = sim.disks.get_mut(&disk).expect("a disk");
                 disk.flip(range.start + 100, 1);
@@ -616,7 +618,7 @@ fn a_scrub_ends_although_the_array_fails_and_returns_while_it_waits_for_pages() 
         let running = sim.status().activities.iter().any(|a| a.done_bytes == a.total_bytes);
         waited += usize::from(running);
         sim.disks.get_mut(&0).expect("a disk").dead = true;
-        // It is noticed when it is used.
+        // The loss is noticed when the member is used.
         let read = sim.submit_read(0, model.len());
         drain(&mut sim);
         assert!(sim.poll(read).is_some());
@@ -625,7 +627,7 @@ fn a_scrub_ends_although_the_array_fails_and_returns_while_it_waits_for_pages() 
         drain(&mut sim);
         assert_eq!(sim.status().activities, [], "moment {moment}: the scrub has ended");
         assert!(sim.read(0, model.len()).expect("readable") == model);
-        // What it says was repaired is good.
+        // The blocks that it reports as repaired are good.
         sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
         drain(&mut sim);
         assert_eq!(sim.status().last_scrub.map(|scrub| scrub.errors), Some(0), "moment {moment}");
@@ -665,12 +667,12 @@ fn what_a_scrub_says_it_repaired_is_good_whatever_is_lost_meanwhile() {
 
 // ---- Every moment ----
 
-/// What a run does at its moment.
+/// What happens in a run at the chosen moment.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// Member 1 is gone with what its cache held, and comes back later.
+    /// Member 1 is lost with its cache, and comes back later.
     Leave,
-    /// Member 1 is gone for a moment only, in an array that has lost member 0 already.
+    /// Member 1 is away only for a moment, in an array that has already lost member 0.
     FailAndReturn,
     /// The process is killed.
     Kill,
@@ -678,8 +680,8 @@ enum Event {
     PowerCut,
 }
 
-/// A seeded load of overlapping writes of every kind, and at `moment` an event. Every block must read as one of the values
-/// that were written to it since the last that was acknowledged, the array must go on, and a scrub must find nothing.
+/// A seeded load of overlapping writes of every kind, and at `moment` an event. Every block must read as its
+/// last acknowledged value or one written since, the array must go on, and a scrub must find nothing.
 fn run_to(event: Event, checksum: ChecksumKind, seed: u64, moment: usize) -> bool {
     let (k, m) = match event {
         Event::FailAndReturn => (2, 1),
@@ -689,7 +691,7 @@ fn run_to(event: Event, checksum: ChecksumKind, seed: u64, moment: usize) -> boo
     let mut array = Checked::filled(shape, seed);
     let blocks = array.model.len() / BLOCK;
     let mut random = Random::new(seed ^ 0x5eed);
-    // Per block the values that it may have.
+    // The values that each block may have.
     let mut may: Vec<Vec<u8>> = Vec::new();
     for block in 0..blocks {
         array.model[block * BLOCK..(block + 1) * BLOCK].fill(1);
@@ -760,7 +762,8 @@ fn run_to(event: Event, checksum: ChecksumKind, seed: u64, moment: usize) -> boo
         pending.retain(|&(id, first, count, value)| match array.sim.poll(id) {
             None => true,
             Some(Ok(_)) => {
-                // Nothing else was under way there: older values are gone for good, but for a power cut.
+                // Nothing else was under way there, so older values are gone for good, unless the power
+                // fails.
                 if !matches!(event, Event::PowerCut) {
                     may[first..first + count].iter_mut().for_each(|may| *may = vec![value]);
                 }
@@ -797,7 +800,7 @@ fn run_to(event: Event, checksum: ChecksumKind, seed: u64, moment: usize) -> boo
     if ended {
         array.assert_scrub_clean();
     }
-    // It still does its work, and once more with any one member gone.
+    // The array still works, and does so with any one member gone.
     let id = array.submit(5 * BLOCK, 251, 2 * BLOCK);
     array.sim.wait(id).expect("written");
     let whole = array.sim.status().state == ArrayState::Online;
@@ -829,7 +832,7 @@ fn nothing_is_lost_whatever_the_moment_of_a_loss_a_return_or_a_crash() {
 
 // ---- What a device under construction skips ----
 
-/// Executes everything but writes to the logs, and lets so much time pass that progress is recorded.
+/// Executes everything but writes to the logs, and lets enough time pass for progress to be recorded.
 fn run_without_log(sim: &mut SimArray, log: &Range<u64>) {
     let to_log = |op: &IoOp| matches!(op, IoOp::Write { offset, .. } if log.contains(&offset.0));
     for _ in 0..120 {
@@ -856,7 +859,7 @@ fn a_slot_whose_stripe_has_left_or_was_discarded_is_built_until_that_is_durable(
         let device = array.sim.add_blank_disk();
         array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(0), device });
         run_without_log(&mut array.sim, &log);
-        // The record that the stripe has left its slot, or holds nothing, is lost; then another member is.
+        // First the record that the stripe has left its slot, or holds nothing, is lost; then another member.
         let mut sim = array.sim.kill_where(false, |_, _| false).expect("it assembles");
         drain(&mut sim);
         array.sim = sim;
@@ -887,7 +890,7 @@ fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
                 array.sim.submit_admin(AdminRequest::Replace { member, device });
                 replaced += 1;
             }
-            // Superblock updates are often under way, so that the one that a member joins with is made later.
+            // Superblock updates are often under way, so that the one with which a member joins is delayed.
             if random.one_in(20) {
                 let start = random.one_in(2);
                 let scrub = if start { AdminRequest::ScrubStart } else { AdminRequest::ScrubStop };
@@ -1004,8 +1007,8 @@ fn rot_map_page(sim: &mut SimArray, spared: u32) {
     }
 }
 
-/// More is damaged than the array survives: that may cost errors, or the start, and never brings back what a write that
-/// was flushed long ago has replaced.
+/// More is damaged than the array survives: that may cause errors or a refused start, but never brings back
+/// data that was replaced by a write flushed long ago.
 #[test]
 fn a_stripe_is_never_served_as_it_was_before_without_a_word_whatever_the_stop() {
     for clean in [true, false] {
@@ -1023,7 +1026,7 @@ fn a_stripe_is_never_served_as_it_was_before_without_a_word_whatever_the_stop() 
         if clean {
             sim.admin(AdminRequest::Stop).expect("it stops");
         } else {
-            // What is under way concerns another page of the map.
+            // The write under way concerns another page of the map.
             sim.write(((stripes - 1) * stripe) as u64, &[9; BLOCK]).expect("written");
         }
         rot_map_page(&mut sim, u32::MAX);
@@ -1036,7 +1039,8 @@ fn a_stripe_is_never_served_as_it_was_before_without_a_word_whatever_the_stop() 
     }
 }
 
-/// What a start that is refused would need is on a member that is missing: nothing was written that would make it stale.
+/// A start is refused because it needs a missing member: nothing was written that would make that member
+/// stale.
 #[test]
 fn a_start_that_is_refused_without_a_member_succeeds_when_that_is_back() {
     let stripe = 2 * CHUNK;
@@ -1076,7 +1080,8 @@ fn a_start_that_is_refused_without_a_member_succeeds_when_that_is_back() {
     }
 }
 
-/// Whether an array can be served without a member is seen by reading alone; if another is lost meanwhile, it is seen anew.
+/// A start finds out by reading alone whether an array can be served without a member; if another is lost
+/// meanwhile, it checks again.
 #[test]
 fn a_start_without_a_member_serves_whenever_another_is_lost() {
     let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
@@ -1108,9 +1113,9 @@ fn a_start_without_a_member_serves_whenever_another_is_lost() {
     assert!(judged > 100, "{judged} steps of nothing but reads");
 }
 
-/// Where force does not help either, or the member is already on its way back, nothing is written all the same.
+/// Even when force does not help, or the member is already on its way back, nothing is written.
 #[test]
-fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
+fn a_refused_start_forced_or_not_leaves_missing_members_current() {
     let stripe = 2 * CHUNK;
     for (force, brought_back) in [(false, true), (true, false), (true, true)] {
         let world = SimWorld::new(shape(2, 1, 8, ChecksumKind::Crc32c), 64 << 20);
@@ -1121,7 +1126,7 @@ fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
         }
         sim.admin(AdminRequest::Stop).expect("it stops");
         let away = copies(&sim, 0)[0].0;
-        // Neither version is left of the others' copies.
+        // The other members' copies lose both versions.
         for (disk, range) in copies(&sim, 0).into_iter().filter(|(disk, _)| *disk != away) {
             let disk = sim.disks.get_mut(&disk).expect("a disk");
             (range.start..range.end).step_by(PAGE_BYTES).for_each(|at| disk.flip(at + 2000, 1));
@@ -1154,15 +1159,16 @@ fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
     }
 }
 
-/// The mark that a replay is over has reached a device under construction alone: members replay again, and until they
-/// are through they say that there is something to replay, or a crash within leaves pages half written for good.
+/// The mark that a replay is over has reached only a device under construction: members replay again, and
+/// until they are done their superblocks say that there is something to replay. Otherwise a crash during it
+/// would leave pages half written for good.
 #[test]
 fn a_replay_that_only_a_replacement_knows_to_be_over_is_done_again_however_often_it_is_cut_off() {
     let shape = shape(2, 1, 4, ChecksumKind::Crc32c);
     let world = SimWorld::new(shape, 64 << 20);
     let mut sim = SimArray::create_in(&world, 17);
-    // Most blocks of the last stripe stay unwritten: only the page of hashes says so. Its entries are not in the sector of
-    // the page's head, so a torn page shows.
+    // Most blocks of the last stripe stay unwritten; only the page of hashes says so. The stripe's entries
+    // are not in the sector of the page's head, so a torn page is noticed.
     let last = 3 * 2 * CHUNK;
     let mut model = vec![0; shape.volume_bytes as usize];
     model[last..last + BLOCK].fill(1);
@@ -1203,7 +1209,8 @@ fn a_replay_that_only_a_replacement_knows_to_be_over_is_done_again_however_often
     assert!(alone > 0 && cuts > 0, "{alone} starts after marks on the replacement alone, {cuts} cuts");
 }
 
-/// That a start after a power cut here, with the first sectors of all that was under way lost, reads as the model.
+/// Asserts that after a power cut here, in which all writes under way lose their first sectors, the volume
+/// reads as the model.
 #[track_caller]
 fn assert_reads_after_a_torn_cut(world: &SimWorld, sim: &SimArray, model: &[u8], cut: usize) {
     let disks = sim.wreck().settle(true, |_, _| Fate::HEADLESS);
@@ -1213,14 +1220,15 @@ fn assert_reads_after_a_torn_cut(world: &SimWorld, sim: &SimArray, model: &[u8],
     assert!(read == model, "cut {cut}");
 }
 
-/// An array that was quiet says on its members that nothing is to be replayed. It fails and returns: if it then wrote again
-/// what an old log names, a power cut within would leave pages half written that nothing excuses.
+/// The members of a quiet array record that nothing is to be replayed. The array fails and returns: if it
+/// then rewrote pages that an old log names, a power cut during it would leave them half written, with no
+/// replay to mend them.
 #[test]
 fn a_quiet_array_that_fails_and_returns_writes_nothing_that_a_power_cut_could_leave_half_done() {
     let world = SimWorld::new(shape(2, 1, 4, ChecksumKind::Crc32c), 64 << 20);
     let mut sim = SimArray::create_in(&world, 18);
     let mut model = vec![0; world.shape.volume_bytes as usize];
-    // Each place of a copy of a page has a version by then.
+    // After this, each place of a copy of a page holds a version.
     for (round, start) in [3 * 2 * CHUNK, (3 * 2 + 1) * CHUNK, 3 * 2 * CHUNK].into_iter().enumerate() {
         model[start..start + BLOCK].fill(round as u8 + 1);
         sim.write(start as u64, &[round as u8 + 1; BLOCK]).expect("written");
@@ -1245,8 +1253,8 @@ fn a_quiet_array_that_fails_and_returns_writes_nothing_that_a_power_cut_could_le
     assert!(sim.read(0, model.len()).expect("readable") == model);
 }
 
-/// An array of 2+2 that was divided and forced to start on both sides: disks 2 and 3 serve, disk 0 is one of the other side,
-/// which has come further. Block 0 holds ones.
+/// An array of 2+2 that was divided and forced to start on both sides: disks 2 and 3 serve, disk 0 is one of
+/// the other side, which has come further. Block 0 holds ones.
 fn divided(world: &SimWorld) -> SimArray {
     let mut sim = SimArray::create_in(world, 92);
     sim.write(0, &[1; BLOCK]).expect("written");
@@ -1270,7 +1278,7 @@ fn divided(world: &SimWorld) -> SimArray {
     sim
 }
 
-/// What was written on the other side stays, until somebody gives it up in so many words.
+/// Data written on the other side stays until an administrator explicitly gives it up.
 #[test]
 pub fn a_device_of_another_history_is_not_built_over() {
     let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
@@ -1284,7 +1292,7 @@ pub fn a_device_of_another_history_is_not_built_over() {
     let mut sim = sim.stop_and_restart(false).expect("the array that serves goes on");
     sim.settle();
     sim.disks.insert(0, theirs);
-    // It has come further than those that serve, so that a start beside it is one that must be forced.
+    // The disk has come further than those in service, so a start beside it must be forced.
     let mut sim = sim.stop_and_restart(true).expect("the array that serves goes on without it");
     sim.settle();
     assert_eq!(states(&sim)[..2], [MemberState::Missing; 2]);
@@ -1294,7 +1302,7 @@ pub fn a_device_of_another_history_is_not_built_over() {
 /// The same, with disk 0 rebuilt.
 fn rejoined(world: &SimWorld) -> SimArray {
     let mut sim = divided(world);
-    // What the array refuses, for the devices that it cannot recognise.
+    // The array refuses this; the mutation stands for devices that it cannot recognise.
     Mutation::OtherHistoryIsStale.with(|| online(&mut sim, 0, 0)).expect("it is rebuilt");
     sim.settle();
     assert_eq!(states(&sim)[0], MemberState::Online);
@@ -1339,8 +1347,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_and_returns() {
     assert_holds_ones_and_twos(&mut sim);
 }
 
-/// A device that has joined is in service before that is on any disk. If the array fails in between, what the other side has
-/// left in its ring is void all the same.
+/// A device that has joined is in service before any disk records it. If the array fails in between, the
+/// other side's batches in the device's ring are void all the same.
 #[test]
 fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_is_recorded() {
     let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
@@ -1348,7 +1356,7 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_i
     for seed in 0..12 {
         let mut sim = divided(&world);
         let mut random = Random::new(seed);
-        // All that the other side has written too.
+        // Everything that the other side has written, too.
         let model = vec![2; 20 * BLOCK];
         sim.write(0, &model).expect("written");
         let flush = sim.submit(ClientRequest::Flush);
@@ -1359,8 +1367,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_i
         Mutation::OtherHistoryIsStale.with(|| sim.admin(request)).expect("it is rebuilt");
         let mut write = None;
         while states(&sim)[0] != MemberState::Online {
-            // Updates of the superblocks are often under way, so that the one that records it is made later, and the log is
-            // never empty when one is made.
+            // Updates of the superblocks are often under way, so that the one that records the device is
+            // delayed, and the log is never empty when one is made.
             if random.one_in(3) {
                 let start = random.one_in(2);
                 let scrub = if start { AdminRequest::ScrubStart } else { AdminRequest::ScrubStop };
@@ -1394,8 +1402,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_i
     assert!(unrecorded > 0, "it fails before the device is recorded");
 }
 
-/// Crashes, losses, returns and replacements of sound disks: no copy of a page is at fault, whichever members are then
-/// missing within the budget.
+/// Crashes, losses, returns and replacements of sound disks: no copy of a page is found wrong, whichever
+/// members are missing afterwards within the budget.
 #[test]
 fn no_copy_of_a_page_is_ever_at_fault_on_sound_disks() {
     let mut forks = 0;
@@ -1460,7 +1468,7 @@ fn no_copy_of_a_page_is_ever_at_fault_on_sound_disks() {
                     sim = sim.stop_and_restart(false).expect("it assembles");
                 }
             }
-            // What if it ended here, with more members missing?
+            // Tries a crash here, with more members missing.
             let all = states(&sim);
             let out = all.iter().filter(|s| **s != MemberState::Online).count();
             let power = random.one_in(2);

@@ -1,4 +1,5 @@
-//! Arrays in the simulator: every order of disk operations, every fault, every crash. No file, no socket, no clock.
+//! Arrays in the simulator: every order of disk operations, every fault, every crash. No file, no socket, no
+//! clock.
 
 mod array;
 mod atlas;

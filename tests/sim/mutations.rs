@@ -1,8 +1,8 @@
-//! Rules of the crash-safety design are there for a reason: with one of them broken, the explorer finds a violation. A
-//! rule that can be broken unnoticed means that the explorer looks away.
+//! Every rule of the crash-safety design is needed: with one of them broken, the explorer finds a violation.
+//! If a rule can be broken unnoticed, the explorer has a gap.
 //!
-//! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name;
-//! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
+//! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name.
+//! CALPE_SIM_SCENARIO: hunt it only in the scenarios of these names. CALPE_SIM_SEED: start with this seed.
 
 use crate::log_review;
 use crate::scenes::{page_faults, returning, rollback, trouble, unfinished};
@@ -17,14 +17,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Crash points that may be needed at most to find a violation; most need a few hundred.
+/// Most crash points in which a violation must be found; most violations need a few hundred.
 const POINTS_MAX: u64 = 300_000;
 /// Crash points of one seed.
 const POINTS_OF_SEED_MAX: u64 = 3_000;
 const POOL_BYTES: usize = 4 << 20;
 
-/// Where a mutation shows soonest: the scenarios, and the seed that they begin with. If a change elsewhere makes another seed
-/// the first that shows it, those that follow find it.
+/// The scenarios in which a mutation shows soonest, and their first seed. If a change elsewhere makes another
+/// seed the first to show it, later seeds find it.
 fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
     match mutation {
         Mutation::DynamicMajority => (&["halves-2+2"], 2016),
@@ -48,7 +48,7 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
     }
 }
 
-/// A block of data that was damaged does not damage its row.
+/// Hunts the rule that a damaged block of data does not damage its row.
 fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
     let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "logged-8+3").expect("a scenario");
     let world = SimWorld::new(scenario.shape, POOL_BYTES);
@@ -62,7 +62,7 @@ fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
     Err(format!("{}: NOT FOUND by damage", mutation.name()))
 }
 
-/// An error that goes away leaves nothing behind.
+/// Hunts the rule that an error that goes away leaves nothing behind.
 fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
     let moment = Timestamp(500_000_000);
     for seed in 0..24 {
@@ -95,7 +95,8 @@ fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
     }
 }
 
-/// A rolled-back member is recognised, and no honest one taken for it. The scenes pass while the rule is kept (tests/sim/rollback.rs).
+/// Hunts the rule that rolled-back members are recognised, and no honest one is taken for one. The scenes
+/// pass while the rule is kept (tests/sim/rollback.rs).
 fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
     let scene: fn() = match mutation {
         Mutation::NoUpdateCount => rollback::a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read,
@@ -130,7 +131,7 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
     Ok(format!("{}: {what}", mutation.name()))
 }
 
-/// What errors of reads cost that should cost nothing: block 0 cannot be read afterwards.
+/// What read errors that should cost nothing did cost: block 0 cannot be read afterwards.
 fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
     let parity = if mutation == Mutation::NoPatience { 2 } else { 1 };
     let mut sim = trouble::filled(2, parity);
@@ -156,7 +157,8 @@ fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
     sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
 }
 
-/// What it costs to replace a member while a row cannot be read for some seconds, and then to lose another.
+/// What was lost when a member was replaced while a row could not be read for some seconds, and then another
+/// member was lost.
 fn cost_of_a_replacement() -> Option<String> {
     let mut sim = trouble::filled(2, 1);
     let start = sim.data_region().start;
@@ -278,7 +280,7 @@ fn a_broken_rule_is_noticed() {
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                // A broken rule may well make the code panic: that is a find, not something to print.
+                // A broken rule may make the code panic; that counts as found and is not printed.
                 while let Some(mutation) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     match hunt(*mutation) {
                         Ok(found) => println!("{found}"),

@@ -1,6 +1,6 @@
-//! Metadata pages and the end of the log that cannot be read for a moment, or for long (rules T3, R5 and T8): an error that
-//! goes away leaves nothing behind, and what is not known is never served as if it were. Each test is named after what must
-//! hold.
+//! Metadata pages and the end of the log that cannot be read for a moment, or for long (rules T3, R5 and T8):
+//! an error that goes away leaves nothing behind, and unknown content is never served as if it were known.
+//! Each test is named after the property that it checks.
 
 use crate::scenes::live;
 use crate::scenes::page_faults::*;
@@ -72,7 +72,7 @@ fn what_only_a_returning_member_can_tell_of_pages_is_not_destroyed() {
 #[test]
 fn an_older_version_of_a_returning_member_is_not_taken_for_the_newest() {
     use {Harm::*, OthersHarmed::*};
-    // What is left when all can be read again: nothing was destroyed, unless every copy has rotted.
+    // The state when everything can be read again: nothing was destroyed, unless every copy has rotted.
     for (own, others, loses) in [
         (Rotten, (Rotten, Both), true),
         (Rotten, (Unreadable, Both), false),
@@ -114,7 +114,8 @@ fn what_a_returning_member_missed_is_never_taken_from_it() {
     assert!(taken > 100, "{taken}: hardly anything was taken");
 }
 
-/// Of many seeds, faults of half a second never make a start refuse. Returns how many that do not end did.
+/// Asserts, over many seeds, that faults of half a second never make a start refuse. Returns how many faults
+/// without end did.
 fn refusals(scene: fn(u64, u64) -> Result<bool, String>) -> usize {
     let run = |millis, seed| scene(millis, seed).unwrap_or_else(|what| panic!("{seed} {millis}: {what}"));
     let refused = |seed: &u64| {
@@ -175,7 +176,7 @@ fn what_cannot_be_read_for_want_of_its_pages_is_told_until_it_can() {
     assert!((0..size).step_by(BLOCK).any(|at| sim.read(at, BLOCK).is_err()), "nothing was cached");
     let status = sim.status();
     assert!(status.unreadable_pages > 0 && !status.unreadable.is_empty(), "{status:?}");
-    // What an earlier run has told of such blocks does not count them twice.
+    // Blocks that an earlier run reported are not counted twice.
     let bytes = |ranges: &[(VolumeOffset, u64)]| ranges.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let ((first, len), before) = (status.unreadable[0], bytes(&status.unreadable));
     assert!(len >= 2 * BLOCK as u64, "{status:?}");
@@ -207,7 +208,8 @@ fn tick(sim: &mut SimArray) {
     sim.sleep(100);
 }
 
-/// Data that cannot be read from two of three members, and was asked for, until the error is over.
+/// An array of which two of three members could not read their data while a client asked for it; the errors
+/// are over.
 fn data_unreadable_and_asked_for() -> SimArray {
     let scene = Scene::stopped(shape(2, 1, 40), 5);
     let mut sim = scene.start(false);
@@ -250,7 +252,7 @@ fn blocks_that_can_be_read_again_are_listed_no_longer_than_a_moment() {
     }
 }
 
-/// What is done while copies of pages read wrong.
+/// What happens while copies of pages read wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Reads,
@@ -258,9 +260,9 @@ enum Meanwhile {
     ReadsAndOneWrite,
 }
 
-/// All copies of pages of checksums read wrong for a moment: each is damaged in its newest place or
-/// in both, or looks as if it had never been written. `rounds`: so often were all blocks written.
-/// Returns how many blocks could not be read meanwhile, and how many cannot be afterwards.
+/// All copies of pages of checksums read wrong for a moment: each is damaged in its newest place or in both,
+/// or looks as if it had never been written. `rounds`: how often all blocks were written. Returns how many
+/// blocks could not be read meanwhile, and how many cannot be read afterwards.
 fn pages_wrong_for_a_moment(rounds: u8, meanwhile: Meanwhile, seed: u64) -> (usize, usize) {
     let mut random = Random::new(seed);
     let (world, mut sim, mut model) = Scene::running(shape(2, 1, 100), seed);

@@ -1,5 +1,5 @@
-//! Read errors are no evidence of loss, and a write changes what it was asked to change (rules T1 and T2 of the
-//! crash-safety design). Each test is named after what must hold.
+//! Read errors are no evidence of loss, and a write changes only what it was asked to change (rules T1 and T2
+//! of the crash-safety design). Each test is named after the property that it checks.
 
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{Mutation, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
@@ -12,7 +12,7 @@ const CHUNK: usize = 16384;
 const RING: u64 = 1 << 20;
 const SECOND: u64 = 1_000_000_000;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 struct Checked {
     sim: SimArray,
     model: Vec<u8>,
@@ -33,13 +33,13 @@ impl Checked {
         Checked { sim, model }
     }
 
-    /// Starts a write that will be part of what must be read.
+    /// Starts a write, and expects its bytes from now on.
     fn submit(&mut self, start: usize, byte: u8, len: usize) -> u64 {
         self.model[start..start + len].fill(byte);
         self.sim.submit_write(start as u64, &vec![byte; len], false)
     }
 
-    /// Reads of these bytes of these members fail for so long.
+    /// Makes reads of these bytes of these members fail for `seconds`.
     fn fail_reads(&mut self, members: Range<u16>, trouble: Trouble, within: Range<u64>, seconds: u64) {
         let until = Timestamp(self.sim.now().0 + seconds * SECOND);
         for member in members {
@@ -118,8 +118,8 @@ fn a_write_while_no_data_can_be_read_waits_and_harms_no_other_block() {
     }
 }
 
-/// The old content of the block can be read, but nothing for its parity: the write has to let go of the row, and others
-/// write to it meanwhile.
+/// The old content of the block can be read, but nothing that its parity needs: the write has to release the
+/// row, and others write to it meanwhile.
 #[test]
 fn a_part_of_a_block_that_waits_for_its_row_changes_nothing_that_others_write_beside_it() {
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3, ChecksumKind::None] {
@@ -134,7 +134,7 @@ fn a_part_of_a_block_that_waits_for_its_row_changes_nothing_that_others_write_be
             for write in [other, whole] {
                 assert_eq!(array.sim.wait(write).map(|_| ()), Ok(()), "{:?}", array.sim.notices);
             }
-            // Two writes of the same bytes at once: either may come last.
+            // Two writes of the same bytes at a time: either may come last.
             let shown = array.sim.read(1024, 512).expect("it can be read");
             assert!(shown == [7; 512] || (len > 512 && shown == [8; 512]), "{start}+{len} {:?}", &shown[..8]);
             array.model[1024..1536].copy_from_slice(&shown);
@@ -168,7 +168,7 @@ fn faults_one_after_the_other_that_meet_the_same_read_do_not_fail_it() {
         while array.disk(0).struck(Trouble::Medium) == 0 {
             assert!(array.sim.step(), "it reads");
         }
-        // The first has passed. What would decode the block meets the next.
+        // The first fault has passed; the reads that would decode the block meet the next one.
         if is_taken_out {
             offline(&mut array, 2);
         } else {
@@ -179,7 +179,7 @@ fn faults_one_after_the_other_that_meet_the_same_read_do_not_fail_it() {
     }
 }
 
-/// Block 0 is on a member that is away, block `CHUNK` has a bad sector: 2+1 cannot decode either.
+/// Block 0 is on a member that is away, and the block at `CHUNK` has a bad sector: 2+1 can decode neither.
 fn beyond_the_budget(checksum: ChecksumKind) -> (Checked, u32) {
     let mut array = Checked::filled(shape(2, 1, checksum), 3);
     let away = offline(&mut array, 0);
@@ -191,7 +191,8 @@ fn beyond_the_budget(checksum: ChecksumKind) -> (Checked, u32) {
 fn a_member_that_was_away_brings_back_what_was_set_aside_meanwhile() {
     for checksum in WITH_CHECKSUMS {
         let (mut array, away) = beyond_the_budget(checksum);
-        // Its old content cannot be had, and neither can its neighbour's: after a while the neighbour is set aside.
+        // Neither its old content nor its neighbour's can be obtained: after a while the neighbour is set
+        // aside.
         let write = array.submit(CHUNK, 7, BLOCK);
         let begun = array.sim.now();
         array.sim.wait(write).expect("the row can be written all the same");
@@ -203,7 +204,7 @@ fn a_member_that_was_away_brings_back_what_was_set_aside_meanwhile() {
         array.assert_undamaged();
         let mut array = array.restart();
         array.assert_undamaged();
-        // The parity knows of it again.
+        // The parity includes the block again.
         offline(&mut array, 0);
         array.verify();
     }
@@ -248,7 +249,8 @@ fn a_bad_sector_that_heals_is_repaid_by_itself() {
     array.disk(1).bad_blocks.clear();
     let first = array.first_block();
     array.fail_reads(1..2, Trouble::Medium, first, 20);
-    // The member of block 0 is away: its old content cannot be had, since block CHUNK cannot be read.
+    // The member of block 0 is away, and its old content cannot be decoded, since the block at CHUNK cannot
+    // be read.
     let write = array.submit(0, 9, BLOCK);
     array.sim.wait(write).expect("written");
     assert_eq!(array.sim.status().set_aside, [(VolumeOffset(CHUNK as u64), BLOCK as u64)]);
@@ -269,23 +271,23 @@ fn what_every_member_shows_to_be_wrong_is_set_aside_at_once() {
     array.sim.wait(write).expect("written");
     assert!(array.sim.now().0 - begun.0 < SECOND, "waiting would show nothing new");
     assert_eq!(array.sim.read(CHUNK as u64, BLOCK), Err(ClientError::Io));
-    // Somebody puts the right bytes back.
+    // The right bytes are put back.
     array.disk(1).flip(at, 1);
     array.assert_undamaged();
 }
 
-/// Why the second block of the first row is not to be had from its own member.
+/// Why the second block of the first row cannot be read from its own member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NotOnItsMember {
-    /// That has left, and missed a write of it.
+    /// The member has left, and missed a write of the block.
     Missed,
     /// The same, and the daemon was started again since.
     MissedBeforeTheStart,
-    /// That gives it wrong.
+    /// The member returns it wrong.
     Rotten,
-    /// Its device is new, and was not built so far.
+    /// The member's device is new, and the block is not built yet.
     NotBuilt,
-    /// It is: that has left, and has missed nothing.
+    /// It can be read there once the member is back: it has left, but has missed nothing.
     OnIt,
 }
 
@@ -339,7 +341,7 @@ fn a_write_does_not_lose_what_only_others_can_give_once_their_errors_are_over() 
     }
 }
 
-/// The data blocks of the first row are wrong, and clients know.
+/// An array of which the data blocks of the first row are wrong, and clients have met the errors.
 fn beyond_repair(parity: u16) -> Checked {
     let mut array = Checked::filled(shape(2, parity, ChecksumKind::Blake3), 4);
     let at = array.first_block().start;
@@ -352,7 +354,7 @@ fn beyond_repair(parity: u16) -> Checked {
     array
 }
 
-/// The second block of the first row is beyond repair, and nothing else.
+/// Asserts that the second block of the first row is beyond repair, and nothing else.
 #[track_caller]
 fn assert_second_is_lost(array: &Checked) {
     let status = array.sim.status();
@@ -424,7 +426,7 @@ fn what_is_known_to_be_beyond_repair_is_not_called_unreadable_because_a_member_i
 
 #[test]
 fn a_rebuild_that_meets_rows_beyond_repair_lists_their_data() {
-    // Nobody has read these rows: members 0 and 1 have their data, 2 and 3 parity.
+    // No client has read these rows: members 0 and 1 hold their data, 2 and 3 their parity.
     let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 4);
     let at = array.first_block().start;
     (0..3).for_each(|member| array.disk(member).flip(at, 1));
@@ -438,7 +440,8 @@ fn a_rebuild_that_meets_rows_beyond_repair_lists_their_data() {
         assert_eq!(array.sim.read(at.0, BLOCK), Err(ClientError::Io));
     }
     assert_eq!(array.sim.status().lost, lost);
-    // One data block alone can neither be read nor be decoded: its member is away with those that could.
+    // Only one data block can be neither read nor decoded: its member is away, and so are those that could
+    // decode it.
     let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 4);
     array.disk(0).flip(at, 1);
     offline(&mut array, 2);
@@ -450,7 +453,8 @@ fn a_rebuild_that_meets_rows_beyond_repair_lists_their_data() {
     assert_eq!((status.lost, status.unreadable), (vec![], vec![(VolumeOffset(0), BLOCK as u64)]));
 }
 
-/// What an earlier run said may be behind: the block was written again just before that run was killed.
+/// The report of an earlier run may be out of date: the block was written again just before that run was
+/// killed.
 #[test]
 fn what_cannot_be_looked_at_is_not_asserted_because_an_earlier_run_did() {
     let array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 4);
@@ -579,7 +583,8 @@ fn a_rebuild_whose_sources_cannot_be_read_for_a_while_builds_what_it_can_and_har
     }
 }
 
-/// The row can be read neither from the old device nor from others for longer than the rebuild waits at one place.
+/// The row can be read neither from the old device nor from others for longer than the rebuild waits at one
+/// place.
 #[test]
 fn a_member_is_not_replaced_while_the_old_device_may_hold_the_only_copy_of_a_block() {
     let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
@@ -603,7 +608,7 @@ fn whole_without_the_old_device(mut array: Checked) {
     array.verify();
 }
 
-/// The same, and the array is stopped and started anew while that slot is not being tried.
+/// The same, but the array is stopped and started again while that slot is not being tried.
 #[test]
 fn what_a_new_device_lacks_is_not_forgotten_by_a_restart() {
     let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
@@ -654,7 +659,7 @@ fn a_rebuild_that_tries_slots_again_never_goes_back_and_says_so() {
     assert!(told.nanos_since(met) < SECOND / 2, "{met:?}, {told:?}: before it is given up for now");
 }
 
-/// What never can be read does not keep a member from being replaced for ever.
+/// Blocks that can never be read do not keep a member from being replaced for ever.
 #[test]
 fn a_member_is_replaced_though_a_block_cannot_be_read() {
     let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
@@ -670,7 +675,7 @@ fn a_member_is_replaced_though_a_block_cannot_be_read() {
 
 // ---- calpe repair and calpe clear ----
 
-/// The last thing that the array said of a repair.
+/// The array's last notice of a repair.
 fn repair(array: &mut Checked) -> String {
     array.sim.settle();
     array.sim.admin(AdminRequest::Repair).expect("it begins");
@@ -685,7 +690,7 @@ fn a_repair_finds_what_was_set_aside_before_a_restart_and_says_what_is_left() {
     let write = array.submit(CHUNK, 7, BLOCK);
     array.sim.wait(write).expect("written");
     let mut array = array.restart();
-    assert_eq!(array.sim.status().set_aside, [], "nobody has met it yet");
+    assert_eq!(array.sim.status().set_aside, [], "no read has met it yet");
     let said = repair(&mut array);
     assert!(said.contains("0 blocks are readable again, 1 are still set aside"), "{said}");
     assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
@@ -723,7 +728,7 @@ fn a_repair_that_knows_less_than_the_last_scrub_says_so() {
     let mut array = beyond_repair(1);
     array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     array.sim.settle();
-    // Nothing tells the next start where they are.
+    // Nothing tells the next start where the blocks are.
     let mut array = array.restart();
     let said = repair(&mut array);
     assert!(said.contains("The last scrub found"), "{said}");
@@ -758,7 +763,8 @@ fn a_repair_tells_what_is_lost_from_what_cannot_be_read_for_now() {
 
 // ---- Each rule is needed ----
 
-/// Block 0 is beyond reading for good; the parity cannot be read for a moment, while block `CHUNK` is written.
+/// Block 0 is unreadable for good; the parity cannot be read for a moment, while the block at `CHUNK` is
+/// written.
 fn write_beside_a_bad_sector() -> Checked {
     let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 9);
     offline(&mut array, 3);

@@ -1,5 +1,6 @@
-//! Members whose whole device is not what it was: rolled back to a copy of itself, or with a superblock that says what is not
-//! true. Rule T6 of the crash-safety design: such a member is recognised, and costs the array that member and nothing else.
+//! Members whose whole device is not what it was: rolled back to a copy of itself, or with a false
+//! superblock. Rule T6 of the crash-safety design: such a member is recognised, and the array loses that
+//! member and nothing else.
 
 use crate::scenes::rollback as scenes;
 use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
@@ -10,9 +11,10 @@ use calpe_core::units::{MemberIndex, Timestamp};
 use calpe_core::volume::{AdminRequest, ArrayState};
 
 #[test]
-fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
+fn numbers_never_counted_to_cost_their_member_and_no_more() {
     for claim in [Claim::Sequence, Claim::EpochNumber, Claim::LogStartSequence, Claim::LogStartEpoch] {
-        // The last is read and not started from; of the others the superblock is refused.
+        // With the last value the superblock is read but no array starts from it; with the others it is
+        // refused.
         for value in [u64::MAX, u64::MAX - 1, COUNT_END, COUNT_END - 1] {
             let mut array = Checked::filled(2, 2, ChecksumKind::Crc32c, 1);
             disk(&mut array.sim, 1).forge_superblock(claim, |before| claim.in_place(value, before));
@@ -21,7 +23,7 @@ fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
             assert_eq!(missing, MemberState::Missing, "{claim:?} {value}: {:?}", states(&array.sim));
             array.sim.settle();
             array.verify();
-            // And at another start, from what that one has written.
+            // And another start, from the superblocks that this one has written.
             array.sim = array.sim.stop_and_restart(false).expect("enough members");
             array.verify();
         }
@@ -154,7 +156,7 @@ fn of_all_members_but_one_as_they_were_one_start_earlier_nothing_is_served() {
         let (disks, model) = (sim.disks.clone(), model);
         let error = Checked { sim, model: model.clone() }.restart_with(&old, false).map(drop).unwrap_err();
         assert!(matches!(error, AssemblyError::Unconfirmed { member: MemberIndex(0), .. }), "{error}");
-        // Forced it starts from the older state, without the one that knows better.
+        // When forced, it starts from the older state, without the member that is newer.
         let _ = disks;
         let mut again = Checked::filled(data, parity, checksum, 5);
         let random = &mut Random::new(5);
@@ -170,7 +172,7 @@ fn of_all_members_but_one_as_they_were_one_start_earlier_nothing_is_served() {
     }
 }
 
-/// What is asked of members that come back must not cost honest ones a rebuild.
+/// The checks of members that come back must not cost honest ones a rebuild.
 #[test]
 fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
     let mut rebuilt = 0;
@@ -200,7 +202,7 @@ fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
             assert!(done.0.contains("caught up"), "seed {seed}, member {member}: {done:?}");
         }
         array.sim.settle();
-        // One that left with the batch on its way that tells of a checkpoint cannot show it.
+        // A member that left while the batch that records a checkpoint was on its way cannot show that batch.
         rebuilt +=
             array.sim.notices.iter().filter(|notice| notice.text.contains("not only caught up")).count();
         array.verify();
@@ -211,7 +213,8 @@ fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
     assert!(rebuilt <= 6, "{rebuilt} of 24");
 }
 
-/// The second of two that leave dies while the epoch without the first is written: it holds that epoch or the one before.
+/// The second of two members that leave dies while the epoch without the first is written: it holds that
+/// epoch or the one before.
 #[test]
 fn a_member_that_leaves_while_an_epoch_is_written_is_caught_up() {
     for gap in 0..80 {
@@ -301,7 +304,7 @@ fn an_array_that_fails_while_a_returning_members_log_is_read_again_serves_when_i
         array.sim.settle();
     }
     assert_eq!(states(&array.sim), [MemberState::Online; 3]);
-    // The failed write may have been done or not.
+    // The failed write may or may not have been done.
     let write = array.sim.submit_write(BLOCK as u64, &[9; BLOCK], false);
     array.sim.wait(write).expect("it serves");
     array.verify();
@@ -309,8 +312,9 @@ fn an_array_that_fails_while_a_returning_members_log_is_read_again_serves_when_i
     array.verify();
 }
 
-/// Members leave one after the other at any moment of checkpoints, the daemon is killed on the way or not, and they come back
-/// as they were or as a copy from any moment before: nothing old is read of them, and nothing is missing.
+/// Members leave one after the other at any moment of checkpoints, the daemon may be killed in between, and
+/// they come back as they were or as a copy from any earlier moment: no old data is read from them, and
+/// nothing is missing.
 #[test]
 fn members_that_leave_at_any_moment_of_a_checkpoint_come_back_whole_from_copies_too() {
     let range = std::env::var("CALPE_LEAVING_SEEDS").unwrap_or_else(|_| "0..100".into());
@@ -417,7 +421,7 @@ fn leave_at_any_moment(seed: u64, rebuilt: &mut [u32; 2]) {
                 continue;
             }
             if states_now[usize::from(member)] == MemberState::Online {
-                // Nobody has noticed yet that it is dead.
+                // The array has not noticed yet that the disk is dead.
                 array.load(1, random);
                 array.sim.settle();
             }

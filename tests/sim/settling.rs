@@ -1,5 +1,5 @@
-//! What happens while a replay that waits for room is put in place beside clients ("settling"), and while members that are
-//! to go offline wait for the log.
+//! What happens while a replay that waits for room is put in place beside clients ("settling"), and while
+//! members wait for the log before they go offline.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -66,7 +66,7 @@ impl World {
             match self.sim.poll(id) {
                 None => self.pending.push((id, block, byte)),
                 Some(Ok(_)) => {
-                    // Others of the block may still be on their way: then they stay in doubt.
+                    // Other writes of the block may still be on their way; they stay in doubt.
                     self.model[block * BLOCK..(block + 1) * BLOCK].fill(byte);
                     if self.pending.iter().all(|(_, other, _)| *other != block)
                         && self.doubt.get(&block).is_some_and(|d| d.last() == Some(&byte))
@@ -105,7 +105,7 @@ impl World {
         self.poll();
         for (at, id) in reads {
             if let Some(Ok(ClientReply::Data(bytes))) = self.sim.poll(id) {
-                // A write may have ended since, before or after.
+                // A write may have ended since, before or after the read.
                 let changed: Vec<usize> = (at / BLOCK..(at + CHUNK) / BLOCK)
                     .filter(|block| {
                         doubt.contains_key(block) || before[block * BLOCK] != self.model[block * BLOCK]
@@ -191,7 +191,7 @@ impl World {
                 self.trace.push(format!("fail: {end:?}"));
             }
             4 => {
-                // More than it survives go, and come back.
+                // More members than the array survives leave, and come back.
                 let count = 1 + self.below(u64::from(width));
                 for at in 0..count as u16 {
                     if let Some(id) = self.sim.disk_of((member + at) % width) {
@@ -303,7 +303,7 @@ fn play(seed: u64) -> usize {
         for _ in 0..1 + world.below(7) {
             world = world.act(width);
         }
-        // All is well again.
+        // Ends all faults.
         world.trace.push("well".into());
         world.clear();
         live(&mut world.sim, 35);
@@ -373,7 +373,7 @@ fn whatever_happens_while_a_replay_settles_no_byte_is_wrong() {
     assert!(failed.is_empty(), "seeds {failed:?}");
 }
 
-/// A member that leaves at any moment while a replay settles is caught up: it is as it was when it left.
+/// A member that leaves at any moment while a replay settles, and comes back unchanged, is caught up.
 #[test]
 fn a_member_that_leaves_while_a_replay_settles_is_not_called_rolled_back() {
     let mut whole = Vec::new();
@@ -408,7 +408,7 @@ fn a_member_that_leaves_while_a_replay_settles_is_not_called_rolled_back() {
     assert!(whole.is_empty(), "{whole:#?}");
 }
 
-/// What was asked for of a member that has a new device since is not done to that.
+/// A request about a member that has got a new device since is not carried out on that device.
 #[test]
 fn a_departure_does_not_take_out_the_device_that_has_replaced_a_faulted_one() {
     let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
@@ -432,7 +432,7 @@ fn a_departure_does_not_take_out_the_device_that_has_replaced_a_faulted_one() {
     assert_ne!(sim.status().members[1].state, MemberState::Offline, "{end:?} {:#?}", sim.notices);
 }
 
-/// [`live`], or how many operations there were in a tenth of a second.
+/// As [`live`]; an error with the number of operations if more than 20,000 come within a tenth of a second.
 fn lives(sim: &mut SimArray, seconds: u64) -> Result<(), usize> {
     for _ in 0..seconds * 10 {
         let mut steps = 0;
@@ -447,13 +447,13 @@ fn lives(sim: &mut SimArray, seconds: u64) -> Result<(), usize> {
     Ok(())
 }
 
-/// An array, 2+1, that has failed so many steps after it was begun to be marked clean.
+/// An array of 2+1 that failed `wear` steps after the marking as clean began.
 fn failed_half_clean(wear: usize) -> SimArray {
     let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
     sim.write(0, &[1; BLOCK]).expect("written");
     sim.settle();
     sim.write(0, &[2; BLOCK]).expect("written");
-    // Until it is about to be marked clean.
+    // Waits until the array is about to be marked clean.
     for _ in 0..100 {
         if !sim.status().dirty {
             break;
@@ -473,7 +473,7 @@ fn failed_half_clean(wear: usize) -> SimArray {
     sim
 }
 
-/// No disk has room where blocks and pages go in place.
+/// Fills the regions of all disks in which blocks and pages go in place.
 fn fill_all(sim: &mut SimArray) {
     for disk in sim.disks.values_mut() {
         for region in IN_PLACE {
@@ -506,7 +506,8 @@ fn superblocks_are_not_written_without_end_while_a_replay_waits() {
     assert!(endless.is_empty(), "{endless:?}");
 }
 
-/// An array that fails while it is about to be marked clean serves again when its members are back; `full`: and there is room again.
+/// An array that fails while it is about to be marked clean serves again when its members are back and, with
+/// `full`, there is room again.
 fn returns_while_half_clean(full: bool) -> Vec<(usize, LogState, ArrayState, bool)> {
     let mut endless = Vec::new();
     for wear in 0..30 {
@@ -542,7 +543,8 @@ fn an_array_that_failed_half_clean_and_full_serves_again_when_there_is_room() {
     assert!(endless.is_empty(), "{endless:?}");
 }
 
-/// Every member is full, one is being caught up, too: nothing can be spared, and counting that must not overflow (seed 25 of the above).
+/// Every member is full, and one of them is being caught up: nothing can be spared, and counting that must
+/// not overflow (seed 25 of the above).
 #[test]
 fn a_member_under_construction_that_is_full_too_is_not_counted_as_one_in_service() {
     for seed in [25, 30, 32] {

@@ -1,4 +1,4 @@
-//! What an array tells of itself, of its members and of what was asked of it is so.
+//! What an array reports about itself, its members and its requests is true.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -23,7 +23,7 @@ fn online(sim: &mut SimArray, member: u16) -> Result<String, String> {
     sim.admin(request).map(|outcome| outcome.0).map_err(|error| error.0)
 }
 
-/// What was told, of a kind.
+/// The notices of one kind.
 fn told(sim: &SimArray, kind: NoticeKind) -> Vec<(NoticeLevel, String)> {
     let of_kind = sim.notices.iter().filter(|notice| notice.kind == kind);
     of_kind.map(|notice| (notice.level, notice.text.clone())).collect()
@@ -65,10 +65,11 @@ fn a_failed_array_names_the_members_that_can_come_back_and_takes_them() {
     assert_eq!(told(&sim, NoticeKind::ArrayServesAgain).len(), 1);
 }
 
-/// Two members vanish, and older copies of them come back.
+/// An array of which two members vanished and came back as older copies.
 fn refused_while_it_runs() -> SimArray {
     let (mut sim, model) = filled(2, 1, ChecksumKind::Blake3);
-    // The superblocks tell that there are writes before the copies are taken: these cannot be told by that.
+    // The superblocks say that the array is dirty before the copies are taken, so the copies cannot be
+    // recognised by that.
     let id = sim.submit_write(0, &model[..BLOCK], true);
     sim.wait(id).expect("written");
     let older = [0, 1].map(|member| disk(&mut sim, member).copy(false));
@@ -116,7 +117,7 @@ fn an_array_whose_log_is_refused_while_it_runs_has_failed_and_begins_nothing() {
 #[test]
 fn of_an_array_whose_log_is_refused_no_member_that_is_taken_out_makes_it_degraded() {
     let mut sim = refused_while_it_runs();
-    // One that is out already: with one more the array would be too small.
+    // One member is out already: without another one the array would have too few.
     let member = (0..3)
         .map(MemberIndex)
         .find(|member| sim.status().members[usize::from(member.0)].state != MemberState::Online);
@@ -148,7 +149,7 @@ fn a_write_that_ends_for_lack_of_space_is_counted_and_told_and_nothing_else_is_s
     for disk in sim.disks.values_mut() {
         disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES));
     }
-    // One into the log, one to a place of its own.
+    // One write goes into the log, the other to a place of its own.
     let writes = [
         sim.submit_write(0, &[7; BLOCK], false),
         sim.submit_write(2 * CHUNK as u64 * 3, &[8; 2 * CHUNK], false),
@@ -207,7 +208,7 @@ fn a_member_that_goes_offline_before_the_log_is_in_place_says_so_wherever_that_i
     assert!(would.contains("is waited for up to 3 s; then member 0 is OFFLINE"), "{would}");
     let hung = sim.disk_of(2).expect("in service");
     let id = sim.submit_admin(offline);
-    // 3 s for the checkpoint, and 3 s for the superblocks, which the same member holds up.
+    // 3 s for the checkpoint and 3 s for the superblocks, both held up by the same member.
     for _ in 0..70 {
         while sim.step_where(|disk, _| disk != hung) {}
         sim.sleep(100);
@@ -350,7 +351,7 @@ fn copies_of_pages_count_as_repaired_when_they_were_written_and_read_again() {
     for places in [0..1, 1..2, 0..2] {
         let (mut sim, model) = filled(2, 2, ChecksumKind::Blake3);
         let pages = DiskRegion::Pages.ranges(&sim.disks[&0]);
-        // Sectors that are good again when they are written: of each copy one place, or both.
+        // Bad sectors that become good when they are written: in one place of each copy, or in both.
         let starts = pages.iter().flat_map(|range| (range.start..range.end).step_by(BLOCK));
         let blocks = starts.map(|at| at / BLOCK as u64).enumerate();
         let first = blocks.filter(|(at, _)| places.contains(&(at % 2))).map(|(_, block)| block);
@@ -359,7 +360,7 @@ fn copies_of_pages_count_as_repaired_when_they_were_written_and_read_again() {
         assert!(errors > 0 && errors == repaired, "{places:?}: {errors}, {repaired}");
         assert_eq!(sim.status().members[1].counters.repaired, repaired, "{places:?}");
         assert_eq!(scrub(&mut sim), (0, 0), "{places:?}");
-        // A device that takes writes, and reads nothing.
+        // A device that takes writes but cannot be read.
         disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(pages));
         assert_eq!(scrub(&mut sim), (errors, 0), "{places:?}");
         assert_eq!(sim.status().members[1].counters.repaired, repaired, "as before, {places:?}");
@@ -397,7 +398,7 @@ fn a_scrub_counts_as_repaired_what_can_be_read_again() {
         "a bad sector that is written is good"
     );
     assert_eq!(sim.status().members[1].counters.repaired, repaired);
-    // A device that takes writes, and reads nothing.
+    // A device that takes writes but cannot be read.
     disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([data]));
     let (errors, repaired) = scrub(&mut sim);
     assert_eq!((errors, repaired), (blocks.len() as u64, 0));
@@ -447,7 +448,7 @@ fn superblocks_that_cannot_be_read_are_errors_of_a_scrub_and_count_as_repaired_w
     assert_eq!((of("cannot be read"), of("is damaged"), of("is bad again")), (4, 0, 4), "{texts:?}");
     disk(&mut sim, 2).clear_faults();
     assert_eq!(scrub(&mut sim), (0, 0));
-    // Sectors that are good again when they are written.
+    // Bad sectors that become good when they are written.
     let blocks = ranges.into_iter().flat_map(|range| (range.start..range.end).step_by(BLOCK));
     let blocks: Vec<u64> = blocks.map(|at| at / BLOCK as u64).collect();
     disk(&mut sim, 2).bad_blocks.extend(blocks);

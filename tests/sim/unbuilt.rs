@@ -1,5 +1,5 @@
-//! A device that went into service without blocks that could not be read is not called whole, and
-//! gets them when they can be.
+//! A device that went into service without some blocks, because they could not be read, is not called whole,
+//! and gets them once they can be read.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::block_io::IoOp;
@@ -28,7 +28,7 @@ fn offline_would(sim: &SimArray, member: u16) -> String {
     sim.would(&AdminRequest::Offline { member: MemberIndex(member) }).expect("it may leave").0
 }
 
-/// An array of 1+2 whose member 0 was replaced while nobody could read `slots` slots, and has
+/// An array of 1+2 whose member 0 was replaced while no member could read `slots` slots; the new device has
 /// joined without them. The errors go on for a while.
 fn joined_without(slots: usize) -> (SimArray, Vec<u8>) {
     let (mut sim, model) = filled(1, 2, ChecksumKind::Blake3);
@@ -145,7 +145,7 @@ fn what_a_device_lacks_is_remembered_while_it_is_away() {
     assert_whole_alone(&mut sim, &model);
 }
 
-/// As the daemon does: what it kept is given to the array that it starts.
+/// As the daemon does, what it kept is passed to the array that it starts.
 #[test]
 fn what_a_device_lacks_is_taken_over_from_an_earlier_run() {
     let (sim, model) = joined_without(3);
@@ -154,7 +154,7 @@ fn what_a_device_lacks_is_taken_over_from_an_earlier_run() {
     assert_eq!(runs, [(SlotIndex(0), 3)]);
     let mut sim = sim.kill_and_restart(false).expect("it starts");
     assert_eq!(conditions(&sim, 0), [], "the array itself knows of nothing");
-    // More than there is, and a device that is none of the array.
+    // Passes more slots than there are, and a device that is not one of the array's.
     sim.expect_lacking(device, &[(SlotIndex(0), 3), (SlotIndex(u64::MAX - 1), 9)]);
     sim.expect_lacking(Uuid::from_u128(77), &[(SlotIndex(0), 1)]);
     live(&mut sim, 20);
@@ -166,7 +166,7 @@ fn what_a_device_lacks_is_taken_over_from_an_earlier_run() {
     assert_whole_alone(&mut sim, &model);
 }
 
-/// What only one of the others can give is enough.
+/// It is enough if one of the other members can supply the blocks.
 #[test]
 fn what_a_device_lacks_is_built_while_another_member_is_out() {
     let (mut sim, model) = joined_without(2);
@@ -180,10 +180,10 @@ fn what_a_device_lacks_is_built_while_another_member_is_out() {
     assert!(sim.read(0, model.len()).as_deref() == Ok(&model[..]));
 }
 
-/// Two devices are built at a time, one of which needs nothing of the slots that it lacks.
+/// Two devices are built at the same time; one needs nothing from the slots that it lacks.
 #[test]
 fn what_a_device_lacks_is_remembered_while_another_one_is_built_beside_it() {
-    // More slots than are built at one time.
+    // More slots than are built at a time.
     let chunk = 4096;
     let shape = SimShape::new(1, 2, chunk as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
     let mut model = vec![0; shape.volume_bytes as usize];
@@ -198,7 +198,7 @@ fn what_a_device_lacks_is_remembered_while_another_one_is_built_beside_it() {
     let away = sim.disk_of(0).expect("in service");
     sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("it leaves");
     sim.settle();
-    // The errors of the others end while it is away, and one of these is lost.
+    // The errors of the others end while the device is away, and one of them is lost.
     end_errors(&mut sim);
     let lost = sim.disk_of(1).expect("in service");
     sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("it leaves");
@@ -209,7 +209,7 @@ fn what_a_device_lacks_is_remembered_while_another_one_is_built_beside_it() {
     let id = new.device.0;
     sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device: new });
     sim.submit_admin(AdminRequest::Online { member: MemberIndex(0), device });
-    // The new disk is slow: the other one catches up with it.
+    // The new disk is slow, so the other one catches up with it.
     let data = sim.data_region().start;
     let is_slow =
         |disk: u32, op: &IoOp| matches!(op, IoOp::Write { offset, .. } if disk == id && offset.0 >= data);
@@ -261,13 +261,13 @@ fn a_dry_run_tells_what_devices_lack_also_where_all_members_are_back_then() {
     }
 }
 
-/// What is called lost may be unreadable, everything else can be read.
+/// Only blocks that are called lost may be unreadable.
 #[test]
 fn blocks_that_a_device_lacks_and_the_others_cannot_give_are_not_called_readable() {
     let (mut sim, model) = filled(2, 1, ChecksumKind::Blake3);
     join_without(&mut sim, &[1], 0..3 * CHUNK);
     let known = sim.status().members[0].clone();
-    // Nobody has met the blocks in this run.
+    // No read has met the blocks in this run.
     let mut sim = sim.kill_and_restart(false).expect("it starts");
     sim.expect_lacking(known.uuid, &known.lacking[0].1);
     sim.settle();

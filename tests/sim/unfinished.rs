@@ -1,4 +1,4 @@
-//! New devices that come in while an epoch is not on all its members yet, or join in one.
+//! New devices that are added while an epoch is not yet on all its members, or that join in such an epoch.
 
 use crate::scenes::unfinished as scenes;
 

@@ -1,5 +1,5 @@
-//! What an array lists as unreadable is what a read would answer with EIO: after a scrub and a
-//! repair without a member, while members go, and when one has come back.
+//! An array lists as unreadable exactly the blocks that reads answer with EIO: after a scrub and a repair
+//! without a member, while members leave, and when one has come back.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe_core::format::ChecksumKind;
@@ -8,11 +8,11 @@ use calpe_core::units::{MemberIndex, VolumeOffset};
 use calpe_core::volume::{AdminRequest, ClientRequest, NoticeKind};
 
 const BLOCK: usize = 4096;
-/// The damaged slot, and how many of its rows are damaged, from the first on.
+/// The damaged slot, and the number of its rows that are damaged, from the first on.
 const SLOT: u64 = 4;
 const ROWS: usize = 3;
 
-/// Blocks of a member have other content than was written there.
+/// Inverts bits in the damaged blocks of a member.
 fn rot(sim: &mut SimArray, member: u16) {
     let start = sim.data_region().start + SLOT * CHUNK as u64;
     let id = sim.disk_of(member).expect("in service");
@@ -25,7 +25,7 @@ fn offline(sim: &mut SimArray, member: u16) {
     live(sim, 1);
 }
 
-/// Brings a member back; returns when it is told that it is in service.
+/// Brings a member back; returns once the array reports it in service.
 fn online(sim: &mut SimArray, member: u16) {
     let disk = sim.disk_out_of_use(member).expect("it is out");
     let device = sim.reopen_disk(disk);
@@ -50,7 +50,7 @@ fn scrub(sim: &mut SimArray) {
     sim.settle();
 }
 
-/// Looks again at everything that is known; returns what is told at the end.
+/// Runs a repair; returns its final notice.
 fn repair(sim: &mut SimArray) -> String {
     sim.admin(AdminRequest::Repair).expect("it begins");
     sim.settle();
@@ -66,14 +66,14 @@ fn blocks(ranges: &[(VolumeOffset, u64)]) -> Vec<u64> {
     blocks
 }
 
-/// Blocks that are listed as beyond repair, and as unreadable for now.
+/// The blocks that are listed as beyond repair, and those listed as unreadable for now.
 fn listed(sim: &SimArray) -> (Vec<u64>, Vec<u64>) {
     let status = sim.status();
     assert_eq!((status.set_aside, status.unconfirmed_lost), (vec![], vec![]));
     (blocks(&status.lost), blocks(&status.unreadable))
 }
 
-/// Reads every block: those that are an error. The others are as they were written.
+/// Reads every block; returns those that end with an error. The others must be as written.
 #[track_caller]
 fn errors(sim: &mut SimArray, model: &[u8]) -> Vec<u64> {
     let mut errors = Vec::new();
@@ -117,7 +117,7 @@ fn a_scrub_without_a_member_lists_all_that_cannot_be_read_and_nothing_of_it_as_l
     }
 }
 
-/// A write into a row of which nothing can be decoded sets blocks of members that are away aside.
+/// A write into a row that cannot be decoded sets aside the blocks of members that are away.
 #[test]
 fn a_scrub_without_a_member_lists_what_is_set_aside_on_it_also_where_nothing_is_remembered() {
     let mut with_some = 0;
@@ -150,7 +150,7 @@ fn a_scrub_without_a_member_lists_what_is_set_aside_on_it_also_where_nothing_is_
     assert!(with_some >= 2, "blocks of {with_some} pairs were set aside");
 }
 
-/// What has been flushed right before is in the log alone; a member that goes on purpose has it in place first.
+/// Data flushed just before is only in the log; a member that is taken out on purpose gets it in place first.
 #[test]
 fn what_was_flushed_right_before_a_member_went_offline_can_be_had_from_it() {
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3] {
@@ -238,7 +238,7 @@ fn what_can_be_decoded_again_is_listed_no_more_soon_after_a_scrub() {
         offline(&mut sim, away);
         scrub(&mut sim);
         let is_any = !listed(&sim).1.is_empty();
-        // The bytes are again what they were.
+        // The bytes become again what they were.
         rot(&mut sim, bad);
         sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
         live(&mut sim, 1);
@@ -263,7 +263,7 @@ fn to_replace_a_member_that_may_alone_give_blocks_is_told_with_what_that_means()
     let told = replace(&mut sim);
     assert!(told.contains(&format!("{bytes} KiB of the volume cannot be read")), "{told}");
     assert!(told.contains("bring that device back first") && told.contains("'calpe online sim 1'"), "{told}");
-    // Also while it is caught up, and not of a new device that is being built.
+    // Also while the member is caught up, but not for a new device that is being built.
     let disk = sim.disk_out_of_use(1).expect("it is out");
     let device = sim.reopen_disk(disk);
     sim.submit_admin(AdminRequest::Online { member: MemberIndex(1), device });

@@ -1,8 +1,9 @@
-//! A filesystem of the test's own that can be frozen: the files of a directory, passed through FUSE by a thread of the test.
-//! Mounting it takes root and /dev/fuse; where that is missing, the test that needs it says so and ends.
+//! A filesystem for one test that can be frozen: the files of a directory, passed through FUSE by a thread of
+//! the test. Mounting it takes root and /dev/fuse; without them, a test that needs it says so and ends.
 //!
-//! The wire is that of linux/fuse.h, version 7.31. Frozen, the server takes requests and answers none, so that whoever made one
-//! waits in the kernel and cannot be killed; or it does not even take them, and waiters can be.
+//! The protocol is that of linux/fuse.h, version 7.31. While frozen, the server takes requests and answers
+//! none, so that their callers wait in the kernel and cannot be killed. While deaf, it does not even take
+//! them, and their callers can be killed.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -23,32 +24,33 @@ const RUNNING: u8 = 0;
 const FROZEN: u8 = 1;
 const DEAF: u8 = 2;
 const ENDED: u8 = 3;
-/// Requests of one kind are taken and not answered; all else is.
+/// Requests of one kind are taken but not answered; all others are answered.
 const FROZEN_IN_PART: u8 = 4;
 
-/// Requests, by their numbers.
+/// Numbers of requests.
 pub const LOOKUP: u32 = 1;
 pub const GETATTR: u32 = 3;
 pub const READ: u32 = 15;
 pub const WRITE: u32 = 16;
 pub const FSYNC: u32 = 20;
 
-/// No test needs it to be frozen longer: one that failed gets its processes back.
+/// No test needs it frozen longer; after a failed test, the waiting processes get free.
 const FROZEN_MAX: Duration = Duration::from_secs(180);
 
 /// A mounted filesystem; unmounted when dropped.
 pub struct Fuse {
     mount: PathBuf,
     state: Arc<AtomicU8>,
-    /// What is frozen, where not all is.
+    /// The kind of request that is frozen, if not all are.
     kind: Arc<AtomicU32>,
-    /// Kinds of requests that were taken and not answered, a bit each.
+    /// Kinds of requests that were taken but not answered, a bit each.
     held: Arc<AtomicU64>,
     server: Option<JoinHandle<()>>,
 }
 
 impl Fuse {
-    /// Mounts the files of `backing` at `mount`, an empty directory. None: that is not possible here.
+    /// Mounts the files of `backing` at `mount`, an empty directory. Returns None if that is not possible
+    /// here.
     pub fn mount(backing: &Path, mount: &Path) -> Option<Fuse> {
         let device = File::options().read(true).write(true).open("/dev/fuse").ok()?;
         // The descriptor travels as standard input.
@@ -80,28 +82,28 @@ impl Fuse {
         Some(Fuse { mount: mount.to_owned(), state, kind, held, server: Some(server) })
     }
 
-    /// Whether a request of this kind was taken, and waits for its answer.
+    /// Whether a request of this kind was taken and waits for its answer.
     pub fn holds(&self, kind: u32) -> bool {
         self.held.load(Ordering::SeqCst) & 1 << kind != 0
     }
 
-    /// Answers no requests of this kind any more, and all others.
+    /// Stops answering requests of this kind, and only those.
     pub fn freeze_only(&self, kind: u32) {
         self.kind.store(kind, Ordering::SeqCst);
         self.state.store(FROZEN_IN_PART, Ordering::SeqCst);
     }
 
-    /// Answers nothing any more.
+    /// Stops answering requests.
     pub fn freeze(&self) {
         self.state.store(FROZEN, Ordering::SeqCst);
     }
 
-    /// Takes nothing any more.
+    /// Stops taking requests.
     pub fn turn_deaf(&self) {
         self.state.store(DEAF, Ordering::SeqCst);
     }
 
-    /// Answers what has gathered, and goes on.
+    /// Answers the waiting requests, and all later ones.
     pub fn thaw(&self) {
         self.state.store(RUNNING, Ordering::SeqCst);
     }
@@ -110,7 +112,7 @@ impl Fuse {
 impl Drop for Fuse {
     fn drop(&mut self) {
         self.state.store(ENDED, Ordering::SeqCst);
-        // Its end of the connection goes with the thread: whoever still waits gets an error.
+        // The connection closes with the thread: callers that still wait get an error.
         if let Some(server) = self.server.take() {
             let _ = server.join();
         }
@@ -122,7 +124,7 @@ struct Server {
     device: File,
     files: Files,
     state: Arc<AtomicU8>,
-    /// Requests that were taken and not answered.
+    /// Requests that were taken but not answered.
     held: Vec<Vec<u8>>,
     kind: Arc<AtomicU32>,
     kinds_held: Arc<AtomicU64>,
@@ -194,7 +196,7 @@ impl Server {
         reply.extend_from_slice(&error.to_ne_bytes());
         reply.extend_from_slice(&request[8..16]);
         reply.extend_from_slice(&body);
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = self.device.write(&reply);
     }
 }
@@ -229,7 +231,7 @@ impl Files {
                 // ASYNC_READ, BIG_WRITES, ASYNC_DIO, MAX_PAGES
                 let flags = 1u32 | 1 << 5 | 1 << 15 | 1 << 22;
                 let mut out = words(&[7, 31, 1 << 17, flags]);
-                // max_background and congestion_threshold: what the kernel takes where none is named
+                // max_background and congestion_threshold: the kernel's defaults
                 out.extend_from_slice(&12u16.to_ne_bytes());
                 out.extend_from_slice(&9u16.to_ne_bytes());
                 out.extend(words(&[WRITE_BYTES_MAX, 1]));
@@ -255,7 +257,7 @@ impl Files {
                 out.extend(self.attributes(node)?);
                 Ok(out)
             }
-            // SETATTR: nothing that a member's user changes
+            // SETATTR: a member's user changes no attributes
             4 => Err(libc::EPERM),
             // OPEN, OPENDIR
             14 | 27 => Ok([longs(&[node]), words(&[0, 0])].concat()),

@@ -1,4 +1,4 @@
-//! The file of a member as somebody who damages it sees it: where what lies, and what of it counts.
+//! The file of a member as a test that damages it sees it: where things lie, and which of them matter.
 
 use calpe::daemon::read_superblock;
 use calpe::member::{Access, Device};
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 pub const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
 
-/// A way to damage a file.
+/// A kind of damage to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// One bit of one byte.
     Flip,
     /// One sector reads as zeroes.
     ZeroSector,
-    /// Two blocks change places.
+    /// Two blocks are swapped.
     Swap,
 }
 
@@ -44,7 +44,8 @@ impl Image {
         let superblock = read_superblock(&device).expect("a superblock");
         let mut options = File::options();
         options.read(true).write(true);
-        // Beside the page cache, as the daemon does: where the two meet, the kernel reports an error to both.
+        // Past the page cache, as the daemon does: when both kinds of access meet, the kernel may report
+        // errors to both.
         let direct = options.clone().custom_flags(libc::O_DIRECT).open(path);
         let file = direct.or_else(|_| options.open(path)).expect("opened");
         Image { path: path.into(), file, bytes: device.facts().bytes, superblock }
@@ -66,8 +67,8 @@ impl Image {
             .collect()
     }
 
-    /// Offsets of the blocks of the data region that are not zero and in columns that are wanted; `wanted` is told the
-    /// column and how many there are for data.
+    /// Offsets of the blocks of the data region that are not zero and lie in wanted columns. `wanted` gets
+    /// the column and the number of data columns.
     pub fn columns(&self, wanted: impl Fn(u16, u16) -> bool) -> Vec<u64> {
         let Superblock { geometry, member, .. } = self.superblock;
         let map = Map::new(&geometry);
@@ -84,7 +85,7 @@ impl Image {
         whole.bytes()[from..from + len].to_vec()
     }
 
-    /// Writes the blocks that the bytes are in, with what is in them beside.
+    /// Writes the bytes, by rewriting the whole blocks that hold them.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         let start = offset / BLOCK * BLOCK;
         let mut whole = self.read_blocks(start, offset + bytes.len() as u64);
@@ -100,7 +101,7 @@ impl Image {
         whole
     }
 
-    /// Flips one bit of a byte drawn from a range. Again it is as it was.
+    /// Flips one bit of a byte drawn from a range. Returns both, so that the same flip can undo it.
     pub fn flip(&self, range: Range<u64>, random: &mut Random) -> (u64, u8) {
         let at = range.start + random.below(range.end - range.start);
         let bit = 1 << random.below(8);
@@ -113,7 +114,8 @@ impl Image {
         self.write(at, &[byte ^ bit]);
     }
 
-    /// Damages the block at an offset; `others`: with whom it may be swapped. Returns whether bytes have changed.
+    /// Damages the block at an offset; `others` are blocks that it may be swapped with. Returns whether bytes
+    /// have changed.
     pub fn damage(&self, damage: Damage, offset: u64, others: &[u64], random: &mut Random) -> bool {
         let before = self.read(offset, BLOCK as usize);
         match damage {
@@ -160,7 +162,7 @@ impl Image {
     }
 }
 
-/// Memory that the kernel can move blocks to and from.
+/// Memory aligned for direct I/O.
 struct Aligned {
     memory: Vec<u8>,
     from: usize,
@@ -183,7 +185,7 @@ impl Aligned {
     }
 }
 
-/// For each member the blocks of its log that a replay needs and that a note vouches for.
+/// For each member, the blocks of its log that a replay needs and that are noted as flushed.
 pub fn live_log(images: &[Image]) -> Vec<Vec<u64>> {
     let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
     let start = images.iter().map(|image| image.superblock.redo.start).max().expect("a member");

@@ -1,8 +1,8 @@
-//! A load over NBD that knows what it wrote: every sector tells which write it is of, so that each block read back
-//! is known to be as it was left, or to be a mix, old, or somebody else's. Uses the project's own NBD client.
+//! A load over NBD that knows what it wrote: every sector names its write, so each block read back can be
+//! recognised as right, mixed, old, or belonging elsewhere. Uses the project's own NBD client.
 //!
-//! Promise 1 is what is checked after a kill: a block is as the last acknowledged write left it, or as the one write
-//! left it that was on its way, whole; and once read, it stays.
+//! It checks promise 1 after a kill: a block is wholly as the last acknowledged write left it, or wholly as
+//! the one write under way would leave it; and once read, it stays so.
 
 use calpe_core::nbd::{ClientConnection, ClientEvent, ClientOptions, Command, Failure, Request};
 use calpe_core::testing::Random;
@@ -14,12 +14,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Bytes of a block, which is what a crash may not tear.
+/// Bytes of a block, which a crash must not tear.
 pub const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 const SECTORS: usize = BLOCK / SECTOR;
 
-/// Requests on their way at one time.
+/// Most requests on their way at a time.
 const DEPTH: usize = 24;
 
 /// A connection to an export.
@@ -28,12 +28,12 @@ pub struct Client {
     connection: ClientConnection,
     input: Vec<u8>,
     out: Vec<u8>,
-    /// Reads on their way: where they start, and what has come.
+    /// Reads on their way: their start, and the bytes received so far.
     reads: HashMap<u64, (u64, Vec<u8>)>,
     received: u64,
 }
 
-/// The end of a request: its cookie, and what came of it, for a read with the bytes.
+/// The end of a request: its cookie and its result, for a read with the bytes.
 pub type Answer = (u64, Result<Vec<u8>, Failure>);
 
 impl Client {
@@ -42,7 +42,7 @@ impl Client {
         Client::connect_within(socket, None)
     }
 
-    /// The same; with a time limit, whatever is waited for longer than that is an error.
+    /// The same; with a limit, any longer wait is an error.
     pub fn connect_within(socket: &Path, limit: Option<Duration>) -> io::Result<Client> {
         Client::connect_to(socket, "", limit)
     }
@@ -68,7 +68,7 @@ impl Client {
         Ok(client)
     }
 
-    /// What the server said about its export.
+    /// The server's description of its export.
     pub fn export(&self) -> &calpe_core::nbd::RemoteExport {
         self.connection.export().expect("connected")
     }
@@ -116,7 +116,7 @@ impl Client {
         }
     }
 
-    /// One request from its sending to its answer; nothing else may be on its way.
+    /// Sends one request and waits for its answer; no other may be on its way.
     pub fn call(&mut self, request: &Request, payload: &[u8]) -> io::Result<Result<Vec<u8>, Failure>> {
         self.submit(request, payload)?;
         self.next().map(|(_, result)| result)
@@ -128,7 +128,7 @@ impl Client {
         Ok(())
     }
 
-    /// Lets the connection have one message, waiting for bytes when there are none.
+    /// Passes bytes to the connection for one message, waiting for them if there are none.
     fn receive(&mut self) -> io::Result<()> {
         loop {
             if !self.input.is_empty() {
@@ -168,20 +168,20 @@ impl Client {
     }
 }
 
-/// Which write each sector of a block is of; 0 for zeroes.
+/// The number of the write that each sector of a block is of; 0 for zeroes.
 type Content = [u32; SECTORS];
 
 #[derive(Clone, Copy, Default)]
 struct Block {
-    /// As the last acknowledged write left it.
+    /// The content as the last acknowledged write left it.
     now: Content,
-    /// As a write will leave it that is on its way.
+    /// The content as the write on its way will leave it.
     next: Option<Content>,
     /// Reads on their way.
     readers: u32,
 }
 
-/// What was done.
+/// Counts of what the load did.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub writes: AtomicU64,
@@ -189,7 +189,7 @@ pub struct Counts {
     pub flushes: AtomicU64,
 }
 
-/// The volume as it must be, and the load that changes it.
+/// The expected content of the volume, and the load that changes it.
 pub struct Load {
     blocks: Vec<Block>,
     /// Blocks of a whole stripe.
@@ -218,7 +218,8 @@ impl Load {
         }
     }
 
-    /// Reads and writes until told to stop, and then waits for what is on its way. What is read must be right.
+    /// Reads and writes until told to stop, then waits for the requests on their way. Panics when a read
+    /// returns wrong bytes.
     ///
     /// # Errors
     /// When the connection ends, as it does when the daemon is killed.
@@ -255,8 +256,8 @@ impl Load {
         }
     }
 
-    /// After the connection has ended: reads everything; what was on its way has happened or not, block by block, and
-    /// what is read is what is there from now on.
+    /// Call it when the connection has ended: reads everything. Each block of a write on its way may or may
+    /// not have been written; the content read is the expected one from now on.
     pub fn settle(&mut self, client: &mut Client) -> io::Result<()> {
         self.flights.clear();
         for first in (0..self.blocks.len()).step_by(64) {
@@ -269,7 +270,7 @@ impl Load {
         Ok(())
     }
 
-    /// The same, with the content of the volume as somebody else has read it.
+    /// The same, with the content of the volume read by another client.
     pub fn settle_on(&mut self, volume: &[u8]) {
         assert_eq!(volume.len(), self.blocks.len() * BLOCK);
         self.flights.clear();
@@ -315,8 +316,8 @@ impl Load {
         }
     }
 
-    /// Up to `most` blocks, in whole units of `unit`; every second time near the start of the volume, where blocks
-    /// are written again and again.
+    /// Up to `most` blocks, in whole units of `unit`; every second time near the start of the volume, where
+    /// blocks are written again and again.
     fn draw(&mut self, most: usize, unit: usize) -> std::ops::Range<usize> {
         let units = self.blocks.len() / unit;
         let near = if self.random.one_in(2) { units.min(units / 16 + 1) } else { units };
@@ -344,7 +345,8 @@ impl Load {
         sectors: std::ops::Range<usize>,
         zeroes: bool,
     ) -> io::Result<()> {
-        // Two writes to one block at a time may end in either order; and a read beside a write may see either.
+        // Two writes to one block at a time may end in either order, and a read at the time of a write may
+        // see the old or the new content; so neither is started.
         if self.blocks[range.clone()].iter().any(|block| block.next.is_some() || block.readers > 0) {
             return Ok(());
         }
@@ -380,7 +382,7 @@ fn content(block: usize, sectors: Content) -> Vec<u8> {
     bytes
 }
 
-/// What a block holds that it must not hold.
+/// Describes the wrong content of a block.
 fn told(block: usize, bytes: &[u8], possible: &[Content]) -> String {
     let whose = |sector: &[u8]| {
         let owner = u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"));

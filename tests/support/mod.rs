@@ -1,5 +1,5 @@
-//! A daemon in a temporary directory, driven through the binary and real NBD clients. Shared by the integration
-//! tests; each of them uses a part of it.
+//! A daemon in a temporary directory, driven through the binary and real NBD clients. Shared by the
+//! integration tests, each of which uses only a part of it.
 #![allow(dead_code)]
 
 pub mod fuse;
@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest that anything a test waits for may take; only a hang gets there.
+/// Time limit for everything a test waits for; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs a command to its end and returns what it said; panics when it fails.
+/// Runs a command to its end and returns what it printed; panics when it fails.
 #[track_caller]
 pub fn run(command: &mut Command) -> String {
     let output = try_run(command);
@@ -63,7 +63,8 @@ impl Up {
         Up::spawn(dir, command)
     }
 
-    /// Starts `calpe up` as [`Up::start`] does and copies a disk image to the volume, flushed. The image stays in `dir`.
+    /// Starts `calpe up` as [`Up::start`] does and copies a disk image to the volume, flushed. The image
+    /// stays in `dir`.
     #[track_caller]
     pub fn start_with_image(dir: &Path, extra: &[&str], bytes: usize, seed: u64) -> (Up, PathBuf) {
         let image = dir.join("image");
@@ -73,7 +74,8 @@ impl Up {
         (up, image)
     }
 
-    /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it answers.
+    /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it
+    /// answers.
     #[track_caller]
     pub fn serve(dir: &Path, config: &Path) -> Up {
         let mut command = calpe();
@@ -95,7 +97,7 @@ impl Up {
         up
     }
 
-    /// Starts a daemon, and does not wait for anything.
+    /// Starts a daemon without waiting for anything.
     #[track_caller]
     pub fn begin(dir: &Path, mut command: Command) -> Up {
         let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
@@ -111,7 +113,7 @@ impl Up {
     fn is_serving(&self) -> bool {
         self.socket().exists()
             && try_run(Command::new("nbdinfo").arg("--size").arg(self.uri())).status.success()
-            // Clients may be a moment earlier than administrators.
+            // Clients may be served a moment before administrators are answered.
             && try_run(&mut self.command(&["status", "--test"])).status.code() != Some(4)
     }
 
@@ -120,7 +122,7 @@ impl Up {
         fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
-    /// Process of the daemon.
+    /// The process id of the daemon.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -140,7 +142,7 @@ impl Up {
         PathBuf::from(name)
     }
 
-    /// A command of the command line, to this daemon.
+    /// A `calpe` command addressed to this daemon.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = calpe();
         command.arg("--socket").arg(self.dir.join("data/control.sock")).args(args);
@@ -182,7 +184,7 @@ impl Up {
         (last["errors"].as_u64().expect("errors"), last["repaired"].as_u64().expect("repaired"))
     }
 
-    /// Ends the daemon as Ctrl-C would, and expects a clean end.
+    /// Stops the daemon as Ctrl-C would, and expects a clean end.
     #[track_caller]
     pub fn stop(mut self) {
         signal(&self.child, "INT");
@@ -197,12 +199,12 @@ impl Up {
         }
     }
 
-    /// Sends a signal by name; the daemon goes on, or not.
+    /// Sends a signal by name; the daemon may or may not survive it.
     pub fn signal(&self, name: &str) {
         signal(&self.child, name);
     }
 
-    /// Waits for the end of the daemon, which must come by itself.
+    /// Waits for the daemon to end by itself.
     #[track_caller]
     pub fn ended(mut self) -> std::process::ExitStatus {
         let deadline = Instant::now() + PATIENCE;
@@ -224,7 +226,7 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // A test that failed leaves no daemon behind; one that stopped it cleanly has nothing left to kill.
+        // So that a failed test leaves no daemon behind; after a clean stop there is nothing left to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -247,7 +249,8 @@ pub fn disk_image(path: &Path, bytes: usize, seed: u64) {
     fs::write(path, content).expect("an image");
 }
 
-/// fio with checksums in every block, over mixed sizes, `iodepth` deep: writes, then reads back and compares.
+/// Runs fio with checksums in every block, with mixed sizes and a queue: writes, then reads back and
+/// compares.
 #[track_caller]
 pub fn fio_verify(uri: &str, megabytes: u64, seed: u64) {
     run(Command::new("fio").args([

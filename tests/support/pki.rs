@@ -60,7 +60,7 @@ impl Ca {
         self.sign(name, serial, params)
     }
 
-    /// The same with other names: what has `://` is a URI, what has `@` an address, all else a host.
+    /// The same with other names: one with `://` is a URI, one with `@` an email address, any other a host.
     pub fn issue_to(&self, name: &str, serial: u64, names: &[&str]) -> Identity {
         let mut params = CertificateParams::new(vec![]).expect("no names");
         params.subject_alt_names = names
@@ -83,7 +83,7 @@ impl Ca {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
         let mut params = CertificateParams::new(names).expect("sound names");
         params.not_before = date_time_ymd(2020, 1, 1);
-        // And half a day, so that it is as many whole days however long the test takes.
+        // Plus half a day, so that the number of whole days is right however long the test takes.
         params.not_after = (SystemTime::now() + Duration::from_secs(days * 86_400 + 43_200)).into();
         self.sign(name, serial, params)
     }

@@ -1,5 +1,5 @@
-//! `calpe up` as a process that a test kills, asks over its control socket and reads the members of, without running
-//! any other program: fast enough for hundreds of starts.
+//! `calpe up` as a process that a test can kill and ask over its control socket, and whose members it can
+//! read, without running any other program: fast enough for hundreds of starts.
 
 use super::calpe;
 use super::load::Client;
@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest that anything may take; only a hang gets there.
+/// Time limit for everything a test waits for; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Between two looks at something that is waited for.
+/// Time between two checks while waiting.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Name of the array of `calpe up`.
 const NAME: &str = "calpe";
 
-/// What array.
+/// The shape of an array.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub data: usize,
@@ -147,7 +147,7 @@ impl Daemon {
 
     /// Scrubs, and returns how many errors there were.
     pub fn scrub(&mut self) -> u64 {
-        // Several may end within a second, so the date of the last one does not tell them apart.
+        // Several scrubs may end within a second, so the time of the last one does not tell them apart.
         let (_, since) = self.events(0);
         self.done(&Request::Scrub { array: NAME.into(), action: ScrubAction::Start, dry_run: false });
         self.until("the scrub is over", |daemon| {
@@ -156,7 +156,7 @@ impl Daemon {
         self.report().last_scrub.expect("a scrub").errors
     }
 
-    /// What has happened since an event, and which will be the next.
+    /// The events from number `since` on, and the number of the next one.
     fn events(&self, since: u64) -> (Vec<String>, u64) {
         match self.try_ask(&Request::Events { since }) {
             Some(Reply::Events { events, next }) => {
@@ -166,7 +166,7 @@ impl Daemon {
         }
     }
 
-    /// Ends the daemon in order.
+    /// Stops the daemon cleanly.
     pub fn stop(mut self) {
         self.done(&Request::Shutdown { dry_run: false });
         self.until("the daemon has ended", |daemon| match daemon.child.try_wait().expect("ours") {
@@ -181,7 +181,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // A test that failed leaves no daemon behind.
+        // So that a failed test leaves no daemon behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -191,7 +191,7 @@ pub fn member(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("data/member-{index:02}.img"))
 }
 
-/// Takes the files of members away, or puts them back.
+/// Moves the files of members away; [`unhide`] puts them back.
 pub fn hide(dir: &Path, members: &[usize]) {
     fs::create_dir_all(dir.join("away")).expect("a directory");
     for &index in members {

@@ -1,5 +1,5 @@
-//! `calpe serve` as a process that a test configures, asks and starts again; it need not serve anything to be
-//! asked.
+//! `calpe serve` as a process that a test configures, asks and restarts; it can be asked even when it serves
+//! nothing.
 
 use super::{calpe, signal, try_run};
 use serde_json::Value;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest that anything may take; only a hang gets there.
+/// Time limit for everything a test waits for; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between two looks at something that is waited for.
+/// Time between two checks while waiting.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A running `calpe serve` whose runtime directory is DIR/run and whose state directory is DIR/state.
@@ -22,7 +22,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Starts it with these sections of a configuration, and waits until it answers.
+    /// Starts `calpe serve` with these sections of a configuration, and waits until it answers.
     #[track_caller]
     pub fn start(dir: &Path, arrays: &str) -> Serve {
         Serve::start_with(dir, "", arrays)
@@ -68,12 +68,12 @@ impl Serve {
         fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
-    /// The number of its process.
+    /// The process id of the daemon.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// How many descriptors the daemon has.
+    /// The number of file descriptors that the daemon has open.
     pub fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("it runs").count()
     }
@@ -88,7 +88,7 @@ impl Serve {
         try_run(&mut self.command(line))
     }
 
-    /// What a command that must succeed prints, errors included.
+    /// Runs a command that must succeed; returns what it prints, errors included.
     #[track_caller]
     pub fn says(&self, line: &str) -> String {
         let output = self.ask(line);
@@ -96,7 +96,8 @@ impl Serve {
         both(&output)
     }
 
-    /// The same of one that brings a member back, which is refused until what was under way on it has ended.
+    /// The same for a command that brings a member back, tried again while it is refused because operations
+    /// on the member have not ended.
     #[track_caller]
     pub fn brings_back(&mut self, line: &str) -> String {
         self.until("what was under way on the member has ended", |serve| {
@@ -108,7 +109,7 @@ impl Serve {
         self.log()
     }
 
-    /// What a command that must be refused prints.
+    /// Runs a command that must be refused; returns what it prints.
     #[track_caller]
     pub fn refuses(&self, line: &str) -> String {
         let output = self.ask(line);
@@ -124,7 +125,7 @@ impl Serve {
         status["arrays"].as_array().expect("arrays").clone()
     }
 
-    /// The first array, once it is as it should be.
+    /// The first array, once `is_so` holds for it.
     #[track_caller]
     pub fn array_when(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let mut found = Value::Null;
@@ -151,7 +152,7 @@ impl Serve {
         }
     }
 
-    /// Ends the daemon in order.
+    /// Stops the daemon cleanly.
     #[track_caller]
     pub fn stop(mut self) {
         signal(&self.child, "TERM");
@@ -164,7 +165,7 @@ impl Serve {
         });
     }
 
-    /// Sends a signal by name; the daemon goes on, or not.
+    /// Sends a signal by name; the daemon may or may not survive it.
     pub fn signal(&self, name: &str) {
         signal(&self.child, name);
     }
@@ -178,7 +179,7 @@ impl Serve {
 
 impl Drop for Serve {
     fn drop(&mut self) {
-        // A test that failed leaves no daemon behind.
+        // So that a failed test leaves no daemon behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -188,7 +189,7 @@ pub fn both(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// A section of a configuration for an array whose members lie in these places.
+/// The section of a configuration for an array whose members lie in these places.
 pub fn array(name: &str, search: &[&Path]) -> String {
     let search: Vec<String> = search.iter().map(|place| format!("\"{}\"", place.display())).collect();
     format!("[[array]]\nname = \"{name}\"\nsearch = [{}]\n", search.join(", "))

@@ -1,15 +1,15 @@
-//! A filesystem of a test's own whose size it chooses, which takes root to mount.
+//! A filesystem for one test, of a size that the test chooses. Mounting it takes root.
 
 use super::run;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where it is mounted; unmounted when dropped.
+/// Its mount point; unmounted when dropped.
 pub struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    /// None, with a line that says so, where this user may not mount.
+    /// Mounts it. Prints a line and returns None if this user may not mount.
     pub fn mount(at: PathBuf, megabytes: u64) -> Option<Tmpfs> {
         fs::create_dir_all(&at).expect("a directory");
         let size = format!("size={megabytes}m");
@@ -30,7 +30,7 @@ impl Tmpfs {
         run(Command::new("mount").args(["-o", &format!("remount,{options}")]).arg(&self.0));
     }
 
-    /// Leaves so many KiB of room.
+    /// Fills it up to `kib` KiB of free space.
     pub fn leave_room(&self, kib: u64) {
         let used = run(Command::new("df").args(["--block-size=1K", "--output=used"]).arg(&self.0));
         let used: u64 = used.lines().last().and_then(|line| line.trim().parse().ok()).expect("a number");
@@ -40,7 +40,7 @@ impl Tmpfs {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        // Lazily: a daemon of a test that failed may still have files open.
+        // Lazily: the daemon of a failed test may still have files open.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }

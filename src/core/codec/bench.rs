@@ -1,9 +1,9 @@
-//! Measures the codec: every engine, geometry and block size asked for, beside the rate at which
-//! one core copies memory in the same run. Single-threaded. Rates are of user data: what a client
-//! wrote, not what the engine touched. Each cell is measured on two kinds of memory: one stripe
-//! over and over (its columns stay in the cache) and stripes in turn over a buffer larger than
-//! caches (each column comes from memory and each output goes there). Invariant: copying and coding
-//! are interleaved, so that a busy neighbour slows both. Must not know how a run is requested.
+//! Measures the codec: every engine, geometry and block size asked for, beside the rate at which one core
+//! copies memory in the same run. Single-threaded. Rates are of user data: what a client wrote, not what the
+//! engine touched. Each cell is measured on two kinds of memory: one stripe over and over (its columns stay
+//! in the cache) and stripes in turn over a buffer larger than caches (each column comes from memory and each
+//! output goes there). Invariant: copying and coding are interleaved, so that other load on the machine slows
+//! both. Must not know how a run is requested.
 
 mod hash;
 
@@ -22,15 +22,15 @@ pub use hash::{HashReport, HashRow, run_hash};
 /// Version of the JSON form of a report.
 pub const OUTPUT_VERSION: u32 = 1;
 
-/// Memory of a default run: copying moves half of it to the other half, which is more than second-level caches and
-/// all but the largest third-level ones hold.
+/// Memory of a default run. Copying moves one half to the other, which is more than second-level caches and
+/// all but the largest third-level caches hold.
 const MEMORY_BYTES: usize = 512 << 20;
 
 /// Least memory of a run, enough for one stripe of a small geometry.
 const MEMORY_BYTES_MIN: usize = 1 << 20;
 
-/// Shortest column that is measured: a sector, the least that a device takes. Shorter ones measure the call, not the codec, and
-/// memory cut into them takes more memory for their places than for themselves.
+/// Shortest column that is measured: a sector, the least that a device takes. Shorter columns would measure
+/// the call, not the codec, and the list of the columns would take more memory than the columns.
 pub const BLOCK_BYTES_MIN: usize = 512;
 
 /// Measurements per cell; odd, so that the median is one of them.
@@ -108,7 +108,8 @@ pub struct BenchOptions {
 }
 
 impl Default for BenchOptions {
-    /// All engines, five geometries, rows of 4 KiB and chunks of 64 KiB, about 20 seconds with the filling of memory.
+    /// All engines, five geometries, rows of 4 KiB and chunks of 64 KiB: about 20 seconds, filling the memory
+    /// included.
     fn default() -> Self {
         let geometries = [(4, 2), (8, 4), (16, 4), (24, 8), (32, 16)];
         BenchOptions {
@@ -135,7 +136,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// What is said of copying, with buffers of so many bytes.
+    /// The line of the report about copying, with buffers of `buffer_bytes`.
     fn memcpy_line(self, buffer_bytes: usize) -> String {
         format!(
             "memcpy in this run: {:.1} GB/s copied ({:.1} to {:.1}), buffers of {}",
@@ -191,7 +192,7 @@ pub struct BenchReport {
     pub memcpy: Rate,
     /// The measurements, in the order of the options.
     pub rows: Vec<BenchRow>,
-    /// What was requested and could not be measured, and why.
+    /// What was requested but could not be measured, and why.
     pub skipped: Vec<String>,
 }
 
@@ -207,7 +208,7 @@ pub fn run(options: &BenchOptions) -> BenchReport {
     let budget = if options.seconds.is_finite() { options.seconds.clamp(0.0, 1e6) } else { 0.0 };
     let slice = Duration::from_secs_f64(budget / measurements as f64).max(SLICE_MIN);
 
-    // The first copy brings the arena's pages in and is not kept.
+    // The first copy faults the arena's pages in; its rate is dropped.
     copy_rate(&mut arena);
     let mut copies = vec![copy_rate(&mut arena)];
     let mut rates: Vec<[Samples; 6]> = Vec::new();
@@ -323,12 +324,12 @@ fn cells(options: &BenchOptions, memory_bytes: usize, skipped: &mut Vec<String>)
 
 /// The columns of one stripe, sorted for the three operations.
 struct Stripe<'a> {
-    /// Columns e.. with e = min(k, m), k of them: what encoding and recovery read.
+    /// Columns e.. with e = min(k, m), k of them: the inputs of encoding and recovery.
     present: Vec<(usize, &'a [u8])>,
     data: Vec<&'a [u8]>,
-    /// The first e columns as recovered ones.
+    /// The first e columns, the outputs of recovery.
     lost: Vec<(usize, &'a mut [u8])>,
-    /// m more columns, as parities.
+    /// m more columns, the parities.
     parity: Vec<(usize, &'a mut [u8])>,
 }
 
@@ -356,8 +357,8 @@ impl Cell {
         samples
     }
 
-    /// Cuts the arena into stripes, at most `stripes_max`. A recovery reads the last k columns of a stripe short of
-    /// its last m - min(k, m) ones and writes the first; encoding reads the first k and writes the last m.
+    /// Cuts the arena into stripes, at most `stripes_max`. A recovery writes the first min(k, m) columns of a
+    /// stripe and reads the k behind them; encoding reads the first k and writes the last m.
     fn stripes<'a>(&self, arena: &'a mut Arena, stripes_max: usize, recovery: bool) -> Vec<Stripe<'a>> {
         let Geometry { data: k, parity: m } = self.geometry;
         let lost = k.min(m);
@@ -387,12 +388,12 @@ impl Cell {
         user_columns: usize,
         operation: impl Fn(&Codec, &mut Stripe<'a>),
     ) {
-        /// Bytes coded between two looks at the clock, so that looking costs nothing beside them.
+        /// Bytes coded between two readings of the clock, so that reading it costs next to nothing.
         const BYTES_PER_LOOK: usize = 256 << 10;
         let user_bytes = user_columns * self.block_bytes;
         let calls_per_look = (BYTES_PER_LOOK / (self.geometry.columns() * self.block_bytes)).max(1);
         let mut next = 0;
-        // The first round warms up the tables and the branch predictor, and is not kept.
+        // The first repetition warms up the tables and the branch predictor; its rate is dropped.
         for round in 0..=REPETITIONS {
             let start = Instant::now();
             let mut calls = 0;
@@ -432,7 +433,7 @@ impl Samples {
     }
 }
 
-/// The memory of a run, filled with bytes that are not all alike.
+/// The memory of a run, filled with varying bytes.
 struct Arena {
     storage: Vec<u8>,
     start: usize,
@@ -451,8 +452,8 @@ impl Arena {
     }
 }
 
-/// Copies the arena's first half to the second: the rate in GB/s. All of it in one call, for a C library copies small
-/// buffers through the cache and large ones around it, twice as fast.
+/// Copies the arena's first half to the second and returns the rate in GB/s. It is one call, since a C
+/// library copies large buffers around the cache, twice as fast as small ones through it.
 fn copy_rate(arena: &mut Arena) -> f64 {
     let bytes = arena.bytes();
     let length = bytes.len() / 2;

@@ -1,6 +1,6 @@
-//! A bounded least-recently-used cache of linear maps, keyed by the columns they lead from and to. Invariant: neither
-//! the number of maps nor the bytes of their tables exceed the limits, but for one map larger than all. Must not know
-//! how a map is made or applied.
+//! A bounded least-recently-used cache of linear maps, keyed by the columns they lead from and to. Invariant:
+//! neither the number of maps nor the bytes of their tables exceed the limits, except that one map larger
+//! than the limit is kept alone. Must not know how a map is made or applied.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::engine::LinearMap;
 
-/// Most maps kept. While members are missing, every rotation of the stripe has a pattern of its own, at most 255, and
-/// the array asks for a few subsets of each.
+/// Most maps kept. While members are missing, every rotation of the stripe has a pattern of its own, at most
+/// 255, and the array asks for a few subsets of each.
 const MAPS_MAX: usize = 1024;
 
-/// Most bytes of tables kept: all rotations of 20+10 with every parity missing take 50 KiB, those of the largest
-/// codes are worth making again.
+/// Most bytes of tables kept: all rotations of 20+10 with every parity missing take 50 KiB; tables of the
+/// largest codes are cheaper to make again than to keep.
 const TABLE_BYTES_MAX: usize = 4 << 20;
 
 /// See the module's head. Shared by the clones of a codec.
@@ -35,8 +35,8 @@ struct Entry {
     used: u64,
 }
 
-/// Multiply and fold, eight bytes at a time. Keys are columns that the array chose, not bytes that a client could
-/// choose to collide, and the standard hash would cost as much as coding a row of a small code.
+/// Multiply and fold, eight bytes at a time. Keys are columns that the array chose, not bytes that a client
+/// could choose to collide, and the standard hash would cost as much as coding a row of a small code.
 #[derive(Debug, Default)]
 struct ColumnHasher(u64);
 
@@ -57,19 +57,19 @@ impl Hasher for ColumnHasher {
 }
 
 impl MapCache {
-    /// The map stored under `key`, or the one that `make` returns, stored from now on.
+    /// The map stored under `key`; if there is none, stores and returns the one that `make` returns.
     pub(super) fn get_or_insert(&self, key: &[u8], make: impl FnOnce() -> LinearMap) -> Arc<LinearMap> {
         if let Some(map) = self.lock().get(key) {
             return map;
         }
-        // Made outside the lock: two threads may make the same map, which costs less than waiting for others.
+        // Made outside the lock: two threads may make the same map, which costs less than making others wait.
         let map = Arc::new(make());
         self.lock().insert(key, Arc::clone(&map));
         map
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
-        // No code that can panic runs under the lock, and the worst that a torn cache could do is to miss.
+        // No code that can panic runs under the lock, and a torn cache could at worst miss.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,7 +93,7 @@ impl Entries {
         }
     }
 
-    /// A scan: it only runs on a miss in a full cache, beside the making of a map.
+    /// A linear scan: it runs only on a miss in a full cache, where a map is made anyway.
     fn evict_oldest(&mut self) {
         let oldest = self.maps.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone());
         if let Some(removed) = oldest.and_then(|key| self.maps.remove(&key)) {

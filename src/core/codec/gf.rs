@@ -1,6 +1,6 @@
-//! The field GF(2^8) of every codec engine: polynomial 0x11D (x^8 + x^4 + x^3 + x^2 + 1), generator 2, with all
-//! its tables evaluated at compile time. Invariant: the tables and the functions here are the only definition of
-//! the field; engines derive theirs from it. Must not know of matrices, columns or engines.
+//! The field GF(2^8) of every codec engine: polynomial 0x11D (x^8 + x^4 + x^3 + x^2 + 1), generator 2, with
+//! all its tables evaluated at compile time. Invariant: the tables and the functions here are the only
+//! definition of the field; engines derive theirs from it. Must not know of matrices, columns or engines.
 
 /// The reduction polynomial, with its x^8 term.
 const POLYNOMIAL: u16 = 0x11D;
@@ -88,17 +88,19 @@ const fn affine_table() -> [u64; 256] {
 /// `EXP[i]` is 2^i, for i in 0..=255.
 pub(super) static EXP: [u8; 256] = exp_table();
 
-/// `LOG[a]` is the i in 0..255 with 2^i = a. `LOG[0]` is meaningless: callers never ask for it.
+/// `LOG[a]` is the i in 0..255 with 2^i = a. `LOG[0]` is meaningless: callers never read it.
 pub(super) static LOG: [u8; 256] = log_table();
 
 /// `PRODUCT[a][b]` is a times b.
 pub(super) static PRODUCT: [[u8; 256]; 256] = product_table();
 
-/// `NIBBLE[c]` holds c times 0..16, then c times the same values shifted left by four: two byte-shuffle tables.
+/// `NIBBLE[c]` holds c times 0..16, then c times the same values shifted left by four: two byte-shuffle
+/// tables.
 pub(super) static NIBBLE: [[u8; 32]; 256] = nibble_table();
 
-/// `AFFINE[c]` is multiplication by c as the 8x8 bit matrix that gf2p8affineqb takes: byte 7-i is the mask of the
-/// input bits that sum to output bit i. (The instruction that multiplies directly is fixed to another polynomial.)
+/// `AFFINE[c]` is multiplication by c as the 8x8 bit matrix that gf2p8affineqb takes: byte 7-i is the mask of
+/// the input bits that sum to output bit i. (The instruction that multiplies directly is fixed to another
+/// polynomial.)
 pub(super) static AFFINE: [u64; 256] = affine_table();
 
 #[cfg(test)]

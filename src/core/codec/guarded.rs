@@ -12,14 +12,14 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 /// At least as large as any page of the machines that run the tests.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// At which end of the bytes the forbidden page lies.
+/// The end of the bytes at which the inaccessible page lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
     Before,
     After,
 }
 
-/// `length` bytes, prefilled with garbage, that touch a forbidden page at one edge.
+/// `length` bytes, prefilled with garbage, that touch an inaccessible page at one edge.
 pub(super) struct Guarded {
     mapping: NonNull<c_void>,
     mapped_bytes: usize,
@@ -36,7 +36,7 @@ impl Guarded {
             Edge::Before => PAGE_BYTES,
             Edge::After => PAGE_BYTES + inner - length,
         };
-        // SAFETY: a fresh private mapping, whose middle alone is made accessible.
+        // SAFETY: a fresh private mapping; only its middle is made accessible.
         let mapping = unsafe {
             let mapping =
                 mmap_anonymous(None, size, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE).expect("mmap");

@@ -1,4 +1,5 @@
-//! Fingerprints of 4 KiB blocks. The same bytes give the same hash on every engine, one by one or many at once.
+//! Fingerprints of 4 KiB blocks. The same bytes give the same hash on every engine, one by one or many at
+//! once.
 
 mod lanes;
 
@@ -7,13 +8,13 @@ use crate::units::{BlockHash, ROW_BYTES};
 /// How blocks are fingerprinted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockHasher {
-    /// CRC-32C (Castagnoli): finds accidents, not intent.
+    /// CRC-32C (Castagnoli): detects accidental damage, not intended changes.
     Crc32c,
     /// BLAKE3, the first 16 bytes.
     Blake3,
 }
 
-/// Behind the four bytes of a CRC: keeps it apart from the hashes that are none.
+/// Follows the four bytes of a CRC, so that no stored CRC equals a hash with a special meaning.
 const CRC_MARK: [u8; 12] = *b"crc-32c\0\0\0\0\x01";
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -43,7 +44,7 @@ impl BlockHasher {
         self.hash_each(blocks_of(bytes).iter(), |hash| hashes.push(hash));
     }
 
-    /// Passes on the fingerprints of scattered blocks, in order, as fast as
+    /// Calls back with the fingerprints of scattered blocks, in order, as fast as
     /// [`BlockHasher::hash_blocks`].
     pub fn hash_each<'a>(
         self,
@@ -85,7 +86,8 @@ fn first_half(hash: &[u8; 32]) -> [u8; 16] {
     *first
 }
 
-/// A content that hashes to a value with another meaning gets a neighbour of it; 2^-127 of all do.
+/// Replaces a hash that equals a value with a special meaning by a neighbour of it. That happens to 2^-127 of
+/// all contents.
 fn stored(hash: [u8; 16]) -> BlockHash {
     let hash = BlockHash(hash);
     if hash.is_stored() { hash } else { BlockHash([0x5a; 16]) }
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn many_at_once_hash_as_they_do_one_by_one() {
-        // Every number of blocks that is left over beside the widths of registers.
+        // Covers every number of blocks left over after full registers of any width.
         for blocks in 0..=37 {
             let bytes: Vec<u8> =
                 (0..blocks * BLOCK).map(|at| (at * 31 + at / 251 + at / BLOCK * 7) as u8).collect();

@@ -14,9 +14,9 @@ const BLOCK: usize = ROW_BYTES as usize;
 
 /// An input of a job: read, and returned unchanged.
 pub enum Column {
-    /// Shared: other holders may read it too.
+    /// Shared: others may hold and read it too.
     Shared(Buf),
-    /// Exclusive: after the job its owner may write it.
+    /// Exclusive: its owner may write it again after the job.
     Owned(BufMut),
 }
 
@@ -31,10 +31,10 @@ pub enum Outputs {
 
 /// Work on some columns. See [`CodecJob::run`] for what it means.
 pub struct CodecJob {
-    /// What is computed from the first inputs; those beyond its own are only fingerprinted. Without one, inputs may have
-    /// any lengths; with one, all have the same.
+    /// Computed from the first inputs; inputs beyond the transform's own are only fingerprinted. With a
+    /// transform, all inputs have the same length; without one, they may have any.
     pub transform: Option<Transform>,
-    /// What fingerprints every block of all inputs and outputs; None: there are no fingerprints.
+    /// Fingerprints every block of all inputs and outputs; None: no fingerprints.
     pub hasher: Option<BlockHasher>,
     /// The columns read.
     pub inputs: Vec<Column>,
@@ -49,7 +49,8 @@ pub struct CodedColumns {
     pub inputs: Vec<Column>,
     /// The outputs it filled, in the order of the transform; none when only their fingerprints were wanted.
     pub outputs: Vec<BufMut>,
-    /// The fingerprints of all blocks of 4 KiB, column after column, inputs before outputs. Empty without a hasher.
+    /// The fingerprints of all blocks of 4 KiB, column after column, inputs before outputs. Empty without a
+    /// hasher.
     pub hashes: Vec<BlockHash>,
 }
 
@@ -139,7 +140,7 @@ struct Coded {
 }
 
 impl Coded {
-    /// All blocks in the order of their fingerprints.
+    /// All blocks, in the order of `CodedColumns::hashes`.
     fn blocks(&self) -> impl Iterator<Item = &[u8; BLOCK]> {
         let inputs = self.inputs.iter().map(|column| &column[..]);
         let outputs = self.outputs.iter().map(|buf| &buf[..]).chain([&self.scratch[..]]);
@@ -148,7 +149,7 @@ impl Coded {
 }
 
 impl Column {
-    /// The column for reading by anybody.
+    /// The column as a buffer that others may read too.
     #[must_use]
     pub fn into_shared(self) -> Buf {
         match self {

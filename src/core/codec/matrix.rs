@@ -1,16 +1,18 @@
 //! Coefficients of the code: how any column of a codeword is a combination of any other k columns.
 //!
-//! The code is the systematic form of the Vandermonde matrix whose row i is (i^0, i^1, ..., i^(k-1)), the matrix of
-//! Gibraltar, Backblaze and reed-solomon-erasure. Multiplying such a matrix by the inverse of its top k rows means:
-//! column i of a codeword is the value at the field element i of the polynomial of degree < k that takes the data
-//! bytes at 0..k. So the coefficients from k present columns to any other column are the Lagrange basis polynomials
-//! at that column, O(k^2) table look-ups instead of the O(k^3) of a matrix inversion, with the same result.
-//! Encoding is the case in which the data columns are present. Must not know of engines or bytes of columns.
+//! The code is the systematic form of the Vandermonde matrix whose row i is (i^0, i^1, ..., i^(k-1)), the
+//! matrix of Gibraltar, Backblaze and reed-solomon-erasure. Multiplying such a matrix by the inverse of its
+//! top k rows means: column i of a codeword is the value at the field element i of the polynomial of degree <
+//! k that takes the data bytes at 0..k. So the coefficients from k present columns to any other column are
+//! the Lagrange basis polynomials at that column: the same result as a matrix inversion, with O(k^2) table
+//! look-ups instead of O(k^3). Encoding is the case in which the data columns are the present ones. Must not
+//! know of engines or bytes of columns.
 
 use super::gf::{EXP, LOG, ORDER};
 
-/// The coefficients of `wanted` columns as combinations of `present` ones: `wanted.len()` rows of `present.len()`
-/// factors, row after row. `present` is exactly k distinct columns, `wanted` holds none of them.
+/// The coefficients of `wanted` columns as combinations of `present` ones: `wanted.len()` rows of
+/// `present.len()` factors, row after row. `present` is exactly k distinct columns, `wanted` holds none of
+/// them.
 pub(super) fn coefficients(present: &[u8], wanted: &[u8]) -> Vec<u8> {
     let log_difference = |a: u8, b: u8| u32::from(LOG[usize::from(a ^ b)]);
     // A sum of at most 255 logarithms below 255 stays far below 2^32: reduce once, at the end.

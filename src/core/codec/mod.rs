@@ -1,9 +1,10 @@
-//! Reed-Solomon coding of columns of bytes: k data columns, m parity columns, any k of them give back the rest.
+//! Reed-Solomon coding of columns of bytes: of k data and m parity columns, any k determine the rest.
 //!
-//! The field is GF(2^8) over 0x11D and the matrix is the systematic Vandermonde matrix of Gibraltar, Backblaze and the
-//! reed-solomon-erasure crate, byte for byte. Columns 0..k are data, k..k+m parity. Invariants: every engine writes
-//! the same bytes, and a byte of a parity depends on the bytes at its own position only, so that any piece of a
-//! stripe can be coded alone. Must not know of members, stripes or layouts: a column here is a slice.
+//! The field is GF(2^8) over 0x11D and the matrix is the systematic Vandermonde matrix of Gibraltar,
+//! Backblaze and the reed-solomon-erasure crate, byte for byte. Columns 0..k are data, k..k+m parity.
+//! Invariants: every engine writes the same bytes, and a byte of a parity depends only on the bytes at its
+//! own position, so that any byte range of a stripe can be coded alone. Must not know of members, stripes or
+//! layouts: a column here is a slice.
 
 pub mod bench;
 mod cache;
@@ -28,8 +29,8 @@ pub use hash::BlockHasher;
 pub use job::{CodecJob, CodedColumns, Column, Outputs};
 pub use transform::{Form, Transform};
 
-/// Most columns of a code, data and parity: every column is an element of GF(2^8), and the on-disk format leaves 255
-/// free as "none".
+/// Most columns of a code, data and parity: every column is an element of GF(2^8), and the on-disk format
+/// leaves 255 free as "none".
 pub const COLUMNS_MAX: usize = 255;
 
 /// Environment variable that names the engine of [`Codec::new`], for tests and comparisons.
@@ -63,7 +64,7 @@ pub enum CodecError {
     /// The environment variable [`ENGINE_VARIABLE`] names no engine.
     #[error("environment variable CALPE_ENGINE")]
     EngineVariable(#[from] UnknownEngine),
-    /// Recovery was given another number of present columns than k.
+    /// Recovery was given more or fewer than k present columns.
     #[error("recovery needs exactly {needed} present columns, not {given}")]
     PresentCount {
         /// Present columns given.
@@ -120,8 +121,8 @@ impl Codec {
     /// A codec on the fastest engine of this CPU, or on the one that [`ENGINE_VARIABLE`] names.
     ///
     /// # Errors
-    /// `Geometry` unless 1 <= `data` and `data + parity` <= [`COLUMNS_MAX`]; `EngineVariable` and `EngineUnavailable`
-    /// when the variable is set wrongly.
+    /// `Geometry` unless 1 <= `data` and `data + parity` <= [`COLUMNS_MAX`]; `EngineVariable` and
+    /// `EngineUnavailable` when the variable is set wrongly.
     pub fn new(data: usize, parity: usize) -> Result<Codec, CodecError> {
         let engine = match std::env::var_os(ENGINE_VARIABLE) {
             Some(name) => name.to_string_lossy().parse()?,
@@ -170,8 +171,8 @@ impl Codec {
         self.shared.parity
     }
 
-    /// Computes parities from all k data columns. `parity` names rows 0..m, any of them in any order, with the bytes
-    /// to fill. All columns have one length, any, at any alignment.
+    /// Computes parities from all k data columns. `parity` names rows 0..m, any of them in any order, with
+    /// the bytes to fill. All columns have one length, any, at any alignment.
     ///
     /// # Panics
     /// When `data` is not k columns, a row is not below m, or lengths differ: the caller owns the layout.
@@ -185,8 +186,8 @@ impl Codec {
         shared.map(columns).apply(data, parity, Mode::Replace);
     }
 
-    /// Adds the change of one data column to parities: `delta` is the old bytes of `column` XOR the new ones, and row
-    /// j of `parity` becomes what encoding the new data would give. Rows as for [`Codec::encode`].
+    /// Adds the change of one data column to parities: `delta` is the old bytes of `column` XOR the new ones,
+    /// and row j of `parity` becomes what encoding the new data would give. Rows as for [`Codec::encode`].
     ///
     /// # Panics
     /// When `column` is not below k, a row is not below m, or lengths differ.
@@ -200,8 +201,9 @@ impl Codec {
         shared.update_map(column, rows).apply(&[delta], parity, Mode::Add);
     }
 
-    /// Computes `wanted` columns, data or parity, from exactly k distinct `present` ones; any order, no column twice.
-    /// The factors of a pattern of columns are computed on first sight (k^2 look-ups) and kept.
+    /// Computes `wanted` columns, data or parity, from exactly k distinct `present` ones; any order, no
+    /// column twice. The factors of a pattern of columns are computed when it first occurs (k^2 look-ups) and
+    /// kept.
     ///
     /// # Errors
     /// When the columns are not as described or not of one length; nothing is written then.
@@ -228,8 +230,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Whether all given columns belong to one codeword: the first k of them determine the others. With no more than
-    /// k columns there is nothing to contradict and the answer is true. Uses a fixed scratch of 32 KiB.
+    /// Whether all given columns belong to one codeword: the first k of them determine the others. Exactly k
+    /// columns always do. Uses a fixed scratch of 32 KiB.
     ///
     /// # Panics
     /// When there are fewer than k columns, a column is named twice or does not exist, or lengths differ.
@@ -263,7 +265,7 @@ impl Codec {
 }
 
 impl Shared {
-    /// Whether `parity` is rows 0..m in order, for which the maps are ready.
+    /// Whether `parity` is rows 0..m in order, whose maps are made with the codec.
     fn is_every_row(&self, parity: &[Output<'_>]) -> bool {
         parity.len() == self.parity && parity.iter().enumerate().all(|(index, (row, _))| index == *row)
     }
@@ -291,7 +293,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The map from the first k of `columns`, all different, to the rest of them, out of the cache if it is there.
+    /// The map from the first k of `columns`, all different, to the rest of them; from the cache if it is
+    /// there.
     fn map(&self, columns: impl Iterator<Item = usize>) -> Arc<LinearMap> {
         let key = Key::new(columns);
         self.others.get_or_insert(key.bytes(), || {
@@ -302,7 +305,7 @@ impl Shared {
 
     /// The map from the delta of one data column to some parities.
     fn update_map(&self, column: usize, parities: impl Iterator<Item = usize>) -> Arc<LinearMap> {
-        // No map from k columns has a key that opens with a column that no code has.
+        // Keys of maps from k columns never begin with COLUMNS_MAX, which no column has as its index.
         let key = Key::new([COLUMNS_MAX, column].into_iter().chain(parities));
         self.others.get_or_insert(key.bytes(), || {
             let present: Vec<u8> = (0..self.data as u8).collect();

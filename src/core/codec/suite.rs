@@ -1,5 +1,6 @@
 //! The suite that every engine runs: `portable` against the reed-solomon-erasure crate, the others against
-//! `portable`, at boundary lengths, odd alignments and with memory that must not be touched next to every output.
+//! `portable`, at boundary lengths, odd alignments and with memory that must not be touched next to every
+//! output.
 
 use proptest::prelude::*;
 use reed_solomon_erasure::galois_8::ReedSolomon;
@@ -10,11 +11,12 @@ use super::guarded::{Edge, Guarded};
 use super::{COLUMNS_MAX, Codec, CodecError, Engine, xor, xor_into};
 use crate::testing::Noise;
 
-/// Empty, one byte, around one vector of either width and around a 4 KiB row, and tails of every kind of step.
+/// Empty, one byte, around one vector of either width and around a 4 KiB row, and tails of every kind of
+/// step.
 const LENGTHS: [usize; 20] =
     [0, 1, 2, 31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 191, 255, 257, 1000, 4095, 4096, 4097];
 
-/// What outputs hold before they are computed, and what lies around them for good.
+/// What outputs hold before they are computed, and what the bytes around them must still hold afterwards.
 const POISON: u8 = 0xA5;
 
 /// Bytes around an output that must stay as they were: more than one vector.
@@ -63,8 +65,9 @@ fn reference_codeword(data: usize, parity: usize, length: usize, noise: &mut Noi
     columns
 }
 
-/// Fills in the parities of `columns`. Miri objects to pointer arithmetic inside the reference crate, so there the
-/// reference is the portable engine, which the vector and this very comparison outside Miri vouch for.
+/// Fills in the parities of `columns`. Miri objects to pointer arithmetic inside the reference crate, so
+/// under Miri the reference is the portable engine, which the published vector and this comparison outside
+/// Miri verify.
 fn encode_by_reference(data: usize, columns: &mut [Vec<u8>]) {
     let parity = columns.len() - data;
     if cfg!(miri) {
@@ -83,7 +86,7 @@ fn slices(columns: &[Vec<u8>]) -> Vec<&[u8]> {
     columns.iter().map(Vec::as_slice).collect()
 }
 
-/// The rows named, computed into fresh canvases.
+/// The named rows, computed into fresh canvases.
 fn encoded(codec: &Codec, data: &[&[u8]], rows: &[usize], misalignment: usize) -> Vec<Canvas> {
     let mut canvases: Vec<Canvas> = rows
         .iter()
@@ -136,7 +139,7 @@ fn every_engine_encodes_as_the_reference_crate_for_every_small_geometry_and_some
     let large =
         [(1, 254), (2, 100), (32, 16), (40, 33), (100, 50), (128, 127), (200, 55), (254, 1), (255, 0)];
     let large = large.into_iter().filter(|_| !cfg!(miri));
-    let mut noise = Noise(1);
+    let mut noise = Noise::new(1);
     for (data, parity) in small.chain(large) {
         let columns = reference_codeword(data, parity, 77, &mut noise);
         for engine in engines() {
@@ -153,7 +156,7 @@ fn every_engine_encodes_as_the_reference_crate_for_every_small_geometry_and_some
 
 #[test]
 fn every_engine_encodes_every_boundary_length_at_odd_alignments() {
-    let mut noise = Noise(2);
+    let mut noise = Noise::new(2);
     for (data, parity) in [(1, 1), (2, 1), (3, 2), (4, 3), (5, 4), (8, 5), (9, 7), (3, 11), (2, 16), (3, 18)]
     {
         for length in LENGTHS.into_iter().filter(|&length| length < 200 || !cfg!(miri)) {
@@ -181,7 +184,7 @@ fn columns_larger_than_a_tile_are_coded_whole_when_several_passes_read_them() {
     if cfg!(miri) {
         return;
     }
-    let mut noise = Noise(3);
+    let mut noise = Noise::new(3);
     let columns = reference_codeword(130, 34, 20_001, &mut noise);
     for engine in engines() {
         let codec = Codec::with_engine(130, 34, engine).expect("codec");
@@ -194,7 +197,7 @@ fn columns_larger_than_a_tile_are_coded_whole_when_several_passes_read_them() {
 
 #[test]
 fn any_subset_of_rows_in_any_order_is_encoded_and_updated() {
-    let mut noise = Noise(4);
+    let mut noise = Noise::new(4);
     let columns = reference_codeword(5, 6, 100, &mut noise);
     let changed = noise.bytes(100);
     let mut after = columns.clone();
@@ -223,7 +226,7 @@ fn any_subset_of_rows_in_any_order_is_encoded_and_updated() {
 
 #[test]
 fn updating_equals_encoding_again_at_every_boundary_length() {
-    let mut noise = Noise(5);
+    let mut noise = Noise::new(5);
     for (data, parity) in [(1, 1), (4, 2), (3, 3), (2, 5), (8, 4), (2, 9), (3, 17)] {
         for length in LENGTHS.into_iter().filter(|&length| length < 200 || !cfg!(miri)) {
             let before = reference_codeword(data, parity, length, &mut noise);
@@ -262,7 +265,7 @@ fn combinations(columns: usize, chosen: usize) -> impl Iterator<Item = (Vec<usiz
 #[test]
 fn every_erasure_pattern_of_up_to_8_plus_8_is_recovered() {
     let most = if cfg!(miri) { 2 } else { 8 };
-    let mut noise = Noise(6);
+    let mut noise = Noise::new(6);
     for data in 1..=most {
         for parity in 1..=most {
             let columns = reference_codeword(data, parity, 37, &mut noise);
@@ -280,7 +283,7 @@ fn every_erasure_pattern_of_up_to_8_plus_8_is_recovered() {
 fn every_erasure_pattern_of_up_to_4_plus_4_is_recovered_at_boundary_lengths_in_any_order() {
     let most = if cfg!(miri) { 2 } else { 4 };
     let lengths = if cfg!(miri) { &[0, 1, 65][..] } else { &[0, 1, 63, 64, 65, 127, 333, 4097][..] };
-    let mut noise = Noise(7);
+    let mut noise = Noise::new(7);
     for data in 1..=most {
         for parity in 1..=most {
             for &length in lengths {
@@ -302,7 +305,7 @@ fn every_erasure_pattern_of_up_to_4_plus_4_is_recovered_at_boundary_lengths_in_a
 
 #[test]
 fn random_erasures_of_codes_up_to_255_columns_are_recovered() {
-    let mut noise = Noise(8);
+    let mut noise = Noise::new(8);
     for round in 0..if cfg!(miri) { 2 } else { 40 } {
         let total = if round == 0 { COLUMNS_MAX } else { 2 + noise.below(COLUMNS_MAX - 1) };
         let total = if cfg!(miri) { total % 20 + 2 } else { total };
@@ -321,7 +324,7 @@ fn random_erasures_of_codes_up_to_255_columns_are_recovered() {
 #[test]
 #[cfg(not(miri))]
 fn aligned_columns_too_large_for_the_cache_are_coded_alike() {
-    let mut noise = Noise(12);
+    let mut noise = Noise::new(12);
     for (data, parity, length) in [(1, 1, 1_100_000), (2, 3, 450_001), (5, 18, 100_063)] {
         let columns = reference_codeword(data, parity, length, &mut noise);
         let mut outputs: Vec<Guarded> = (0..parity).map(|_| Guarded::new(length, Edge::Before)).collect();
@@ -343,7 +346,7 @@ fn aligned_columns_too_large_for_the_cache_are_coded_alike() {
 
 #[test]
 fn exclusive_or_is_bytewise_at_every_boundary_length() {
-    let mut noise = Noise(13);
+    let mut noise = Noise::new(13);
     for length in LENGTHS {
         let (a, b) = (noise.bytes(length), noise.bytes(length));
         let expected: Vec<u8> = a.iter().zip(&b).map(|(a, b)| a ^ b).collect();
@@ -359,7 +362,7 @@ fn exclusive_or_is_bytewise_at_every_boundary_length() {
 #[test]
 #[cfg(not(miri))]
 fn no_engine_touches_a_byte_beyond_either_end_of_a_column() {
-    let mut noise = Noise(9);
+    let mut noise = Noise::new(9);
     for (data, parity) in [(1, 1), (2, 2), (3, 4), (4, 6), (2, 9), (2, 13), (3, 18)] {
         for length in (0..=140).chain([255, 256, 257, 300, 511, 4095, 4096, 4097]) {
             let columns = reference_codeword(data, parity, length, &mut noise);
@@ -385,7 +388,7 @@ fn no_engine_touches_a_byte_beyond_either_end_of_a_column() {
                     for (row, bytes) in &rows {
                         assert!(**bytes == columns[data + row], "{engine}: {data}+{parity}, {length} bytes");
                     }
-                    // Twice the same delta adds nothing, but goes through all the code of updates.
+                    // The same delta applied twice cancels out, but exercises all the code of updates.
                     codec.update(data - 1, inputs[0], &mut rows);
                     codec.update(data - 1, inputs[0], &mut rows);
                     for (row, bytes) in &rows {
@@ -402,7 +405,7 @@ fn no_engine_touches_a_byte_beyond_either_end_of_a_column() {
 
 #[test]
 fn consistency_holds_for_a_codeword_and_for_no_more_than_k_columns() {
-    let mut noise = Noise(10);
+    let mut noise = Noise::new(10);
     let long = if cfg!(miri) { 130 } else { 4097 };
     let cases = [(1, 0, 10), (1, 3, 0), (4, 3, 2 * long), (5, 20, long), (3, 9, 1)];
     for engine in engines() {
@@ -421,7 +424,7 @@ fn consistency_holds_for_a_codeword_and_for_no_more_than_k_columns() {
 
 #[test]
 fn consistency_fails_for_any_single_damaged_byte_in_any_column() {
-    let mut noise = Noise(11);
+    let mut noise = Noise::new(11);
     for engine in engines() {
         let codec = Codec::with_engine(3, 10, engine).expect("codec");
         let lengths = if cfg!(miri) { &[1, 70][..] } else { &[1, 70, 4096, 8200][..] };
@@ -434,7 +437,7 @@ fn consistency_fails_for_any_single_damaged_byte_in_any_column() {
                     columns[damaged][position] ^= flip;
                     let named: Vec<(usize, &[u8])> = slices(&columns).into_iter().enumerate().collect();
                     assert!(!codec.consistent(&named), "{engine}: byte {position} of column {damaged}");
-                    // Any surplus of one suffices, wherever the damage is among the k + 1 columns.
+                    // One surplus column suffices, wherever the damage is among the k + 1 columns.
                     let mut few: Vec<(usize, &[u8])> =
                         named.iter().copied().filter(|(column, _)| *column != damaged).take(3).collect();
                     few.insert(noise.below(4), named[damaged]);
@@ -485,7 +488,7 @@ proptest! {
         data in 1usize..12, parity in 1usize..12, length in 1usize..3000, cut in 0.0f64..1.0, seed: u64,
     ) {
         let cut = (cut * length as f64) as usize;
-        let mut noise = Noise(seed);
+        let mut noise = Noise::new(seed);
         let columns = reference_codeword(data, parity, length, &mut noise);
         for engine in engines() {
             let codec = Codec::with_engine(data, parity, engine).expect("codec");

@@ -1,13 +1,13 @@
-//! Linear combinations of columns as values: all parities of a stripe, what is missing of it, or its parities after a
-//! change of some columns. What is to be computed can so be said in one place and done in another, by this CPU or by
-//! a device that is only given the matrix. Must not know of jobs or devices.
+//! Linear combinations of columns as values: all parities of a stripe, its missing columns, or its parities
+//! after a change of some columns. So the computation can be described in one place and done in another, by
+//! this CPU or by a device that gets only the matrix. Must not know of jobs or devices.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::{Codec, CodecError, matrix, xor};
 
-/// Bytes of a column whose change is computed at a time; the scratch of [`Transform::apply`].
+/// Bytes of a column whose change is computed at a time: the size of the scratch of [`Transform::apply`].
 const DELTA_TILE_BYTES: usize = 16 << 10;
 
 /// Some output columns as a combination of input columns. Cheap to clone.
@@ -34,8 +34,8 @@ pub enum Form {
         /// The outputs.
         wanted: Vec<usize>,
     },
-    /// From the old bytes of some data columns, then their new bytes in the same order, then the m old parities to the
-    /// m new parities.
+    /// From the old bytes of some data columns, then their new bytes in the same order, then the m old
+    /// parities to the m new parities.
     Update {
         /// The data columns that change.
         columns: Vec<usize>,
@@ -97,7 +97,7 @@ impl Transform {
         Transform(Arc::new(Inner { codec: codec.clone(), form, matrix, inputs, outputs }))
     }
 
-    /// What its columns are.
+    /// What the columns are.
     #[must_use]
     pub fn form(&self) -> &Form {
         &self.0.form
@@ -121,7 +121,7 @@ impl Transform {
         &self.0.matrix
     }
 
-    /// Whether both compute the same from the same.
+    /// Whether both compute the same outputs from the same inputs.
     #[must_use]
     pub fn same(&self, other: &Transform) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_none_are_refused() {
+    fn columns_that_do_not_exist_are_refused() {
         let codec = Codec::new(3, 2).expect("a geometry");
         assert!(matches!(codec.recovery(&[0, 1], &[2]), Err(CodecError::PresentCount { .. })));
         assert!(matches!(codec.recovery(&[0, 1, 1], &[2]), Err(CodecError::Repeated { column: 1 })));

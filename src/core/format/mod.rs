@@ -48,15 +48,15 @@ pub use superblock_bytes::CLEARED_BYTE;
 use superblock_bytes::MAGIC;
 pub use words::UnknownWord;
 
-/// The image of this name in tests/golden, which `written` must be byte for byte: the committed images pin the format.
-/// A change of it that is meant needs a feature or version and new images beside the old ones; what the code writes
-/// now is left under target/golden when the two differ.
-/// The project's root, where golden images and documents are.
+/// The project's root, which holds the golden images and the documents.
 #[cfg(test)]
 fn project() -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Asserts that `written` is byte for byte the image `name` in tests/golden, and returns it: the committed images pin
+/// the format. An intended change needs a feature or version, and new images beside the old ones. When the two
+/// differ, `written` is left in target/golden.
 #[cfg(test)]
 fn golden(name: &str, written: &[u8]) -> Vec<u8> {
     let root = project();

@@ -1,5 +1,6 @@
-//! Recognises what a device already holds, from its two ends, so that nothing of value is created over. It errs
-//! on the side of recognising: a wrong name costs a `--force`, a missed one costs somebody's data.
+//! Recognises what a device already holds, from its first and last bytes, so that `create` overwrites nothing
+//! of value. It errs on the side of recognising: a false alarm costs a `--force`, a missed format costs
+//! somebody's data.
 //!
 //! Magic numbers are those of the formats' own documents. Pure: the caller reads the bytes.
 
@@ -7,14 +8,14 @@ use super::{COPY_BYTES, FormatError, MAGIC, Superblock, all_copy_offsets};
 use crate::units::ByteOffset;
 use std::fmt;
 
-/// Bytes to read at each end of a device. ISO 9660, UDF, reiserfs, JFS and btrfs lie deepest at the head; of the ZFS
-/// labels two lie within 512 KiB of the (rounded) end.
+/// Bytes to read at each end of a device. At the head, the marks of ISO 9660, UDF, reiserfs, JFS and btrfs
+/// lie deepest; two of the ZFS labels lie within 512 KiB of the (rounded) end.
 pub const SIGNATURE_WINDOW: u64 = 1 << 20;
 
-/// Something recognised.
+/// A format that was recognised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// What it is ("ext4", "Calpe member of 'tank'").
+    /// Its name ("ext4", "Calpe member of 'tank'").
     pub name: String,
     /// Where its mark was found.
     pub offset: ByteOffset,
@@ -26,8 +27,8 @@ impl fmt::Display for Signature {
     }
 }
 
-/// Everything recognised on a device of `device_bytes`, in order of offset. `head` are its first bytes, `tail` its
-/// last, [`SIGNATURE_WINDOW`] of each where the device is that large; they may overlap.
+/// All formats recognised on a device of `device_bytes`, in order of offset. `head` holds its first bytes and
+/// `tail` its last, [`SIGNATURE_WINDOW`] of each if the device is that large; they may overlap.
 ///
 /// # Panics
 /// When either is longer than the device.
@@ -87,7 +88,7 @@ const MAGICS: &[(&str, u64, &[u8])] = &[
     ("Stratis", 4608 + 4, b"!Stra0tis\x86\xff\x02^\x41rh"),
 ];
 
-/// Marks whose place or form needs a computation.
+/// Formats whose mark needs a computation to find or check.
 const PROBES: &[fn(&Ends<'_>, &mut Vec<Signature>)] = &[
     calpe,
     ext,
@@ -126,7 +127,7 @@ impl<'a> Ends<'a> {
         self.at(offset, magic.len()) == Some(magic)
     }
 
-    /// A little-endian number, zero where the device has no bytes.
+    /// A little-endian number; zero if the ends lack any of its bytes.
     fn le(&self, offset: u64, len: usize) -> u64 {
         let bytes = self.at(offset, len).unwrap_or(&[]);
         bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
@@ -163,7 +164,8 @@ fn ext(device: &Ends<'_>, found: &mut Vec<Signature>) {
     let ro_compat = device.le(SUPERBLOCK + 100, 4);
     const JOURNAL: u64 = 0x4;
     const JOURNAL_DEVICE: u64 = 0x8;
-    // Features that ext3 has: filetype, recover, meta_bg; sparse_super, large_file, btree_dir.
+    // The masks hold the features that ext3 has: filetype, recover, meta_bg; sparse_super, large_file,
+    // btree_dir.
     let beyond_ext3 = incompat & !0x16 != 0 || ro_compat & !0x7 != 0;
     let name = match () {
         () if incompat & JOURNAL_DEVICE != 0 => "ext journal",
@@ -206,7 +208,7 @@ fn swap(device: &Ends<'_>, found: &mut Vec<Signature>) {
 }
 
 fn luks2_second_header(device: &Ends<'_>, found: &mut Vec<Signature>) {
-    // The second header lies behind the first one, which has a power of two from 16 KiB to 4 MiB.
+    // The second header follows the first, whose length is a power of two from 16 KiB to 4 MiB.
     for at in (14..=22).map(|shift| 1u64 << shift) {
         if device.has(at, b"SKUL\xba\xbe\x00\x02") {
             found.push(signature("LUKS2 second header", at));
@@ -234,7 +236,8 @@ const MD_MAGIC: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 const MD_MAGIC_SWAPPED: [u8; 4] = 0xa92b_4efc_u32.to_be_bytes();
 
 fn md_at_end(device: &Ends<'_>, found: &mut Vec<Signature>) {
-    // 0.90: in the last whole 64 KiB, in the byte order of its host. 1.0: 8 KiB before the end, rounded down to 4 KiB.
+    // 0.90: in the last whole 64 KiB, in the byte order of its host. 1.0: 8 KiB before the end, rounded down
+    // to 4 KiB.
     let old = (device.bytes & !0xffff).checked_sub(0x10000);
     if let Some(at) = old.filter(|&at| device.has(at, &MD_MAGIC) || device.has(at, &MD_MAGIC_SWAPPED)) {
         found.push(signature("Linux md member (0.90)", at));
@@ -297,8 +300,8 @@ fn gpt(device: &Ends<'_>, found: &mut Vec<Signature>) {
     }
 }
 
-/// An MBR ends in 55 AA, as many boot sectors do; it is a partition table if its four entries are well formed and one
-/// of them is in use.
+/// An MBR ends in 55 AA, as many boot sectors do; it holds a partition table if its four entries are well
+/// formed and at least one is in use.
 fn mbr(device: &Ends<'_>, found: &mut Vec<Signature>) {
     const TABLE: u64 = 446;
     if !device.has(510, b"\x55\xaa") {

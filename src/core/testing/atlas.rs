@@ -1,8 +1,10 @@
-//! The fault atlas: what disks can do wrong with what they hold, at every region of a member, under load.
+//! The fault atlas: every way in which disks can return wrong content, in every region of a member, under
+//! load.
 //!
-//! Within the budget only up to `m` members lie or are missing at a time: every client must be served rightly, only
-//! liars may be counted, and scrubs must leave nothing. Beyond it requests may fail, and wrong data may still never be
-//! served. Damage that no array could notice is left out: the same old state on all copies of something.
+//! Within the budget at most `m` members lie or are missing at a time: every request must succeed with the
+//! right data, errors may be counted for liars only, and scrubs must repair everything. Beyond the budget
+//! requests may fail, but wrong data must never be served. Left out is damage that no array could notice: the
+//! same old state on all copies of something.
 
 use super::beyond::says_why;
 use super::disk::BLOCK;
@@ -32,11 +34,11 @@ pub enum Place {
 }
 
 impl Place {
-    /// All of them.
+    /// All places.
     pub const ALL: [Place; 5] = [Place::Superblock, Place::Log, Place::Pages, Place::Data, Place::Parity];
 }
 
-/// A way to be wrong.
+/// A kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// One bit of a byte is inverted.
@@ -45,20 +47,20 @@ pub enum Damage {
     ZeroSector,
     /// A block reads as zeroes.
     ZeroBlock,
-    /// Two blocks have changed places.
+    /// Two blocks are swapped.
     Swap,
     /// A block cannot be read.
     Unreadable,
-    /// The next write there is acknowledged and not done.
+    /// The next write there is acknowledged but not done.
     LostWrite,
     /// The next write there is done elsewhere.
     MisdirectedWrite,
-    /// The whole place is as it was a while ago.
+    /// The whole place is rolled back to an earlier state.
     Stale,
 }
 
 impl Damage {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Damage; 8] = [
         Damage::Flip,
         Damage::ZeroSector,
@@ -79,23 +81,23 @@ impl Damage {
     }
 }
 
-/// What is tried.
+/// What a run tries.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
-    /// Only there.
+    /// Damage only this place.
     pub place: Option<Place>,
-    /// Only so.
+    /// Do only this kind of damage.
     pub damage: Option<Damage>,
     /// More members lie than the array survives.
     pub beyond: bool,
 }
 
-/// What was done.
+/// Counts of what was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AtlasTotals {
-    /// Pieces of damage done.
+    /// Number of damages done.
     pub damages: u64,
-    /// Blocks that members were found wrong about.
+    /// Blocks in which members were found to be wrong.
     pub found: u64,
     /// Requests that failed, beyond the budget.
     pub errors: u64,
@@ -118,13 +120,14 @@ impl AtlasTotals {
 
 /// Rounds of damage in one run.
 const ROUNDS: usize = 4;
-/// Scrubs until everything that can be repaired is: one may wait for a member that another brings back.
+/// Most scrubs until everything is repaired that can be: one scrub may need a member that an earlier one
+/// brings back.
 const SCRUBS_MAX: usize = 4;
 
-/// One run. What follows from `seed` is always the same.
+/// One run; the same `seed` always gives the same run.
 ///
 /// # Errors
-/// What was wrong, with what led to it.
+/// What was wrong, and the steps that led to it.
 pub fn atlas(world: &SimWorld, scenario: &Scenario, aim: Aim, seed: u64) -> Result<AtlasTotals, String> {
     let workload = Workload { faults: 0, unreadable: 0, admin: 0, ..scenario.workload };
     let sim = SimArray::create_in(world, seed);
@@ -200,8 +203,8 @@ impl Atlas<'_> {
         self.count_errors(&load)
     }
 
-    /// Errors are right beyond the budget, with an event (T8). Must come before what has happened
-    /// since the last start is forgotten.
+    /// Checks that errors occur only beyond the budget, and with an event (T8). Call it before the notices
+    /// since the last start are dropped.
     fn count_errors(&mut self, load: &Run) -> Result<(), String> {
         let errors = load.errors - std::mem::replace(&mut self.errors, load.errors);
         self.totals.errors += errors;
@@ -215,7 +218,7 @@ impl Atlas<'_> {
         Ok(())
     }
 
-    /// Decides which members lie from now on; some members may be taken out, which counts.
+    /// Chooses which members lie from now on; members that are taken out count toward the budget, too.
     fn choose_liars(&mut self, load: &mut Run) -> Result<(), String> {
         let status = load.sim.status();
         let (width, spare) = (usize::from(status.geometry.width()), usize::from(status.geometry.parity));
@@ -247,7 +250,7 @@ impl Atlas<'_> {
                 }
                 let Some(disk) = sim.disks.get_mut(&id) else { continue };
                 let old = self.old.iter().find(|(other, _)| *other == id).map(|(_, disk)| disk);
-                // A page whose first sector is gone looks as if it had never been written.
+                // A page whose first sector is zeroed looks as if it had never been written.
                 let spare = if self.aim.beyond && place == Place::Pages { 1 } else { 0 };
                 if let Some(what) = harm(disk, old, at as u16, (place, spare), damage, &mut self.random) {
                     self.done.push(format!("member {at}: {what}"));
@@ -257,7 +260,8 @@ impl Atlas<'_> {
         }
     }
 
-    /// Stops, kills or cuts the power, and starts again. None: it could not be started, which may be beyond the budget.
+    /// Stops, kills or cuts the power, and starts again. None: the start was refused, which is allowed beyond
+    /// the budget.
     fn restart(&mut self, mut load: Run) -> Result<Option<Run>, String> {
         self.check_counters(&load.sim)?;
         let kind = if self.aim.beyond { 0 } else { self.random.below(3) };
@@ -284,14 +288,14 @@ impl Atlas<'_> {
                 Ok(Some(load))
             }
             Err(_) if self.aim.beyond => Ok(None),
-            // Where k <= m the members whose superblocks are good need not be a majority, and half of them must not
-            // start on their own (A2).
+            // Where k <= m the members whose superblocks are good need not be a majority, and half of them
+            // must not start on their own (A2).
             Err(AssemblyError::NoMajority { .. }) if 2 * truthful <= status.members.len() => Ok(None),
             Err(error) => Err(format!("a restart is refused: {error}")),
         }
     }
 
-    /// Brings everything in order, checks which members were counted, and that nothing is wrong any more.
+    /// Repairs everything, and checks whose errors were counted and that nothing is wrong any more.
     fn heal(&mut self, load: &mut Run) -> Result<(), String> {
         load.finish()?;
         load.sim.disks.values_mut().for_each(|disk| disk.write_fault = None);
@@ -322,7 +326,7 @@ impl Atlas<'_> {
         Err(format!("scrubs go on finding: {last:?}, {:?}", load.sim.notices))
     }
 
-    /// No member is counted that does not lie.
+    /// Checks that no errors are counted for members that do not lie.
     fn check_counters(&mut self, sim: &SimArray) -> Result<(), String> {
         for (at, member) in sim.status().members.iter().enumerate() {
             let counters = member.counters;
@@ -335,14 +339,15 @@ impl Atlas<'_> {
         Ok(())
     }
 
-    /// Counters do not go back when a member is healed.
+    /// Whether the member ever lied: counters keep their values when a member is healed.
     fn has_lied(&self, member: usize) -> bool {
         let start = format!("member {member}: ");
         self.done.iter().any(|done| done.starts_with(&start))
     }
 }
 
-/// Does damage to a disk, in blocks but for their first sectors; what, or none when there is nothing to damage.
+/// Damages a disk; an inverted bit or a zeroed sector lies behind the first `spared_sectors` of its block.
+/// Returns what was done; None when there is nothing to damage.
 fn harm(
     disk: &mut SimDisk,
     old: Option<&SimDisk>,
@@ -419,7 +424,7 @@ fn ranges_of(disk: &SimDisk, member: u16, place: Place) -> Option<Vec<Range<u64>
     })
 }
 
-/// Executes everything that is queued.
+/// Executes all queued operations and those that they lead to.
 fn run_idle(sim: &mut SimArray) -> Result<(), String> {
     for _ in 0..1_000_000 {
         if !sim.step() {

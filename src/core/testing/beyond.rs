@@ -1,5 +1,5 @@
-//! What the explorer asks of an array with more faults than it survives: errors are right, other
-//! data than the newest never without a word (T8).
+//! What the explorer demands of an array with more faults than it survives: errors are allowed, data older
+//! than the newest only with an event that says so (T8).
 
 use super::explorer::Explorer;
 use super::oracle::BLOCK_BYTES;
@@ -8,17 +8,17 @@ use crate::format::MemberState;
 use crate::volume::{ClientReply, MemberStatus, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a start says that drops the end of the log.
+/// Part of the notice of a start that drops the end of the log.
 const DROPPED: &str = " at the end of the redo log w";
 
-/// What it says where nobody can read what may follow.
+/// Part of the notice of a start that cannot read what may follow in the log.
 const HIDDEN: &str = "counts as never written";
 
-/// What it says where a page of the stripe map may be an older version.
+/// Part of the notice of a start at which a page of the stripe map may be an older version.
 const BEHIND: &str = "may read as they were before";
 
 impl Explorer<'_> {
-    /// A start with more old members than the array survives: it may be refused.
+    /// Starts with more rolled-back members than the array survives, which may be refused.
     pub(super) fn start_beyond(
         &mut self,
         disks: BTreeMap<u32, SimDisk>,
@@ -35,8 +35,8 @@ impl Explorer<'_> {
         }
     }
 
-    /// Reads what can be read when more is damaged than the array survives. Errors are right; an older version is only where
-    /// the array has said so (T8); wrong data never is.
+    /// Reads what can be read when more is damaged than the array survives. Errors are allowed; an older
+    /// version only where the array has said so (T8); wrong data never.
     pub(super) fn read_what_is_left(
         &mut self,
         sim: &mut SimArray,
@@ -52,8 +52,8 @@ impl Explorer<'_> {
         says_why(sim, errors)
     }
 
-    /// Reads every block, each of which must be as new as the floor says that `floor_of` gives for
-    /// it. Returns how many gave errors.
+    /// Reads every block, each of which must be at least as new as its `floor_of`. Returns how many reads
+    /// ended with errors.
     fn read_all_beyond(
         &mut self,
         sim: &mut SimArray,
@@ -78,11 +78,10 @@ impl Explorer<'_> {
         Ok(self.totals.errors - before)
     }
 
-    /// Reads what can be read with more members that are missing or were rolled back than the array
-    /// survives (T8). Errors are right, where the array has said so. An older version is only in
-    /// blocks of batches that no member in service notes to have been flushed, where the array has
-    /// said that it dropped them: between a flush and its note (W2) a member that was rolled back
-    /// looks like one that a power cut left behind.
+    /// Reads what can be read when more members are missing or were rolled back than the array survives (T8).
+    /// Errors are allowed where the array has said so. An older version is allowed only in blocks of batches
+    /// that no member in service notes as flushed, and only if the array has said that it dropped them:
+    /// between a flush and its note (W2) a rolled-back member looks like one that a power cut left behind.
     pub(super) fn read_beside_restored(
         &mut self,
         sim: &mut SimArray,
@@ -98,7 +97,7 @@ impl Explorer<'_> {
     }
 }
 
-/// That an event tells of so many errors since the start.
+/// Checks that an event explains the errors since the start, if there were any.
 pub(super) fn says_why(sim: &SimArray, errors: u64) -> Result<(), String> {
     if errors > 0 && sim.notices.iter().all(|notice| notice.level != NoticeLevel::Error) {
         return Err(format!("{errors} requests ended with errors, and no event says why"));
@@ -106,12 +105,12 @@ pub(super) fn says_why(sim: &SimArray, errors: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the array has said that it goes on without the end of the log.
+/// Whether the array has said that it starts without the end of the log.
 fn has_dropped(sim: &SimArray) -> bool {
     sim.notices.iter().any(|notice| notice.text.contains(DROPPED) || notice.text.contains(HIDDEN))
 }
 
-/// Blocks of batches that no member in service notes to have been flushed.
+/// Blocks of batches that no member in service notes as flushed.
 fn may_be_dropped(sim: &SimArray) -> BTreeSet<usize> {
     let members = sim.status().members;
     let in_service = |id: u32| {

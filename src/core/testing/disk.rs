@@ -1,9 +1,10 @@
-//! One disk in memory: a medium, a volatile cache in front of it, and faults to order.
+//! One disk in memory: a medium, a volatile cache in front of it, and faults on request.
 //!
-//! Reads see the cache. A write stays in the cache, in order, until a flush that was submitted after it completed, or until
-//! the power fails: then each cached write is kept, lost or torn at its sectors, as the caller decides. Clones are cheap:
-//! blocks and tables of blocks are shared until written. Invariant: the medium with every cached write applied
-//! in order is what reads see. Knows nothing of arrays but where superblocks lie.
+//! Reads see the cache. A write stays in the cache, in order, until a flush submitted after the write
+//! completed, or until the power fails: then the caller decides for each cached write whether it is kept,
+//! lost or torn between sectors. Clones are cheap: blocks and tables of blocks are shared until written.
+//! Invariant: reads see the medium with every cached write applied in order. Knows of arrays only where
+//! superblocks lie.
 
 use super::fate::HEADLESS;
 use super::faults::{PassingFault, PassingFaults, Trouble, fault};
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a block: the unit of sharing between clones, and of unreadable places.
+/// Bytes of a block: the unit of sharing between clones, and of unreadable data.
 pub(super) const BLOCK: u64 = 4096;
 /// Bytes that a disk writes whole or not at all.
 pub(super) const SECTOR: usize = 512;
@@ -76,7 +77,7 @@ impl Sparse {
     }
 }
 
-/// A write that a disk has in its cache, or would have after executing it.
+/// A write in a disk's cache, or one that would be there once executed.
 #[derive(Clone, Debug)]
 pub struct DiskWrite {
     /// Where it starts on the disk, in bytes.
@@ -92,7 +93,7 @@ enum Content {
     Zeroes(u64),
 }
 
-/// What a disk does, just once, instead of a write.
+/// What a disk does once instead of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
     /// Acknowledged and never done.
@@ -102,7 +103,7 @@ pub enum WriteFault {
 }
 
 impl DiskWrite {
-    /// The write that an operation is; none for other operations.
+    /// The write that `op` asks for; None when it is not a write.
     #[must_use]
     pub fn of(op: &IoOp) -> Option<DiskWrite> {
         match op {
@@ -139,7 +140,7 @@ impl DiskWrite {
         }
     }
 
-    /// Applies the sectors that `which` picks: a leading part, a trailing part, or any.
+    /// Applies the sectors that `which` picks: leading ones, trailing ones, or any.
     fn apply_torn(&self, to: &mut Sparse, which: u64) {
         let sectors = self.bytes() as usize / SECTOR;
         let mut random = Random::new(which);
@@ -150,7 +151,7 @@ impl DiskWrite {
                 _ if which == HEADLESS => sector > 0,
                 0 => sector < edge,
                 1 => sector >= edge,
-                // Whole blocks only: what a kernel that cuts a request does.
+                // Whole blocks only: the effect of a kernel that splits a request.
                 2 => Random::new(which ^ (sector / 8) as u64).one_in(2),
                 _ => random.one_in(2),
             };
@@ -180,46 +181,47 @@ impl DiskWrite {
 pub struct SimDisk {
     /// What reads see.
     visible: Sparse,
-    /// What a power cut leaves if it takes every cached write.
+    /// What a power cut leaves when every cached write is lost.
     medium: Sparse,
-    /// Writes that no flush has covered: (when executed, what), in order.
+    /// Writes that no flush has covered, in order, each with the time of its execution.
     cached: Vec<(u64, DiskWrite)>,
     bytes: u64,
     /// Every operation fails as if the device were gone.
     pub dead: bool,
     /// Reads that touch these 4 KiB blocks fail until the block is written.
     pub bad_blocks: BTreeSet<u64>,
-    /// These blocks are in rows of which enough other members have theirs: the disk counts as sound.
+    /// The bad blocks are in rows of which enough other members can read theirs: the disk counts as sound.
     pub scattered: bool,
-    /// Writes of data fail for lack of space; superblocks have their place already.
+    /// Writes of data fail for lack of space; superblocks have their space already.
     pub full: bool,
     /// Zeroing is refused as unsupported.
     pub cannot_zero: bool,
     /// The next flushes fail.
     pub failing_flushes: u32,
-    /// It has lost acknowledged writes that no flush had covered, while other disks kept theirs.
+    /// The disk lost acknowledged writes that no flush had covered, while other disks kept theirs.
     pub forgot: bool,
-    /// The number of the epoch that it showed when it came back after it had forgotten. As long as it shows that one, its
-    /// array has not recorded that it was away, and only a log could tell what it lacks.
+    /// The number of the epoch in its superblock when it came back after forgetting. While that is still its
+    /// epoch, its array has not recorded that it was away, and only a log could tell what it lacks.
     pub forgot_in: Option<u64>,
-    /// It shows what it held some time ago, and no recovery has made it whole since: it has `forgot`, too.
+    /// The disk was rolled back to an earlier content, and no recovery has made it whole since; `forgot` is
+    /// set, too.
     pub restored: bool,
-    /// It was `restored` when it came back; counts as long as `forgot_in` does.
+    /// The disk was `restored` when it came back; valid as long as `forgot_in`.
     pub restored_before: bool,
-    /// Its superblock was forged: the sequence of the newest copy since.
+    /// Set when its superblock was forged: the sequence of the newest copy right afterwards.
     pub forged: Option<u64>,
-    /// Its operations are executed when no other disk has any.
+    /// Its operations are executed only when no other disk has any.
     pub slow: bool,
-    /// So are its flushes.
+    /// Its flushes are executed only when no disk has other operations.
     pub slow_flushes: bool,
     /// What happens to the next write that starts within these bytes.
     pub write_fault: Option<(Range<u64>, WriteFault)>,
     passing: PassingFaults,
-    /// Operations executed.
+    /// Reads executed.
     pub reads: u64,
-    /// Operations executed.
+    /// Writes and zeroings executed.
     pub writes: u64,
-    /// Operations executed.
+    /// Flushes executed.
     pub flushes: u64,
 }
 
@@ -242,7 +244,7 @@ impl SimDisk {
         self.bytes
     }
 
-    /// Whether it works and has kept what it was given.
+    /// Whether it works and has kept every write it acknowledged.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         !self.dead
@@ -251,12 +253,12 @@ impl SimDisk {
             && (self.scattered || self.bad_blocks.is_empty())
     }
 
-    /// From now on operations are hit by this fault, too, until it is over.
+    /// Adds a fault that hits operations from now on until it is over.
     pub fn inject(&mut self, fault: PassingFault) {
         self.passing.add(fault);
     }
 
-    /// All passing faults are over; what they have left hanging stays so until [`super::SimArray::end_hung`].
+    /// Ends all passing faults. Operations that hang stay so until [`super::SimArray::end_hung`].
     pub fn clear_faults(&mut self) {
         self.passing.clear();
     }
@@ -267,13 +269,14 @@ impl SimDisk {
         self.passing.are_there(now)
     }
 
-    /// Operations that passing faults have ended so.
+    /// Number of operations that passing faults have ended with this trouble.
     #[must_use]
     pub fn struck(&self, trouble: Trouble) -> u64 {
         self.passing.struck(trouble)
     }
 
-    /// Whether a passing fault hits this operation. What of it happens all the same has happened then.
+    /// The trouble with which a passing fault ends this operation, if one hits it. The part of the operation
+    /// that takes effect all the same is applied here.
     pub(super) fn strike(&mut self, op: &IoOp, (executed, now): (u64, Timestamp)) -> Option<Trouble> {
         if self.dead {
             return None;
@@ -285,19 +288,19 @@ impl SimDisk {
         Some(trouble)
     }
 
-    /// The array's next life begins, with its clock at zero; `now` is where the clock of this one ends.
+    /// Starts the clock of the array's next life at zero; `now` is the last moment of this one.
     pub(super) fn start_clock_anew(&mut self, now: Timestamp) {
         self.passing.start_clock_anew(now);
     }
 
-    /// A copy of everything on it: of what a power cut would leave at this moment at least when `durable`, else of what reads
-    /// see, as when a file is copied while it is in use.
+    /// A copy of its content. `durable`: what survives a power cut at this moment in any case; else what
+    /// reads see, as when a file is copied while it is in use.
     #[must_use]
     pub fn copy(&self, durable: bool) -> DiskCopy {
         DiskCopy { content: if durable { &self.medium } else { &self.visible }.clone() }
     }
 
-    /// The disk becomes what it was when the copy was made. Its places that cannot be read stay.
+    /// Restores the content of the copy. Bad blocks stay bad.
     pub fn restore(&mut self, copy: &DiskCopy) {
         self.cached.clear();
         self.visible = copy.content.clone();
@@ -319,7 +322,7 @@ impl SimDisk {
         self.visible.write(offset, bytes);
     }
 
-    /// Whether the 4 KiB block was ever written; one that was not reads as zeroes.
+    /// Whether the 4 KiB block was ever written; other blocks read as zeroes.
     #[must_use]
     pub fn holds(&self, block: u64) -> bool {
         self.visible.get(block).is_some()
@@ -336,20 +339,20 @@ impl SimDisk {
         self.visible.get(block)
     }
 
-    /// The medium rots: these bits of one byte are inverted.
+    /// Inverts these bits of one byte, as a rotting medium does.
     pub fn flip(&mut self, offset: u64, bits: u8) {
         let byte = self.peek(offset, 1)[0];
         self.poke(offset, &[byte ^ bits]);
     }
 
-    /// Two blocks change places.
+    /// Swaps the contents of two blocks.
     pub fn swap_blocks(&mut self, first: u64, second: u64) {
         let [a, b] = [first, second].map(|block| self.peek(block * BLOCK, BLOCK as usize));
         self.poke(first * BLOCK, &b);
         self.poke(second * BLOCK, &a);
     }
 
-    /// The writes that are in the cache only, in order.
+    /// The writes that are only in the cache, in order.
     pub fn cached(&self) -> impl ExactSizeIterator<Item = &DiskWrite> {
         self.cached.iter().map(|(_, write)| write)
     }
@@ -359,7 +362,7 @@ impl SimDisk {
         self.cached.iter().map(|(when, _)| *when).max().unwrap_or(0)
     }
 
-    /// The whole cache reaches the medium.
+    /// Writes the whole cache to the medium.
     pub fn write_back(&mut self) {
         if !self.cached.is_empty() {
             self.medium = self.visible.clone();
@@ -367,7 +370,7 @@ impl SimDisk {
         }
     }
 
-    /// The power fails; `fate` decides for each cached write, by its number in [`SimDisk::cached`].
+    /// Cuts the power; `fate` decides for each cached write, by its index in [`SimDisk::cached`].
     pub fn cut_power(&mut self, mut fate: impl FnMut(usize, &DiskWrite) -> Fate) {
         if self.cached.is_empty() {
             return;
@@ -378,7 +381,7 @@ impl SimDisk {
         self.visible = self.medium.clone();
     }
 
-    /// The power fails; what is lost is random.
+    /// Cuts the power; `random` decides what is lost.
     pub fn lose_power(&mut self, random: &mut Random) {
         let mode = random.below(4);
         self.cut_power(|_, _| match mode {
@@ -394,7 +397,7 @@ impl SimDisk {
         });
     }
 
-    /// A write of a process that died before it was told the outcome.
+    /// Applies, as `fate` says, a write of a process that died before it learned the outcome.
     pub(super) fn leave_behind(&mut self, write: &DiskWrite, now: u64, fate: Fate) {
         if self.dead || fate == Fate::Lost {
             return;
@@ -410,8 +413,8 @@ impl SimDisk {
         all_copy_offsets(self.bytes).iter().any(|copy| copy.0 == offset)
     }
 
-    /// Executes an operation. `now` counts operations of all disks; a flush covers what had been executed when it
-    /// was submitted, at `submitted`.
+    /// Executes an operation. `now` counts operations of all disks; a flush submitted at `submitted` covers
+    /// the operations executed until then.
     pub(super) fn execute(&mut self, op: IoOp, now: u64, submitted: u64) -> Result<IoValue, IoFault> {
         if self.dead {
             return Err(fault(IoFaultKind::Gone));
@@ -481,8 +484,8 @@ impl SimDisk {
             self.cached.push((now, write));
             return;
         }
-        // What the cache holds of this place is older and must not come after it; that, and for the sake of order what
-        // is older still, is written back first, as a disk may at any time.
+        // Cached writes that overlap this one are older and must not be applied after it. They and, to keep
+        // the order, all writes before them are written back first, as a disk may do at any time.
         let overlaps = |older: &DiskWrite| older.range().start < range.end && range.start < older.range().end;
         let medium = &mut self.medium;
         if let Some(last) = self.cached.iter().rposition(|(_, older)| overlaps(older)) {
@@ -581,7 +584,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any history: with the whole cache kept, a power cut changes nothing that can be read.
+        /// For any history: when the whole cache is kept, a power cut changes nothing that can be read.
         #[test]
         fn keeping_every_cached_write_keeps_what_was_visible(
             ops in prop::collection::vec((0u64..64, 1usize..17, any::<u8>(), any::<bool>(), 0u8..4), 1..40),

@@ -1,11 +1,11 @@
-//! The crash explorer: a seeded load on a small array, and at every moment at which a crash could leave something new,
-//! many crashes: which writes survive, whole or torn, whether the power or the process went, which members are
-//! gone and which stale ones are back. Each is recovered and held against the oracle; some crash again inside the
-//! recovery, or after it.
+//! The crash explorer: a seeded load on a small array and, at every moment at which a crash could leave
+//! something new, many crashes. They differ in which writes survive, whole or torn, whether the power failed
+//! or the process died, which members are gone and which stale ones are back. After each crash the array
+//! recovers and the oracle checks its content; some runs crash again during the recovery, or after it.
 //!
-//! A crash point is one start after a crash. Everything follows from (scenario, seed, moment, variant), which a
-//! violation prints and [`replay`] takes. Beside a run that never crashed the explorer changes nothing in it: all crashes
-//! happen to copies of the disks.
+//! A crash point is one start after a crash. Everything follows from (scenario, seed, moment, variant), which
+//! a violation prints and [`replay`] takes. All crashes happen to copies of the disks, so the load itself
+//! runs on as if nothing had crashed.
 
 use super::old_copies::OldCopy;
 use super::oracle::BLOCK_BYTES;
@@ -27,7 +27,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// What was done.
+/// Counts of what was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Loads run.
@@ -36,22 +36,22 @@ pub struct Totals {
     pub moments: u64,
     /// Crashes tried, each with its recovery.
     pub points: u64,
-    /// Of these, crashes that came inside a recovery or soon after one.
+    /// Of `points`: crashes during a recovery or soon after one.
     pub repeated: u64,
-    /// Of these, starts that were refused and might be.
+    /// Of `points`: starts that were refused, and were allowed to be.
     pub refused: u64,
     /// Scrubs that found nothing.
     pub scrubs: u64,
-    /// Reads that ended in an error, as they may when too much is damaged.
+    /// Reads that ended with an error, as they may when too much is damaged.
     pub errors: u64,
-    /// Times that everything was made whole, checked and degraded after all faults had passed.
+    /// How often everything was made whole, checked and degraded after all faults had passed.
     pub peaces: u64,
     /// Faults beyond crashes and members that die.
     pub faults: FaultCounts,
 }
 
 impl Totals {
-    /// Adds up.
+    /// Adds the numbers of `other`.
     pub fn add(&mut self, other: &Totals) {
         self.runs += other.runs;
         self.moments += other.moments;
@@ -90,7 +90,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Explores one seed until it has run its steps or tried so many crash points.
+/// Explores one seed until the load has run its steps or the limit of crash points is reached.
 pub fn explore(
     world: &SimWorld,
     scenario: &Scenario,
@@ -102,7 +102,7 @@ pub fn explore(
     explorer.guarded()
 }
 
-/// Runs one seed again, with the crashes of one moment and variant only, and says how it went.
+/// Runs one seed again, with the crashes of one moment and variant only, and prints how it went.
 #[must_use]
 pub fn replay(world: &SimWorld, scenario: &Scenario, token: &str) -> Option<Violation> {
     let mut numbers = token.split(':').skip(1).map(str::parse);
@@ -124,24 +124,24 @@ pub(super) struct Explorer<'a> {
     path: Vec<String>,
 }
 
-/// What the crashes so far have in common.
+/// The history of the crashes so far.
 #[derive(Clone)]
 struct Past {
-    /// The disks of the members that were in service and in order at the crash.
+    /// The disks of the members that were in service and sound at the crash, each with its member.
     seats: Vec<(u32, u16)>,
-    /// Members that have been so ever since the array was created: bit by index.
+    /// Members that have been in service and sound ever since the array was created: bit by index.
     faithful: u64,
-    /// What must have survived the crashes since something was served.
+    /// What must have survived the crashes since the array last served requests.
     floor: Option<Floor>,
     /// Crashes before this one.
     depth: u32,
-    /// Members whose logs were damaged since something was served: bit by index.
+    /// Members whose logs were damaged since the array last served requests: bit by index.
     ruined: u64,
-    /// Copies of disks that the load has made.
+    /// Copies of disks made during the load.
     copies: Arc<[OldCopy]>,
 }
 
-/// Which of the undecided writes are there after a crash.
+/// Which of the undecided writes survive a crash.
 #[derive(Clone, Copy, Debug)]
 enum Survivors {
     /// Those whose bit is set.
@@ -153,21 +153,21 @@ enum Survivors {
     /// All those of the disks whose bit is set.
     Disks(u64),
     Random,
-    /// Lost, whole or torn, at random.
+    /// Each is lost, whole or torn, at random.
     Torn,
-    /// One torn, the others there, or not.
+    /// One is torn; the others are all there (`true`) or all lost.
     OneTorn(usize, bool),
-    /// All there but for their first sectors.
+    /// All are there, but without their first sectors.
     Headless,
-    /// The newest of every disk torn, the others there, or not.
+    /// The newest of every disk is torn; the others are all there (`true`) or all lost.
     NewestTorn(bool),
 }
 
-/// After a recovery after which no crash comes, all faults pass and nothing may be left of them, one time in so many.
+/// After a recovery that no crash follows, one time in this many all faults pass and must leave no trace.
 const PEACE_ONE_IN: u64 = 6;
-/// With no more undecided writes than this, every subset of them is tried.
+/// With at most this many undecided writes, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
-/// Crashes within one recovery; a quarter within a recovery after a crash within one.
+/// Most crashes within one recovery; a quarter of it when that recovery follows a crash within a recovery.
 const SWEEP_CRASHES_MAX: u32 = 6;
 impl Explorer<'_> {
     fn new<'a>(world: &'a SimWorld, scenario: &'a Scenario, seed: u64) -> Explorer<'a> {
@@ -184,7 +184,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Runs; panics of the code under test are violations.
+    /// Runs the load; panics of the code under test count as violations.
     fn guarded(mut self) -> (Totals, Option<Violation>) {
         let result = catch_unwind(AssertUnwindSafe(|| self.run()));
         let what = match result {
@@ -222,7 +222,7 @@ impl Explorer<'_> {
                 continue;
             }
             moment += 1;
-            // What follows the loss of a member is short and full of danger.
+            // The time after the loss of a member is short and full of danger.
             let mut chance = Random::new(self.seed ^ (moment << 32));
             let one_in =
                 if load.is_tense() { scenario.moments_one_in.div_ceil(8) } else { scenario.moments_one_in };
@@ -250,14 +250,14 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// All faults pass, and nothing may be left of them.
+    /// Lets all faults pass; they must leave no trace.
     fn peace(&mut self, load: Run) -> Result<(), String> {
         self.totals.peaces += 1;
         let mut random = Random::new(self.random.next_u64());
         load.make_peace(self.world, &mut random, &mut self.path)
     }
 
-    /// Every crash that is tried at this moment.
+    /// Tries all variants of a crash at this moment.
     fn moment(&mut self, moment: u64, load: &mut Run) -> Result<(), String> {
         let variants = match self.only {
             None => 0..self.scenario.variants,
@@ -288,7 +288,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Picks what a crash leaves; `pick` goes round.
+    /// Picks what a crash leaves; rising `pick`s take turns through the kinds of survivors.
     fn survivors(&mut self, pick: u64, wreck: &Wreck) -> (bool, Survivors) {
         let power = !pick.is_multiple_of(4);
         let count = wreck.undecided(power).max(1);
@@ -339,7 +339,7 @@ impl Explorer<'_> {
             let own = (&mut self.random, &mut self.totals.faults);
             sicken(&mut disks, &mut presence, self.scenario, &past.copies, own);
         }
-        // Also those of an earlier crash, as long as nobody has replaced the disk.
+        // Also claims forged at an earlier crash, as long as the disk has not been replaced.
         presence.claims = disks.values().any(|disk| disk.forged.is_some() && !disk.dead);
         let others = !presence.others.is_empty();
         presence.ruined = past.ruined;
@@ -378,7 +378,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// What comes after one crash.
+    /// Starts again after one crash, and does whatever comes next.
     fn start_again(
         &mut self,
         (disks, force): (BTreeMap<u32, SimDisk>, bool),
@@ -390,33 +390,35 @@ impl Explorer<'_> {
         let started = self.world.start(disks, force, seed);
         let mut sim = started.map_err(|error| format!("{REFUSED}: {error}"))?;
         mark_unrecorded(&mut sim);
-        // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
-        // missing.
+        // A disk that forgot acknowledged writes, or whose log is damaged, is an erasure in addition to the
+        // missing ones.
         let Service { live, forgot, restored } = service(&sim);
         let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
         let survives =
             |bad: u64| missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity);
         if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
             self.path.push("beyond what the array survives".into());
-            // With every log damaged nothing may be left that tells where a stripe has moved to, or what went in place.
-            // Nor is anything said where those that are not cannot be read for a moment (docs/faults.md, known gap 2).
+            // With every log damaged, there may be no record left of where a stripe moved to or what was
+            // written in place. The same holds when the undamaged logs cannot be read for a moment
+            // (docs/faults.md, known gap 2).
             if live & !presence.ruined & !members_with(&sim, &presence.blind) == 0 {
                 return Ok(());
             }
-            // Nothing tells of writes that were acknowledged and not flushed where the ends of so many logs are gone
-            // (docs/faults.md, known gap 2).
+            // When the ends of that many logs are gone, no record is left of acknowledged writes that were
+            // not flushed (docs/faults.md, known gap 2).
             return self.read_what_is_left(&mut sim, oracle, Floor::Flushed);
         }
-        // So is a member in service that was rolled back, until it is recognised or a recovery has made it whole.
+        // A rolled-back member in service is an erasure, too, until it is recognised or a recovery has made
+        // it whole.
         if restored != 0 && !survives(forgot) {
             self.path.push("beyond what the array survives, with members that were rolled back".into());
-            // With none that is current nothing could tell.
+            // With no current member left, the array could not know.
             return match presence.current {
                 0 => Ok(()),
                 _ => self.read_beside_restored(&mut sim, oracle, floor),
             };
         }
-        // So is one place of a member that cannot be read.
+        // A place of a member that cannot be read is an erasure, too.
         let gone = u32::from(self.scenario.shape.width()) - presence.current.count_ones();
         let depth = depth_of_bad_sectors(sim.disks.values()) as u32;
         if depth > 0 && gone + depth > u32::from(self.scenario.shape.parity) {
@@ -485,7 +487,8 @@ impl Explorer<'_> {
         self.crash_again(wreck, &load.oracle, &past)
     }
 
-    /// Crashes again at some moments of a recovery, which goes on beside that as if nothing had been.
+    /// Crashes again at some moments of a recovery. The crashes happen to copies; the recovery itself goes on
+    /// undisturbed.
     fn sweep(
         &mut self,
         sim: &mut SimArray,
@@ -525,13 +528,15 @@ impl Explorer<'_> {
         self.crash(wreck, survivors, oracle, past)
     }
 
-    /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
+    /// Damages logs now and then. Returns the members whose logs now count as damaged, bit by index; none
+    /// when no row loses anything by it.
     fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, may_spoil: bool, depth: u32) -> u64 {
         let one_in = if depth > 0 { 3 } else { 6 };
         if self.random.one_in(one_in) {
             return logs::ruin(disks, self.scenario.shape.width(), &mut self.random);
         }
-        // After a mere death of the process newer images may be in caches only, and another crash may take them.
+        // After a mere death of the process, newer images may exist only in caches, and another crash may
+        // lose them.
         if may_spoil && self.random.one_in(self.scenario.spoil_one_in) {
             let spoilt = logs::spoil_superseded(disks, self.scenario.shape.width(), &mut self.random);
             if spoilt > 0 {
@@ -557,7 +562,7 @@ impl Explorer<'_> {
         })
     }
 
-    /// The same, and what was read is all that may be read from then on.
+    /// The same; from then on reads must return exactly what was read here.
     fn observe_all(&mut self, sim: &mut SimArray, oracle: &mut Oracle, floor: Floor) -> Result<(), String> {
         self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
@@ -584,7 +589,7 @@ impl Explorer<'_> {
     }
 
     fn submit_reads(&self, sim: &mut SimArray, blocks: usize) -> Reads {
-        // Requests as large as a stripe, odd to its borders, so that some end before others.
+        // Requests as large as a stripe but not aligned to it, so that some end before others.
         let shape = self.scenario.shape;
         let piece = (usize::from(shape.data) * shape.chunk as usize / BLOCK_BYTES).max(2) + 1;
         let read = |first: usize| {
@@ -601,8 +606,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A scrub from the start, which must find nothing. Faults that pass have passed; where sectors stay unreadable there is
-    /// something to find.
+    /// Scrubs from the start, and checks that nothing is found. Passing faults are over by then; sectors that
+    /// stay unreadable would be found.
     fn scrub(&mut self, sim: &mut SimArray) -> Result<(), String> {
         if sim.disks.values().any(|disk| disk.scattered) {
             return Ok(());
@@ -615,7 +620,7 @@ impl Explorer<'_> {
         sim.submit_admin(AdminRequest::ScrubStart);
         run_until(sim, "a scrub", |sim| sim.status().activities.is_empty())?;
         let status = sim.status();
-        // Where nothing could be compared, the result of an earlier scrub stands, whatever this one has found.
+        // When nothing could be compared, the result of an earlier scrub stands, whatever this one found.
         let ended = sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::ScrubEnded);
         let found_none =
             ended.is_some_and(|notice| notice.text.starts_with("scrub finished: 0 errors, 0 repaired"));
@@ -658,9 +663,9 @@ impl Survivors {
 /// Members in service: bits by index.
 struct Service {
     live: u64,
-    /// Of these, members on disks that have forgotten something.
+    /// Of `live`: members on disks that have forgotten something.
     forgot: u64,
-    /// Of these, members on disks that were rolled back.
+    /// Of `live`: members on disks that were rolled back.
     restored: u64,
 }
 
@@ -685,9 +690,9 @@ fn members_with(sim: &SimArray, disks: &BTreeSet<u32>) -> u64 {
     with.fold(0, |bits, (at, _)| bits | 1 << at)
 }
 
-/// Disks of members in service that have forgotten something, and were taken back before that was recorded anywhere, count
-/// as disks that forgot until a recovery has made them whole: a log sees that through like any other erasure, and
-/// without one nothing tells. Right after a start.
+/// Marks disks of members in service that had forgotten something and came back before that was recorded
+/// anywhere: they count as disks that forgot until a recovery has made them whole. A log detects that like
+/// any other erasure; without a log nothing does. To be called right after a start.
 fn mark_unrecorded(sim: &mut SimArray) {
     let status = sim.status();
     let online = status.members.iter().filter(|member| member.state == MemberState::Online);
@@ -701,7 +706,7 @@ fn mark_unrecorded(sim: &mut SimArray) {
     }
 }
 
-/// The disks of the members in service that are in order.
+/// The disks of the members in service that are sound, each with its member.
 fn seats(sim: &SimArray) -> Vec<(u32, u16)> {
     let in_order = |member: &MemberStatus| {
         let id = member.device.filter(|_| member.state == MemberState::Online)?.0;

@@ -1,4 +1,4 @@
-//! What becomes of a write that a crash or a fault cuts off.
+//! What becomes of a write that a crash or a fault interrupts.
 
 pub(super) const HEADLESS: u64 = 0;
 
@@ -14,6 +14,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// All but the first sector is there: what follows a header has destroyed what was there, and the header is not there.
+    /// All but the first sector is there: the blocks behind a header have overwritten the old content, and
+    /// the header itself is missing.
     pub const HEADLESS: Fate = Fate::Torn(HEADLESS);
 }

@@ -1,7 +1,8 @@
-//! Faults of a simulated disk that pass: which operations they hit, how these end, and when the fault is over.
+//! Passing faults of a simulated disk: which operations they hit, how those operations end, and when the
+//! fault is over.
 //!
-//! A fault changes nothing on the disk, but for a write that fails: that may be there, wholly or in part. Everything follows from
-//! the seed of the fault. Knows nothing of arrays or disks.
+//! A fault changes nothing on the disk, except that a failed write may take effect wholly or in part.
+//! Everything follows from the seed of the fault. Knows nothing of arrays or disks.
 
 use super::{Fate, Random};
 use crate::block_io::{IoFault, IoFaultKind, IoOp};
@@ -19,7 +20,7 @@ impl OpKinds {
     pub const WRITES: OpKinds = OpKinds(2);
     /// Flushes.
     pub const FLUSHES: OpKinds = OpKinds(4);
-    /// All of them.
+    /// All kinds of operations.
     pub const ALL: OpKinds = OpKinds(7);
 
     /// Whether it has a kind in common with `other`.
@@ -45,7 +46,7 @@ impl BitOr for OpKinds {
     }
 }
 
-/// How an operation ends that a fault hits.
+/// How an operation that a fault hits ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// EIO.
@@ -54,15 +55,15 @@ pub enum Trouble {
     Shortage,
     /// ENOSPC: the storage under the member is full.
     NoSpace,
-    /// Not at all, until the disk is told to end it.
+    /// It does not end until the disk is told to end it.
     Hang,
 }
 
 impl Trouble {
-    /// All of them.
+    /// All troubles.
     pub const ALL: [Trouble; 4] = [Trouble::Medium, Trouble::Shortage, Trouble::NoSpace, Trouble::Hang];
 
-    /// The fault that its operations end with; none when they do not end.
+    /// The error that operations end with; None when they do not end.
     #[must_use]
     pub fn fault(self) -> Option<IoFault> {
         match self {
@@ -77,24 +78,24 @@ impl Trouble {
 /// When a fault is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lasts {
-    /// After it has hit so many operations.
+    /// After it has hit this many operations.
     Operations(u64),
-    /// At this moment of the array's clock.
+    /// At this time of the array's clock.
     Until(Timestamp),
-    /// When the disk is told so.
+    /// When the disk's faults are cleared.
     UntilCleared,
 }
 
 /// See the head of this file.
 #[derive(Clone, Debug)]
 pub struct PassingFault {
-    /// How operations end that it hits.
+    /// How the operations that it hits end.
     pub trouble: Trouble,
     /// The kinds of operations that it hits.
     pub ops: OpKinds,
-    /// Of reads and writes, it hits those that touch these bytes; all, where there are none.
+    /// Reads and writes are hit only if they touch these ranges; an empty list stands for the whole disk.
     pub within: Vec<Range<u64>>,
-    /// Of these operations it hits one in so many.
+    /// It hits one in this many of the matching operations.
     pub one_in: u64,
     /// When it is over.
     pub lasts: Lasts,
@@ -127,25 +128,26 @@ impl PassingFault {
         PassingFault { within: within.into_iter().collect(), ..self }
     }
 
-    /// The same, but over after so many operations.
+    /// The same, but over after hitting this many operations.
     #[must_use]
     pub fn times(self, operations: u64) -> PassingFault {
         PassingFault { lasts: Lasts::Operations(operations), ..self }
     }
 
-    /// The same, but over at this moment.
+    /// The same, but over at this time.
     #[must_use]
     pub fn until(self, moment: Timestamp) -> PassingFault {
         PassingFault { lasts: Lasts::Until(moment), ..self }
     }
 
-    /// The same for one operation in so many, which `seed` picks. The seed also decides what is there of a write that fails.
+    /// The same for one operation in `one_in`, picked by `seed`. The seed also decides how much of a failed
+    /// write takes effect.
     #[must_use]
     pub fn one_in(self, one_in: u64, seed: u64) -> PassingFault {
         PassingFault { one_in, random: Random::new(seed), ..self }
     }
 
-    /// Whether it may still hit an operation.
+    /// Whether it can hit no operation any more.
     #[must_use]
     pub fn is_over(&self, now: Timestamp) -> bool {
         match self.lasts {
@@ -155,7 +157,7 @@ impl PassingFault {
         }
     }
 
-    /// Whether it hits this operation, and what of it happens all the same.
+    /// If it hits this operation: how the operation ends, and how much of it takes effect all the same.
     fn strike(&mut self, op: &IoOp, now: Timestamp) -> Option<(Trouble, Fate)> {
         let touched = match op {
             IoOp::Read { offset, buf } => Some((offset.0, buf.len() as u64)),
@@ -198,17 +200,17 @@ impl PassingFaults {
         self.faults.clear();
     }
 
-    /// Whether one of them may still hit an operation.
+    /// Whether a fault may still hit an operation.
     pub(super) fn are_there(&self, now: Timestamp) -> bool {
         self.faults.iter().any(|fault| !fault.is_over(now))
     }
 
-    /// Operations that ended so.
+    /// Number of operations that ended with this trouble.
     pub(super) fn struck(&self, trouble: Trouble) -> u64 {
         self.struck[trouble as usize]
     }
 
-    /// Whether one of them hits this operation, and what of it happens all the same.
+    /// If a fault hits this operation: how the operation ends, and how much of it takes effect all the same.
     pub(super) fn strike(&mut self, op: &IoOp, now: Timestamp) -> Option<(Trouble, Fate)> {
         let (trouble, fate) = self.faults.iter_mut().find_map(|fault| fault.strike(op, now))?;
         self.struck[trouble as usize] += 1;
@@ -216,7 +218,7 @@ impl PassingFaults {
         Some((trouble, fate))
     }
 
-    /// The clock of the array's next life begins at zero; `now` is the end of this one.
+    /// Starts the clock of the array's next life at zero; `now` is the last moment of this one.
     pub(super) fn start_clock_anew(&mut self, now: Timestamp) {
         for fault in &mut self.faults {
             if let Lasts::Until(moment) = &mut fault.lasts {
@@ -226,7 +228,7 @@ impl PassingFaults {
     }
 }
 
-/// The error of an operation, with the errno of the host that belongs to it.
+/// The error of an operation, with the host's errno for it.
 pub(super) fn fault(kind: IoFaultKind) -> IoFault {
     let errno = match kind {
         IoFaultKind::Medium => libc::EIO,
@@ -341,7 +343,7 @@ mod tests {
         let write = sim.submit_write(0, &[2; 4096], false);
         while sim.step() {}
         sim.sleep(5000);
-        assert!(sim.hung(id) == 1 && sim.poll(write).is_none(), "nobody has lost patience");
+        assert!(sim.hung(id) == 1 && sim.poll(write).is_none(), "the device is not declared gone yet");
         sim.end_hung(id, HungEnd::Late);
         assert!(sim.wait(write).is_ok());
         assert_eq!(sim.read(0, 4096).unwrap(), [2; 4096]);

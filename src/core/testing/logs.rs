@@ -1,6 +1,6 @@
 //! The redo logs of simulated disks: what they hold, and damage to them.
 //!
-//! Reads the format only: what a log means is the array's to say, and the explorer's to check.
+//! Reads only the format: the array decides what a log means, and the explorer checks it.
 
 use super::disk::BLOCK;
 use super::{Random, SimDisk, superblocks};
@@ -13,10 +13,10 @@ use crate::format::{
 use crate::units::{BlockHash, ColumnIndex, MemberIndex};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Headers in a simulated ring are far shorter, in blocks.
+/// Limit of a header's length in blocks; headers in a simulated ring are far shorter.
 const HEADER_BLOCKS_MAX: u32 = 64;
 
-/// Damages the logs of some disks, block by block. Returns whose: bits by index of member.
+/// Damages the logs of some disks, block by block. Returns their members: bit by index.
 pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut Random) -> u64 {
     let mut ruined = 0;
     let many = random.below(u64::from(width)) + 1;
@@ -38,7 +38,7 @@ pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut 
     ruined
 }
 
-/// Members with blocks in their logs that cannot be read: bits by index.
+/// Members with unreadable blocks in their logs: bit by index.
 pub(super) fn unreadable(disks: &BTreeMap<u32, SimDisk>) -> u64 {
     let of = |disk: &SimDisk| {
         let superblock = superblocks::newest(disk)?;
@@ -50,9 +50,10 @@ pub(super) fn unreadable(disks: &BTreeMap<u32, SimDisk>) -> u64 {
     disks.values().filter(|disk| !disk.dead).filter_map(of).fold(0, |bits, bit| bits | bit)
 }
 
-/// Damages images that later batches replace, on any number of members: that costs no row anything, so nothing may be
-/// lost. Returns how many. All disks that are there must be current, and nothing is damaged unless every member is: one that
-/// comes back at a later start may lack the newer batch, and with others lost meanwhile the older image would be needed.
+/// Damages images that later batches replace, on any number of members. No row needs them, so nothing may be
+/// lost. Returns how many it damaged. All present disks must be current, and nothing is damaged unless every
+/// member is present: a member that comes back at a later start may lack the newer batch, and if others were
+/// lost meanwhile, the older image would be needed.
 pub(super) fn spoil_superseded(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut Random) -> usize {
     let one_in = 1 + random.below(3);
     let kind = random.below(3);
@@ -74,8 +75,9 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
     }
 }
 
-/// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note (W2) nothing tells a
-/// disk that was rolled back from one that had not got such a batch yet. Other disks are stale: their notes are not read.
+/// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note
+/// (W2) a rolled-back disk cannot be told from one that had not yet received such a batch. Other disks are
+/// stale: their notes are not read.
 pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
     let logs: Vec<Log> = disks.filter_map(Log::of).collect();
     let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };
@@ -103,7 +105,7 @@ pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a Sim
     blocks
 }
 
-/// One disk's log.
+/// The log of one disk.
 struct Log<'a> {
     id: u32,
     disk: &'a SimDisk,
@@ -113,7 +115,7 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    /// That of a disk which is there.
+    /// The log of a disk, if the disk is present and has one.
     fn of((id, disk): (&u32, &'a SimDisk)) -> Option<Log<'a>> {
         let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
         let key = LogKey::derive(superblock.array, superblock.redo.secret);
@@ -125,7 +127,7 @@ impl<'a> Log<'a> {
         self.region.offset.0 / BLOCK + u64::from(place)
     }
 
-    /// A header that is there, and verifies.
+    /// The header at `place`, if there is one that verifies.
     fn header(&self, place: u32) -> Option<SegmentHeader> {
         let block = self.block_of_disk(place);
         let left = (self.region.len / BLOCK) as u32 - place;
@@ -162,7 +164,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// An image in a batch: slot, row and column, the hash, the member and the block of its payload.
+/// An image in a batch: slot, row and column, hash, and the member and block of its payload.
 struct Image {
     cell: (u64, usize, u16),
     hash: BlockHash,
@@ -191,8 +193,8 @@ fn images(batch: &Batch, map: &Map) -> Vec<Image> {
     all
 }
 
-/// Blocks of disks with images that no recovery needs: some later batch replaces them, and it and all before it are
-/// whole on every member, all of which are there.
+/// Blocks of disks with images that no recovery needs: a later batch replaces them, every member is present,
+/// and that batch and all before it are whole on every member.
 fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
     let logs: Vec<Log> = disks.iter().filter_map(Log::of).collect();
     let start = logs.iter().map(|log| log.superblock.redo.start).max();
@@ -214,7 +216,7 @@ fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
                 LogRecord::Discard { slot, .. } => given_up.push(slot.0),
             }
         }
-        // A batch that gives a slot up and writes it, too, is left alone.
+        // A batch that both frees a slot and writes it is left alone.
         last.retain(|(slot, ..), at| {
             let kept = !given_up.contains(slot);
             if !kept {
@@ -235,7 +237,7 @@ fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
     replaced
 }
 
-/// The batches from the tail on that every disk holds whole, with the data of fresh records.
+/// The batches from the tail on that every disk holds whole, data of fresh records included.
 fn whole_batches(logs: &[Log], start: LogStart, map: &Map) -> Vec<SegmentHeader> {
     let mut found: HashMap<BatchHash, (SegmentHeader, Vec<MemberIndex>)> = HashMap::new();
     let (mut tail, mut noted) = (start.sequence, start.sequence);
@@ -266,7 +268,7 @@ fn whole_batches(logs: &[Log], start: LogStart, map: &Map) -> Vec<SegmentHeader>
                 || (holders.contains(&member)
                     && payload.all(|image| log.holds(first + u64::from(image.ordinal), image.hash)))
         };
-        // Whether the data of a fresh record is whole is not looked at; it is where the record is noted.
+        // The data of a fresh record is not checked; it is whole if the batch is noted as flushed.
         let is_fresh = header.batch.records.iter().any(|record| matches!(record, LogRecord::Fresh(_)));
         if !logs.iter().all(is_whole) || (is_fresh && sequence >= noted) {
             return whole;

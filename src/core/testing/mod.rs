@@ -1,5 +1,5 @@
-//! Simulated members and seeded workloads that drive the real array and volume code: no threads, no clocks, no
-//! files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
+//! Simulated members and seeded workloads that drive the real array and volume code: no threads, no clocks,
+//! no files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
 
 mod atlas;
 mod beyond;

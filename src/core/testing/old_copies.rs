@@ -1,19 +1,20 @@
-//! Copies of disks that a load has made, and disks that become what such a copy holds.
+//! Copies of disks made during a load, and disks rolled back to such a copy.
 
 use super::{DiskCopy, Random, SimDisk, superblocks};
 use uuid::Uuid;
 
-/// A copy of a disk that a load has made.
+/// A copy of a disk made during a load.
 #[derive(Clone)]
 pub(super) struct OldCopy {
     /// The identity of the device.
     pub device: Uuid,
     pub copy: DiskCopy,
-    /// Copies of one moment have one number.
+    /// Copies made at the same moment have the same number.
     pub moment: u64,
 }
 
-/// The disk becomes what one of its copies has; none is made of what it holds.
+/// Rolls the disk back to one of its copies, if there is one; its present content is not copied first.
+/// Returns what was done.
 pub(super) fn roll_back(disk: &mut SimDisk, copies: &[OldCopy], random: &mut Random) -> Option<String> {
     let device = superblocks::newest(disk)?.device;
     let of_disk: Vec<&OldCopy> = copies.iter().filter(|copy| copy.device == device).collect();

@@ -1,11 +1,12 @@
-//! What clients may see: the history of every 4 KiB block since it was last known, and whether given bytes fit it.
+//! What clients may see: the history of every 4 KiB block since its content was last known, and whether given
+//! bytes fit that history.
 //!
-//! Writes of one sector never overlap in time, so each sector has its versions in order. A block may show any set of
-//! its writes that time allows: with a write also everything that had ended before that write began, and each
-//! write wholly or not at all. After a crash the floor is what was flushed, or, after a mere process death, what was
-//! acknowledged. What a read has shown after a crash is the only version from then on. Every sector says
-//! which write it is from and where it belongs, so garbage, mixes and other blocks' data are told apart. Must not
-//! know of arrays.
+//! Writes of one sector never overlap in time, so each sector has its versions in order. A block may show any
+//! set of its writes that is consistent in time: with a write also every write that had ended before it
+//! began, and each write wholly or not at all. After a crash the floor is what was flushed or, after a mere
+//! process death, what was acknowledged. The version that a read has shown after a crash is the only one
+//! allowed from then on. Every sector states its write and its place, so garbage, mixes and other blocks'
+//! data can be told apart. Must not know of arrays.
 
 use std::fmt;
 
@@ -16,23 +17,25 @@ pub(super) const SECTOR_BYTES: usize = 512;
 /// Sectors of a block.
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 
-/// Versions of a block that are remembered though newer ones are stable: a log that is damaged beyond what the array
-/// survives may bring them back, as far back as the log goes. That is at most the 64 blocks of the largest ring that is
-/// damaged, an image in each, and what no ring has yet, no more than the 16 requests that a load has under way.
+/// Versions of a block that are kept although newer ones are stable: a log damaged beyond what the array
+/// survives may bring them back, as far back as the log goes. There are at most 64 of them in the largest
+/// ring that is damaged, an image in each block, and at most 16 that no ring has yet, one for each request
+/// under way.
 const VERSIONS_KEPT: usize = 80;
 
 /// Write number of zeroes.
 const ZEROES: u64 = 0;
 const IN_FLIGHT: u64 = u64::MAX;
 
-/// What must have survived.
+/// The writes that must have survived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Floor {
-    /// Every write that had been answered at this moment of the oracle's clock.
+    /// Every write that had been answered by this moment of the oracle's clock.
     Answered(u64),
-    /// What was flushed.
+    /// Every write that was flushed.
     Flushed,
-    /// Nothing: more is damaged than the array survives. Any version of late may be shown, but no garbage and no mix.
+    /// None: more is damaged than the array survives. Any recent version may be shown, but no garbage and no
+    /// mix.
     Anything,
 }
 
@@ -53,7 +56,7 @@ pub struct Written {
     began: u64,
 }
 
-/// Bytes that no allowed history explains.
+/// Bytes that fit no allowed history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wrong {
     /// Sector of the volume.
@@ -74,7 +77,7 @@ pub struct Oracle {
     blocks: Vec<History>,
     clock: u64,
     last_value: u64,
-    /// When the reads that are under way began.
+    /// When each read under way began.
     readers: Vec<u64>,
 }
 
@@ -82,9 +85,9 @@ pub struct Oracle {
 struct History {
     /// Version 0 of each sector.
     base: [u64; SECTORS],
-    /// Version `i + 1` of the sectors it covers.
+    /// The write at index `i` is version `i + 1` of the sectors it covers.
     writes: Vec<Version>,
-    /// Of each sector, the newest version that is known to be on stable storage.
+    /// For each sector, the newest version known to be on stable storage.
     flushed: [usize; SECTORS],
 }
 
@@ -94,7 +97,7 @@ struct Version {
     sectors: u8,
     began: u64,
     ended: u64,
-    /// A trim: it may never happen.
+    /// A trim, which may have no effect.
     optional: bool,
 }
 
@@ -124,20 +127,20 @@ impl Oracle {
         self.blocks.len() * SECTORS
     }
 
-    /// The present moment.
+    /// The present moment; the clock advances with each call.
     pub fn now(&mut self) -> u64 {
         self.clock += 1;
         self.clock
     }
 
-    /// A read begins; what it may show is not forgotten before it ends.
+    /// Begins a read; versions that it may show are kept until it ends.
     pub fn begin_read(&mut self) -> u64 {
         let now = self.now();
         self.readers.push(now);
         now
     }
 
-    /// A read that began at `since` has ended.
+    /// Ends a read that began at `since`.
     pub fn end_read(&mut self, since: u64) {
         self.readers.retain(|began| *began != since);
     }
@@ -155,13 +158,13 @@ impl Oracle {
         })
     }
 
-    /// A write begins; none may be under way there.
+    /// Begins a write; no other may be under way in its sectors.
     pub fn begin_write(&mut self, first: usize, count: usize) -> Written {
         self.last_value += 1;
         self.begin(first, count, self.last_value, false)
     }
 
-    /// Zeroing begins; when it is advisory, it may never happen.
+    /// Begins a zeroing; an advisory one may have no effect.
     pub fn begin_zeroes(&mut self, first: usize, count: usize, advisory: bool) -> Written {
         self.begin(first, count, ZEROES, advisory)
     }
@@ -185,7 +188,7 @@ impl Oracle {
         bytes
     }
 
-    /// A write was answered with success.
+    /// Ends a write that succeeded.
     pub fn end_write(&mut self, written: &Written, fua: bool) {
         let now = self.now();
         let oldest = self.oldest_reader();
@@ -200,7 +203,7 @@ impl Oracle {
         }
     }
 
-    /// A write was answered with an error: it may have happened, or not.
+    /// Ends a write that failed: it may or may not have taken effect.
     pub fn fail_write(&mut self, written: &Written) {
         let now = self.now();
         for (block, _) in pieces(written.first, written.count) {
@@ -211,12 +214,12 @@ impl Oracle {
         }
     }
 
-    /// No read is under way any more.
+    /// Ends all reads.
     pub fn end_all_reads(&mut self) {
         self.readers.clear();
     }
 
-    /// A flush that began at `began` was answered with success.
+    /// Ends a flush that began at `began` and succeeded.
     pub fn end_flush(&mut self, began: u64) {
         let oldest = self.oldest_reader();
         for history in self.blocks.iter_mut().filter(|history| !history.writes.is_empty()) {
@@ -279,7 +282,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// These bytes were served after a crash: from now on nothing else may be.
+    /// Records that these bytes were served after a crash: from now on nothing else may be.
     pub fn observe(&mut self, first_block: usize, bytes: &[u8]) {
         for (block, bytes) in self.blocks[first_block..].iter_mut().zip(bytes.chunks(BLOCK_BYTES)) {
             let mut base = [ZEROES; SECTORS];
@@ -291,24 +294,25 @@ impl Oracle {
     }
 }
 
-/// Which version of its sector some bytes are.
+/// The version of its sector that some bytes are.
 #[derive(Clone, Copy)]
 struct Shown {
-    /// The newest that it can be.
+    /// The newest version that the bytes can be.
     newest: usize,
-    /// It can be no other.
+    /// The bytes can be no other version.
     certain: bool,
 }
 
 impl History {
-    /// What was flushed includes write `at`.
+    /// Records that everything up to write `at` is on stable storage.
     fn flush_to(&mut self, at: usize) {
         for sector in (0..SECTORS).filter(|sector| self.writes[at].covers(*sector)) {
             self.flushed[sector] = self.flushed[sector].max(at + 1);
         }
     }
 
-    /// Forgets the oldest versions, when they are many, and stable, and no read that began at `oldest` may show them.
+    /// Drops the oldest versions when there are many, they are stable, and no read that began at `oldest` or
+    /// later may show them.
     fn forget(&mut self, oldest: u64) {
         let old = self.writes.len() / 2;
         if old < VERSIONS_KEPT || self.writes[..old].iter().any(|w| w.ended >= oldest) {
@@ -390,7 +394,7 @@ impl History {
         format!("one of the writes {}", all.join(", "))
     }
 
-    /// Whether the sectors show one set of writes that time allows.
+    /// Whether the sectors show one set of writes that is consistent in time.
     fn check_mix(&self, sectors: u8, shown: &[Shown; SECTORS]) -> Result<(), (usize, String)> {
         let seen = (0..SECTORS).filter(|sector| sectors >> sector & 1 == 1);
         let certain = seen.clone().filter(|sector| shown[*sector].certain && shown[*sector].newest > 0);
@@ -510,7 +514,7 @@ mod tests {
         let mut oracle = Oracle::new(4096);
         let whole = oracle.begin_write(0, 8);
         oracle.end_write(&whole, false);
-        // Two at a time, then one after both.
+        // Two writes at the same time, then one after both.
         let left = oracle.begin_write(0, 2);
         let right = oracle.begin_write(4, 2);
         oracle.end_write(&left, false);

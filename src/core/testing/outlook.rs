@@ -1,5 +1,5 @@
-//! What the daemon does beside requests: it asks what one would come to, and hands over what an
-//! earlier run knew.
+//! What the daemon does beside requests: it asks what a request would do, and passes on what an earlier run
+//! knew.
 
 use super::{Refused, SimArray};
 use crate::units::SlotIndex;
@@ -7,7 +7,7 @@ use crate::volume::{AdminOutcome, AdminRequest, Volume};
 use uuid::Uuid;
 
 impl SimArray {
-    /// What a request would come to.
+    /// What a request would do.
     ///
     /// # Errors
     /// Why it would be refused.
@@ -15,7 +15,7 @@ impl SimArray {
         self.volume.would(request).map_err(Refused::from)
     }
 
-    /// What a device went into service without in an earlier run: see
+    /// The data that a device lacked when it went into service in an earlier run: see
     /// [`crate::array::Array::expect_lacking`].
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
         self.volume.expect_lacking(device, runs);

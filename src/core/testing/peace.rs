@@ -1,5 +1,5 @@
-//! What must hold when every fault has passed: nothing that was written is lost or wrong, everybody can be made whole again, and
-//! then any `m` members can be spared.
+//! What must hold when every fault has passed: no written data is lost or wrong, every member can be made
+//! whole again, and then any `m` members can be spared.
 
 use super::watch::remains;
 use super::workload::Run;
@@ -9,17 +9,17 @@ use crate::format::MemberState;
 use crate::units::MemberIndex;
 use crate::volume::{ActivityKind, AdminRefusal, AdminRequest};
 
-/// Attempts to bring all members back; one that comes back may bring another's trouble to light.
+/// Most attempts to bring all members back: one that comes back may reveal the trouble of another.
 const ATTEMPTS_MAX: usize = 6;
-/// Scrubs until one finds nothing.
+/// Most scrubs until one finds nothing.
 const SCRUBS_MAX: usize = 4;
-/// Operations after which something does not come to rest.
+/// Operations after which an array counts as not coming to rest.
 const STEPS_MAX: usize = 1_000_000;
-/// Times that nothing is in flight after which something hangs; each is a tenth of a second.
+/// Tenths of a second with nothing in flight after which an activity counts as hung.
 const IDLE_MAX: usize = 2000;
 
 impl Run {
-    /// All faults pass; then see the head of this file. What happens is added to `said`.
+    /// Ends all faults and checks what the head of this file promises. Appends what happens to `said`.
     ///
     /// # Errors
     /// What does not hold.
@@ -61,7 +61,7 @@ impl Run {
             }
         }
         self.finish()?;
-        // Members that were being taken out are out before they are counted.
+        // Waits until members that are being taken out have left, before members are counted.
         let end = self.leaving.iter().map(|(_, _, until)| *until).max();
         while end.is_some_and(|end| self.sim.now() < end) {
             if !self.sim.step() {
@@ -78,13 +78,14 @@ impl Run {
         self.read_every_block("after a scrub")
     }
 
-    /// Kills the process and starts again. None: with no more than half of the members it may be refused.
+    /// Kills the process and starts again. None: the start was refused, which is allowed with no more than
+    /// half of the members.
     fn started_again(self, world: &SimWorld, random: &mut Random) -> Result<Option<Run>, String> {
         let is_forged = self.sim.disks.values().any(|disk| disk.forged.is_some() && !disk.dead);
         match self.restart(world, true, false, random)? {
             Ok(run) => Ok(Some(run)),
             Err(AssemblyError::NoMajority { .. }) if world.shape.data <= world.shape.parity => Ok(None),
-            // A person has to take that device away.
+            // An administrator has to take that device away.
             Err(AssemblyError::Unconfirmed { .. } | AssemblyError::Unfit { .. }) if is_forged => Ok(None),
             Err(error) => Err(format!("the start is refused when all faults have passed: {error}")),
         }
@@ -108,7 +109,7 @@ impl Run {
         Err(format!("members stay away when all faults have passed: {:?}", self.sim.status().members))
     }
 
-    /// The disk of a member comes back, or a blank one in its place.
+    /// Brings the disk of a member back, or a blank one in its place.
     fn bring_back(&mut self, member: u16) {
         let index = MemberIndex(member);
         let request = match self.sim.disk_out_of_use(member) {
@@ -151,7 +152,8 @@ impl Run {
         Err(format!("{what} hangs: {:?}", self.sim.status()))
     }
 
-    /// Every block can be read; of one that cannot, whether its content is still there.
+    /// Checks that every block can be read; for one that cannot, says whether the disks still hold its
+    /// content.
     fn read_every_block(&mut self, when: &str) -> Result<(), String> {
         for block in 0..self.oracle.blocks() {
             if let Err(wrong) = self.read_block(block)? {
@@ -186,7 +188,7 @@ impl Run {
         Err(format!("scrubs go on finding: {last:?}"))
     }
 
-    /// As many members die as can be spared.
+    /// Makes as many members die as can be spared.
     fn lose_members(&mut self, random: &mut Random) -> Vec<usize> {
         let lost = random.choose(self.spare_members, usize::from(self.width));
         for &member in &lost {

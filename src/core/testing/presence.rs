@@ -1,4 +1,5 @@
-//! Who is there at the start after a crash: what the explorer tries of losses, returns and stale members.
+//! Which members are present at the start after a crash: the losses, returns and stale members that the
+//! explorer tries.
 
 use super::sickness::depth_of_bad_sectors;
 use super::{Random, Scenario, SimDisk, superblocks};
@@ -7,22 +8,22 @@ use crate::format::{Role, Superblock};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Who is there at a start.
+/// The members and disks that are present at a start.
 #[derive(Debug, Default)]
 pub(super) struct Presence {
-    /// Members that are there and known to be current: bit by index.
+    /// Members that are present and known to be current: bit by index.
     pub current: u64,
     /// Members that were current and are gone.
     pub lost: u64,
-    /// Disks that are there and perhaps stale.
+    /// Disks that are present and perhaps stale.
     pub others: Vec<DeviceId>,
     /// Members whose logs are damaged.
     pub ruined: u64,
     /// Disks whose logs cannot be read for a moment.
     pub blind: BTreeSet<u32>,
-    /// A superblock claims what no other confirms: the start may be refused unless it is forced.
+    /// A superblock makes a claim that no other confirms: the start may be refused unless it is forced.
     pub claims: bool,
-    /// What was done to members besides.
+    /// What else was done to members.
     pub said: Vec<String>,
 }
 
@@ -37,9 +38,9 @@ impl fmt::Display for Presence {
     }
 }
 
-/// Decides which disks are there at the next start: of the current ones all but some, of the others any. `seats` are the
-/// disks, with their members, that were in service and in order at the crash; `faithful` the members that have been so ever
-/// since the array was created: bit by index.
+/// Decides which disks are present at the next start: of the current ones all but some, of the others any.
+/// `seats` are the disks, with their members, that were in service and sound at the crash; `faithful` are the
+/// members that have been so ever since the array was created: bit by index.
 pub(super) fn choose(
     disks: &mut BTreeMap<u32, SimDisk>,
     scenario: &Scenario,
@@ -54,7 +55,8 @@ pub(super) fn choose(
     let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
     let is_current = |s: &Superblock| {
         s.role == Role::Member
-                // One that was just built is in the live set of the newest epoch, which may be incomplete.
+                // A member that was just built is in the live set of the newest epoch, which may be
+                // incomplete.
                 && s.epoch.live.contains(s.member)
                 && heads.iter().all(|head| {
                     head.epoch.live.contains(s.member)
@@ -62,15 +64,15 @@ pub(super) fn choose(
                         && head.members[usize::from(s.member.0)].uuid == s.device
                 })
     };
-    // One that has always been in service is current whatever the others say; of one that was built meanwhile they
-    // must say so.
+    // A member that has always been in service is current whatever the others say; a member built meanwhile
+    // is current only if the others say so.
     let is_good = |(id, member): &(u32, u16)| {
         known.iter().any(|(other, s)| {
             let named = s.role == Role::Member && s.epoch.live.contains(s.member);
             other == id && (is_current(s) || (named && faithful >> member & 1 == 1))
         })
     };
-    // An array may have believed a forged superblock. It is one fault until an update has gone over it.
+    // An array may have believed a forged superblock. It counts as a fault until an update overwrites it.
     let is_forged = |id: &u32| {
         let newest = known.iter().find(|(other, _)| other == id).map(|(_, s)| s.sequence);
         disks.get(id).and_then(|disk| disk.forged).is_some_and(|forged| newest.is_none_or(|s| s <= forged))
@@ -80,10 +82,11 @@ pub(super) fn choose(
     let missing = usize::from(shape.width()) - good.len();
     let sick = missing + depth_of_bad_sectors(disks.values());
     let spare = usize::from(shape.parity).saturating_sub(sick);
-    // The disk that a member is about to give its place to another for is not among the good ones, and may be needed.
+    // A disk that is being replaced is not among the good ones, and may still be needed.
     let none_may_go = sick > usize::from(shape.parity);
     let has_bad_sectors = disks.values().any(|disk| disk.scattered);
-    // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
+    // Now and then an arbitrary choice of members: with stale ones in place of current ones the array must
+    // refuse to start, or return the right data.
     let any = random.one_in(scenario.any_one_in);
     let loss = match random.below(3) {
         _ if any && !has_bad_sectors => {
@@ -119,8 +122,8 @@ pub(super) fn choose(
     presence
 }
 
-/// Those that hold one of the newest epochs, or all others: with epochs that were cut short on the one side, the other may
-/// look complete.
+/// The disks that hold one of the newest epochs, or all others: when the epochs on one side were cut short,
+/// the other side may look complete.
 fn one_side(known: &[(u32, Superblock)], newest: u64, random: &mut Random) -> BTreeSet<u32> {
     let ids: BTreeSet<u64> =
         known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s.epoch.id).collect();

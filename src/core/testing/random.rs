@@ -30,7 +30,7 @@ impl Random {
         self.below(end as u64) as usize
     }
 
-    /// Puts items into another order.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.index(last + 1));

@@ -1,18 +1,18 @@
-//! Reads of the whole volume while an array recovers, and waiting for what the array does by itself.
+//! Reads the whole volume while an array recovers, and waits for the array's own activities.
 
 use super::SimArray;
 use crate::volume::{ClientReply, LogState};
 
-/// How an error begins that says that the array does not start, or does not serve: with too few members it may.
+/// Prefix of errors that say that the array does not start or does not serve, as it may with too few members.
 pub(super) const REFUSED: &str = "the start is refused";
-/// A recovery that takes more operations than this hangs.
+/// A recovery that takes more operations than this counts as hung.
 pub(super) const STEPS_MAX: usize = 200_000;
-/// A recovery that waits for time more often than this, with nothing in flight, hangs.
+/// A recovery that waits for time more often than this, with nothing in flight, counts as hung.
 pub(super) const IDLE_MAX: usize = 600;
 
 /// Reads of the whole volume after a start.
 pub(super) struct Reads {
-    /// Requests with their first blocks.
+    /// Requests, each with its first block.
     pub pending: Vec<(u64, usize)>,
     pub idle: usize,
 }
@@ -22,7 +22,7 @@ impl Reads {
         self.pending.is_empty()
     }
 
-    /// Hands over what has been read.
+    /// Passes the bytes of finished reads to the callback.
     pub(super) fn poll(
         &mut self,
         sim: &mut SimArray,
@@ -65,7 +65,7 @@ impl Reads {
     }
 }
 
-/// Executes everything, and lets time pass, until `done`.
+/// Executes operations, and lets time pass, until `done`.
 pub(super) fn run_until(
     sim: &mut SimArray,
     what: &str,

@@ -1,10 +1,10 @@
-//! Where the parts of a member lie on a simulated disk.
+//! Where the regions of a member lie on a simulated disk.
 
 use super::{SimDisk, superblocks};
 use crate::format::{COPY_BYTES, RegionKind, all_copy_offsets};
 use std::ops::Range;
 
-/// A part of a member.
+/// A region of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskRegion {
     /// The four copies of the superblock.
@@ -18,7 +18,7 @@ pub enum DiskRegion {
 }
 
 impl DiskRegion {
-    /// All of them.
+    /// All regions.
     pub const ALL: [DiskRegion; 4] =
         [DiskRegion::Superblocks, DiskRegion::Log, DiskRegion::Pages, DiskRegion::Data];
 

@@ -1,4 +1,4 @@
-//! Values to begin a test with: a small array, a member of which little is known.
+//! Sample values for tests: a small array, a member with default status.
 
 use crate::array::{MemberCounters, MemberStatus, NewArray};
 use crate::format::{ArrayShape, ChecksumKind, MemberState, geometry_for, member_bytes_for};
@@ -25,7 +25,7 @@ pub fn small_array(data: u16, parity: u16) -> NewArray {
     }
 }
 
-/// A member of which nothing is known but its place and its state.
+/// The status of a member of which only the index and the state are known.
 #[must_use]
 pub fn bare_member(index: MemberIndex, state: MemberState) -> MemberStatus {
     MemberStatus {

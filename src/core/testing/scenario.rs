@@ -1,8 +1,8 @@
-//! What the explorer is told to explore: an array, a load, and how often each thing is tried.
+//! The parameters of an exploration: an array, a load, and how often each kind of crash and start is tried.
 
 use super::{SimShape, Workload};
 
-/// What is explored.
+/// A scenario of the explorer.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// Its name in a replay token.
@@ -13,35 +13,36 @@ pub struct Scenario {
     pub workload: Workload,
     /// Steps of the load.
     pub steps: usize,
-    /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long history.
+    /// Crashes are tried at one in this many moments of a load, so that a seed goes through a long history.
     pub moments_one_in: u64,
     /// Crashes tried at each such moment.
     pub variants: u64,
     /// Crashes in a row.
     pub depth_max: u32,
-    /// Of the moments of a recovery at which crashes are tried again, one in so many: it has some hundred.
+    /// Crashes are tried again at one in this many moments of a recovery, which has some hundred.
     pub sweep_one_in: u64,
-    /// After a crash any members at all are there, one time in so many; else as many current ones as are needed.
+    /// After one crash in this many, an arbitrary choice of members is present; else at least as many current
+    /// ones as are needed.
     pub any_one_in: u64,
-    /// After a crash only those are there that hold the newest epoch, or only the others, one time in so many; never where
-    /// it is 0.
+    /// After one crash in this many, only the members that hold the newest epoch are present, or only the
+    /// others; 0: never.
     pub sides_one_in: u64,
-    /// After a recovery everything is scrubbed, one time in so many.
+    /// Everything is scrubbed after one recovery in this many.
     pub scrub_one_in: u64,
-    /// Images in the log that newer ones replace are damaged on all members, one time in so many.
+    /// One time in this many, images in the log that newer ones replace are damaged on all members.
     pub spoil_one_in: u64,
-    /// A member is lost at some step below this one; none where it is 0.
+    /// A member is lost at some step below this one; 0: none is.
     pub loss_within: u64,
     /// What comes after a crash: see [`Next`].
     pub next: Next,
-    /// Steps of a load that goes on after a crash, at most.
+    /// Most steps of a load that goes on after a crash.
     pub steps_after: u64,
 }
 
-/// How often each thing comes after a start: the numbers are shares of their sum.
+/// What follows a start: relative frequencies.
 #[derive(Clone, Copy, Debug)]
 pub struct Next {
-    /// Everything is read, and that is the end.
+    /// Everything is read; the path ends.
     pub end: u64,
     /// Crashes at moments of the recovery.
     pub sweep: u64,
@@ -52,6 +53,6 @@ pub struct Next {
 }
 
 impl Next {
-    /// As much crashing as recovering.
+    /// About as many crashes as recoveries.
     pub const MIXED: Next = Next { end: 4, sweep: 2, crash: 1, load: 1 };
 }

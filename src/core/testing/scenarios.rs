@@ -1,4 +1,4 @@
-//! What is explored in every run of the tests: small arrays of several geometries under mixed loads.
+//! The scenarios explored in every run of the tests: small arrays of several geometries under mixed loads.
 
 use super::{FaultKind, FaultKinds, Next, Scenario, SimShape, Workload};
 use crate::format::ChecksumKind;
@@ -31,26 +31,27 @@ const fn scenario(name: &'static str, shape: SimShape) -> Scenario {
 /// A ring that is full after a few dozen batches.
 const RING: u64 = 256 << 10;
 
-/// A ring that is full after a few batches: its end, its room and the tail come into play all the time.
+/// A ring that is full after a few batches, so that wrapping, waiting for room and moving the tail happen all
+/// the time.
 const SMALL_RING: u64 = 96 << 10;
 
-/// The smallest ring that does.
+/// The smallest ring that works.
 const FULL_RING: u64 = 64 << 10;
 
-/// Nobody fails and nobody is replaced: everything is about the log.
+/// No member fails and none is replaced: only the log is tested.
 const fn steady(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { faults: 0, admin: 0, ..LOAD };
     Scenario { workload, ..scenario(name, shape) }
 }
 
-/// Whole stripes all the time, and two free slots for them: slots go from stripe to stripe.
+/// Whole stripes all the time, with two free slots for them: slots pass from stripe to stripe.
 const fn fresh(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { stripe_writes: 20, small_writes: 10, faults: 0, admin: 0, ..LOAD };
     let shape = SimShape { free_slots: Some(2), ..shape };
     Scenario { workload, ..scenario(name, shape) }
 }
 
-/// More writes than the ring has room for: it is full all the time, and its space is used again as soon as it may be.
+/// More writes than the ring has room for: it is always full, and its space is reused as soon as possible.
 const fn full(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload {
         operations: 40,
@@ -68,14 +69,14 @@ const fn full(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, ..scenario(name, shape) }
 }
 
-/// Members come and go, starts are cut short again and again, and it takes k members of as many others.
+/// Members come and go, and starts are cut short again and again, where only k of 2k members are needed.
 const fn epochs(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { operations: 40, small_writes: 6, faults: 2, admin: 2, ..LOAD };
     let scenario = scenario(name, shape);
     Scenario { workload, depth_max: 5, sweep_one_in: 6, any_one_in: 2, ..scenario }
 }
 
-/// One stripe written again and again while flushes take long: the ring goes round in caches alone.
+/// One stripe is written again and again while flushes take long: the ring wraps round within the caches.
 const fn round(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload {
         operations: 40,
@@ -95,7 +96,8 @@ const fn round(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, ..scenario(name, shape) }
 }
 
-/// The same blocks again and again, each write durable: nearly every image in the log is replaced by a newer one.
+/// The same blocks are written again and again, each write durable: nearly every image in the log is replaced
+/// by a newer one.
 const fn again(name: &'static str, shape: SimShape) -> Scenario {
     let workload =
         Workload { small_writes: 10, stripe_writes: 0, other_writes: 0, zeroes: 0, fua_one_in: 2, ..LOAD };
@@ -108,20 +110,20 @@ const fn again(name: &'static str, shape: SimShape) -> Scenario {
     }
 }
 
-/// A member is lost soon, and that is what is looked at: runs are short, and every moment after the loss counts.
+/// A member is lost soon; runs are short, and every moment after the loss is explored.
 const fn lost(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 20, fua_one_in: 3, faults: 0, admin: 0, ..LOAD };
     let scenario = scenario(name, shape);
     Scenario { workload, steps: 320, loss_within: 240, moments_one_in: 96, any_one_in: 2, ..scenario }
 }
 
-/// Recoveries that are cut short again and again, with damage to what they have done so far.
+/// Recoveries are cut short again and again, and their results so far are damaged.
 const fn redone(name: &'static str, shape: SimShape) -> Scenario {
     let scenario = steady(name, shape);
     Scenario { next: Next { end: 1, sweep: 6, crash: 0, load: 1 }, sweep_one_in: 8, ..scenario }
 }
 
-/// Who was not there at a start comes back soon after it.
+/// Members that were missing at a start come back soon after it.
 const fn back(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 10, faults: 0, admin: 4, ..LOAD };
     let next = Next { end: 1, sweep: 0, crash: 1, load: 4 };
@@ -129,8 +131,8 @@ const fn back(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, steps: 400, next, steps_after: 400, any_one_in: 16, ..scenario }
 }
 
-/// Hardly any load, but members that are lost and starts that are cut short while their epochs are being written, with
-/// any members there the next time: it takes k members of as many others.
+/// Hardly any load, but members are lost and starts are cut short while they write their epochs, with an
+/// arbitrary choice of members at the next start, where only k of 2k members are needed.
 const fn halves(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 6, fua_one_in: 1, faults: 0, admin: 0, ..LOAD };
     let next = Next { end: 1, sweep: 4, crash: 1, load: 2 };
@@ -148,17 +150,17 @@ const fn halves(name: &'static str, shape: SimShape) -> Scenario {
     }
 }
 
-/// Whether a kind of fault is survived.
+/// Whether the array survives a kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is: scenarios with it are explored.
+    /// It does: scenarios with that kind are explored.
     Kept,
-    /// The array does not keep the rule yet. Scenarios with it are explored only when they are asked for by name.
+    /// It does not yet. Scenarios with that kind are explored only when asked for by name.
     Pending,
 }
 
-/// The kinds of faults, each with the rules that it is about, and whether they are kept: the one place that says what is left
-/// out.
+/// The kinds of faults, each with the rules that it tests, and whether the array keeps them: the only place
+/// that says what is left out.
 pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::ReadErrors, "T1, T2", Standing::Kept),
     (FaultKind::WriteErrors, "T2, T5", Standing::Kept),
@@ -174,7 +176,7 @@ pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::RollbackMany, "T6, T8", Standing::Kept),
 ];
 
-/// The kinds of faults that are survived.
+/// The kinds of faults that the array survives.
 const KEPT: FaultKinds = {
     let (mut kept, mut at) = (FaultKinds::NONE, 0);
     while at < FAULT_RULES.len() {
@@ -186,13 +188,13 @@ const KEPT: FaultKinds = {
     kept
 };
 
-/// Whether the array is said to survive all that this scenario brings.
+/// Whether the array is expected to survive all kinds of faults of this scenario.
 #[must_use]
 pub const fn is_kept(scenario: &Scenario) -> bool {
     scenario.workload.kinds.without(KEPT).is_empty()
 }
 
-/// Members have trouble that passes, one after the other.
+/// Members have passing trouble, one after the other.
 const fn sick(name: &'static str, shape: SimShape, kinds: FaultKinds) -> Scenario {
     let workload = Workload { passing: 6, kinds, reads: 8, faults: 0, admin: 1, ..LOAD };
     let scenario = scenario(name, shape);
@@ -206,13 +208,13 @@ const fn sick_and_dying(name: &'static str, shape: SimShape, kinds: FaultKinds) 
     Scenario { workload, ..scenario }
 }
 
-/// Members have trouble, and it takes reads of pages to find out what is theirs.
+/// Members have trouble while pages of checksums must be read again and again.
 const fn cold(name: &'static str, shape: SimShape, kinds: FaultKinds) -> Scenario {
     let scenario = sick(name, shape, kinds);
     Scenario { steps: 800, moments_one_in: 128, variants: 3, ..scenario }
 }
 
-/// Hundreds of sectors cannot be read, and everything is read again and again.
+/// Hundreds of sectors cannot be read while everything is read again and again.
 const fn sectors(name: &'static str, shape: SimShape) -> Scenario {
     let scenario = sick(name, shape, SECTORS);
     let workload = Workload { passing: 1, small_writes: 20, ..scenario.workload };
@@ -239,8 +241,8 @@ const ROLLBACK_MANY: FaultKinds = FaultKinds::of(&[FaultKind::RollbackMany]);
 const BLIND: FaultKinds = FaultKinds::of(&[FaultKind::ReadsEverywhere]);
 const EVERYWHERE: FaultKinds = FaultKinds::of(&[FaultKind::Everywhere]);
 
-/// Everything that is survived but forged superblocks. With them and read errors, a start was refused within the budget: a member
-/// with a forged sequence was taken for one that was rolled back.
+/// All survived kinds except forged superblocks. With those and read errors, a start was refused within the
+/// budget: a member with a forged sequence was taken for a rolled-back one.
 const HONEST: FaultKinds = KEPT.without(HOSTILE);
 const WITHOUT_READ_ERRORS: FaultKinds = FaultKinds::of(&[
     FaultKind::WriteErrors,
@@ -258,15 +260,15 @@ const BLAKE_2_1: SimShape = SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::B
 const BLAKE_4_2: SimShape = SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::Blake3, RING);
 const BARE_2_1: SimShape = SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING);
 const BARE_2_2: SimShape = SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::None, RING);
-/// More pages of checksums than are kept in memory.
+/// An array with more pages of checksums than memory holds.
 const COLD_2_1: SimShape = SimShape {
     page_cache: Some(8 << 10),
     ..SimShape::new(2, 1, 32 << 10, 24).logged(ChecksumKind::Crc32c, RING)
 };
-/// More blocks on every member than errors after which one is suspected.
+/// An array with more blocks on every member than the number of errors that makes a member suspect.
 const LARGE_2_1: SimShape = SimShape::new(2, 1, 64 << 10, 40).logged(ChecksumKind::Crc32c, RING);
 
-/// The scenarios; a replay token begins with a name of these.
+/// The scenarios; a replay token begins with the name of one.
 pub const SCENARIOS: &[Scenario] = &[
     scenario("logged-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING)),
     scenario("logged-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING)),

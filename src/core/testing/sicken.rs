@@ -1,5 +1,5 @@
-//! What the explorer adds to a start after a crash: members whose operations fail for a while, members that were rolled back,
-//! and members whose superblocks claim what no other confirms.
+//! What the explorer adds to a start after a crash: members whose operations fail for a while, members that
+//! were rolled back, and members whose superblocks claim what no other confirms.
 
 use super::old_copies::{OldCopy, roll_back};
 use super::presence::Presence;
@@ -12,18 +12,18 @@ use crate::block_io::DeviceId;
 use crate::units::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Of the starts that may be given more faults, so many are: one in so many.
+/// One in this many of the starts that may be given more faults is.
 const SICK_ONE_IN: u64 = 2;
 
-/// What a member may have at a start.
+/// The kinds of faults that a member may have at a start.
 const OF_STARTS: FaultKinds =
     FaultKinds::of(&[FaultKind::StartErrors, FaultKind::Rollback, FaultKind::Hostile]);
 /// What [`FaultKind::StartErrors`] may be.
 const OF_ONE: FaultKinds =
     FaultKinds::of(&[FaultKind::ReadErrors, FaultKind::WriteErrors, FaultKind::Shortage, FaultKind::NoSpace]);
 
-/// Makes some of the members sick that are there and current, as many as the array can spare beside those that are not. They
-/// count as missing from then on. Faults that passed with the crash are over.
+/// Makes some of the present, current members sick: at most as many as the array can spare beside those that
+/// are missing or stale. They count as missing from then on. Ends the faults of the time before the crash.
 pub(super) fn sicken(
     disks: &mut BTreeMap<u32, SimDisk>,
     presence: &mut Presence,
@@ -62,7 +62,7 @@ pub(super) fn sicken(
     }
 }
 
-/// The disk that is there, and holds the newest that any says of this member.
+/// The present disk with the newest superblock of this member.
 fn holder(disks: &BTreeMap<u32, SimDisk>, member: u16) -> Option<u32> {
     let known = disks.iter().filter(|(_, disk)| !disk.dead);
     let known = known.filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?)));
@@ -70,8 +70,7 @@ fn holder(disks: &BTreeMap<u32, SimDisk>, member: u16) -> Option<u32> {
     of_member.max_by_key(|(_, superblock)| (superblock.epoch.number, superblock.sequence)).map(|(id, _)| id)
 }
 
-/// More members than can be spared show what they held some time ago, and at least one what it held last. What was done, if
-/// anything.
+/// Rolls back more members than can be spared, but never all. Returns what was done, if anything.
 pub(super) fn roll_back_many(
     disks: &mut BTreeMap<u32, SimDisk>,
     presence: &Presence,
@@ -100,10 +99,9 @@ pub(super) fn roll_back_many(
     (!done.is_empty()).then(|| done.join(", "))
 }
 
-/// The logs of some members cannot be read at a start, for less time than it tries again. That
-/// changes nothing, on however many of them and whatever is wrong with the logs besides (T1, T3),
-/// but for what is said where nothing could be done. What was done, and to which disks, if
-/// anything.
+/// Makes the logs of some members unreadable at a start, for less time than the start keeps trying. On any
+/// number of members, and whatever else is wrong with the logs, that must change nothing (T1, T3) except what
+/// is said where nothing can be done. Returns what was done, and to which disks, if anything.
 pub(super) fn blind_logs(
     disks: &mut BTreeMap<u32, SimDisk>,
     scenario: &Scenario,
@@ -138,7 +136,7 @@ fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {
     };
     let is_relative = random.one_in(3);
     let said = |before: u64| if is_relative { before.wrapping_add(1 + value % 4) } else { value };
-    // Otherwise most copies would be in a slot that is not that of their sequence.
+    // Otherwise most copies would be in a slot that does not match their sequence.
     let keeps_slots = claim == Claim::Sequence && !random.one_in(4);
     let said = |before: u64| if keeps_slots { claim.in_place(said(before), before) } else { said(before) };
     let before = disk.forge_superblock(claim, said)?;

@@ -1,6 +1,6 @@
-//! Kinds of faults beyond crashes and members that die: which there are, how many there were, and what
-//! one does to a disk. When a load has which of them is decided in `workload/passing.rs`, and what a
-//! restart is given in `sicken.rs`.
+//! Kinds of faults beyond crashes and members that die: the list of them, counts of them, and what one does
+//! to a disk. `workload/passing.rs` decides when a load has which of them, `sicken.rs` which of them a
+//! restart has.
 
 use super::{DiskRegion, OpKinds, PassingFault, Random, SimDisk, Trouble};
 use crate::units::Timestamp;
@@ -13,7 +13,7 @@ macro_rules! kinds {
         pub enum FaultKind { $($(#[$doc])* $variant),* }
 
         impl FaultKind {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[FaultKind] = &[$(FaultKind::$variant),*];
 
             /// Its name in a report.
@@ -36,19 +36,19 @@ kinds! {
     NoSpace "ENOSPC",
     /// Operations of a member do not end for a while.
     Hang "hung operations",
-    /// Sectors of several members are unreadable for good, in different rows.
+    /// Sectors of several members, in different rows, are permanently unreadable.
     BadSectors "bad sectors",
-    /// Faults that pass hit a start and its replay.
+    /// Passing faults hit a start and its replay.
     StartErrors "faults during a start",
-    /// A member shows at a start what it held some time ago.
+    /// At a start a member is rolled back to an earlier content.
     Rollback "rolled-back members",
-    /// A member's superblock claims what no other confirms.
+    /// A member's superblock makes a claim that no other confirms.
     Hostile "hostile superblocks",
     /// Reads end with EIO on more members at once than the array survives.
     ReadsEverywhere "read errors on many members",
     /// Operations end with ENOMEM or ENOSPC on more members at once than the array survives.
     Everywhere "shortages on many members",
-    /// At a start more members show what they held some time ago than the array survives.
+    /// At a start more members are rolled back than the array survives.
     RollbackMany "many rolled-back members",
 }
 
@@ -57,7 +57,7 @@ kinds! {
 pub struct FaultKinds(u16);
 
 impl FaultKinds {
-    /// These.
+    /// The set of these kinds.
     #[must_use]
     pub const fn of(kinds: &[FaultKind]) -> FaultKinds {
         let (mut bits, mut at) = (0, 0);
@@ -68,10 +68,10 @@ impl FaultKinds {
         FaultKinds(bits)
     }
 
-    /// None.
+    /// The empty set.
     pub const NONE: FaultKinds = FaultKinds(0);
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -83,25 +83,25 @@ impl FaultKinds {
         self.0 >> kind as u16 & 1 == 1
     }
 
-    /// And this one.
+    /// The set with this kind added.
     #[must_use]
     pub const fn with(self, kind: FaultKind) -> FaultKinds {
         FaultKinds(self.0 | 1 << kind as u16)
     }
 
-    /// Those that are in both.
+    /// The kinds that are in both sets.
     #[must_use]
     pub const fn and(self, other: FaultKinds) -> FaultKinds {
         FaultKinds(self.0 & other.0)
     }
 
-    /// Those that are not in `other`.
+    /// The kinds that are not in `other`.
     #[must_use]
     pub const fn without(self, other: FaultKinds) -> FaultKinds {
         FaultKinds(self.0 & !other.0)
     }
 
-    /// One of them.
+    /// A random kind of the set.
     pub(super) fn pick(self, random: &mut Random) -> Option<FaultKind> {
         let all: Vec<FaultKind> =
             FaultKind::ALL.iter().copied().filter(|kind| self.contains(*kind)).collect();
@@ -114,18 +114,18 @@ impl FaultKinds {
 pub struct FaultCounts([u64; FaultKind::ALL.len()]);
 
 impl FaultCounts {
-    /// Faults of a kind.
+    /// The number of faults of a kind.
     #[must_use]
     pub fn of(&self, kind: FaultKind) -> u64 {
         self.0[kind as usize]
     }
 
-    /// Counts one.
+    /// Counts one fault.
     pub fn count(&mut self, kind: FaultKind) {
         self.0[kind as usize] += 1;
     }
 
-    /// Adds up.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &FaultCounts) {
         self.0.iter_mut().zip(other.0).for_each(|(count, other)| *count += other);
     }
@@ -139,13 +139,13 @@ impl fmt::Display for FaultCounts {
     }
 }
 
-/// Operations that a fault hits at most, where it is counted in operations.
+/// Most operations that a fault hits, when its length is counted in operations.
 const OPERATIONS_MAX: u64 = 40;
-/// The same for faults whose operations are tried again, more and more seldom.
+/// The same for faults whose operations are tried again at growing intervals.
 const RETRIES_MAX: u64 = 6;
-/// The longest fault that is a span of time, in nanoseconds.
+/// The longest fault whose length is a time, in nanoseconds.
 pub(super) const SPAN_MAX: u64 = 1_000_000_000;
-/// A fault of this kind for one member, within a random region, over after some operations or some time.
+/// A fault of this kind for one member, within a random region, that ends after some operations or some time.
 pub(super) fn fault_of(
     kind: FaultKind,
     disk: &SimDisk,
@@ -173,11 +173,11 @@ pub(super) fn fault_of(
         | FaultKind::Hostile => return None,
     };
     let mut fault = PassingFault::new(trouble).on(ops).one_in(1 << random.below(3), random.next_u64());
-    // Often one region alone, since the others would hide what it does.
+    // Often one region only, since faults in the others would hide its effect.
     if let Some(region) = DiskRegion::ALL.get(random.index(6)) {
         fault = fault.within(region.ranges(disk));
     }
-    // What waits for a shortage to pass must not have to wait for long.
+    // Operations that wait for the end of a shortage must not have to wait long.
     let is_shortage = matches!(trouble, Trouble::Shortage | Trouble::NoSpace);
     let operations_max = if is_shortage { RETRIES_MAX } else { OPERATIONS_MAX };
     Some(match random.below(2) {
@@ -186,7 +186,7 @@ pub(super) fn fault_of(
     })
 }
 
-/// The most of these disks on which one place cannot be read, of those with bad sectors in different rows.
+/// Of disks with scattered bad sectors: the largest number of them on which the same place cannot be read.
 pub(super) fn depth_of_bad_sectors<'a>(disks: impl Iterator<Item = &'a SimDisk>) -> usize {
     let mut bad: Vec<u64> =
         disks.filter(|disk| disk.scattered).flat_map(|disk| disk.bad_blocks.iter().copied()).collect();

@@ -1,6 +1,6 @@
-//! An array over disks in memory. Operations queue up and are executed one by one in an order the seed decides;
-//! the process can be killed with operations half done, and the power of all disks can fail. What a disk itself can
-//! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
+//! An array over disks in memory. Operations queue up and are executed one by one in an order that the seed
+//! decides; the process can be killed with operations half done, and the power of all disks can fail. Faults
+//! of a disk itself are in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
 mod hung;
 mod shape;
@@ -36,7 +36,7 @@ pub struct SimWorld {
 }
 
 impl SimWorld {
-    /// A world with a slab of `pool_bytes`; what does not fit comes from the heap.
+    /// A world with a slab of `pool_bytes`; buffers that do not fit come from the heap.
     ///
     /// # Panics
     /// When the shape is impossible.
@@ -86,7 +86,7 @@ impl SimWorld {
         disks
     }
 
-    /// Starts the array of these disks, but for the dead ones.
+    /// Starts the array of these disks, without the dead ones.
     ///
     /// # Errors
     /// When it cannot be assembled.
@@ -100,7 +100,7 @@ impl SimWorld {
     }
 }
 
-/// What a crash leaves: the disks with their caches, and what was on its way to them.
+/// What a crash leaves: the disks with their caches, and the operations on their way to them.
 #[derive(Clone)]
 pub struct Wreck {
     /// The disks.
@@ -110,14 +110,14 @@ pub struct Wreck {
 }
 
 impl Wreck {
-    /// How many writes may be lost: those in caches, when the power fails, and those in flight.
+    /// How many writes may be lost: those in flight and, when the power fails, those in caches.
     #[must_use]
     pub fn undecided(&self, power: bool) -> usize {
         let cached: usize = if power { self.disks.values().map(|disk| disk.cached().len()).sum() } else { 0 };
         cached + self.in_flight.len()
     }
 
-    /// The numbers, as [`Wreck::settle`] counts, of the last of them on every disk.
+    /// The number, as [`Wreck::settle`] counts, of the last such write of every disk.
     #[must_use]
     pub fn newest(&self, power: bool) -> BTreeSet<usize> {
         let mut number = 0;
@@ -131,8 +131,9 @@ impl Wreck {
         newest
     }
 
-    /// Settles every write that may be lost, and gives the disks as the next start finds them. `fate` is asked in the
-    /// order of the disks, cached writes before those in flight, with a number that counts up and the disk.
+    /// Settles every write that may be lost, and returns the disks as the next start finds them. `fate` is
+    /// called in the order of the disks, for cached writes before those in flight, with a running number and
+    /// the disk.
     #[must_use]
     pub fn settle(mut self, power: bool, mut fate: impl FnMut(usize, u32) -> Fate) -> BTreeMap<u32, SimDisk> {
         let mut number = 0;
@@ -160,11 +161,11 @@ impl Wreck {
 // More than 15 fields: the state of one simulated host: its array, disks, queues and clock.
 pub struct SimArray {
     world: SimWorld,
-    /// The disks; a device's handle is its key. Disks that were taken away stay until removed.
+    /// The disks; a device's handle is its key. Disks out of use stay until removed.
     pub disks: BTreeMap<u32, SimDisk>,
-    /// Everything the array has said so far.
+    /// All notices of the array so far.
     pub notices: Vec<ArrayNotice>,
-    /// How often the array has said that writes which were acknowledged and not flushed are lost.
+    /// How often the array has said that acknowledged writes that were not flushed are lost.
     pub writes_lost: u64,
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
@@ -172,11 +173,12 @@ pub struct SimArray {
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations that do not end.
     hung: Vec<Hung>,
-    /// Nanoseconds after which the device of an operation that does not end is said to be gone, as the daemon says it.
+    /// Nanoseconds after which the array is told that the device of a hung operation is gone, as the daemon
+    /// tells it.
     pub hang_limit: Option<u64>,
-    /// Work that the volume gave away.
+    /// Jobs that the volume gave away and that are not done yet.
     jobs: Vec<Job>,
-    /// Nobody does any of it.
+    /// No job is done while this is set.
     pub holds_jobs: bool,
     /// Operations executed so far, by all disks.
     pub(super) executed: u64,
@@ -236,7 +238,7 @@ impl SimArray {
         let page_cache = world.shape.page_cache.unwrap_or(defaults.page_cache);
         let config = ArrayConfig { seed, job_bytes_min, page_cache, force, ..defaults };
         let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
-        // What an earlier life left in the caches is older than everything this one does.
+        // Cached writes of an earlier life are older than everything that this one does.
         let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);
         let mut sim = SimArray {
             world,
@@ -287,7 +289,7 @@ impl SimArray {
         Wreck { disks, in_flight, executed: self.executed }
     }
 
-    /// Kills the process: of the operations in flight some have happened and some have not. Then starts anew.
+    /// Kills the process: some of the operations in flight have happened, others have not. Then starts again.
     ///
     /// # Errors
     /// When the array cannot be assembled.
@@ -297,7 +299,8 @@ impl SimArray {
         self.kill_where(force, |_, _| random.one_in(2))
     }
 
-    /// Kills the process; of the operations in flight those have happened for which `happened` says so.
+    /// Kills the process; `happened` decides for each operation in flight whether it has happened. Then
+    /// starts again.
     ///
     /// # Errors
     /// When the array cannot be assembled.
@@ -310,7 +313,8 @@ impl SimArray {
         Self::start(self.world, self.disks, force, self.random)
     }
 
-    /// The power of all disks fails: what no flush has covered is there or not, block by block. Then starts anew.
+    /// Cuts the power of all disks: each write that no flush has covered may be kept, lost or torn. Then
+    /// starts again.
     ///
     /// # Errors
     /// When the array cannot be assembled.
@@ -332,14 +336,14 @@ impl SimArray {
                 && let Some(disk) = self.disks.get_mut(&device.0)
             {
                 self.executed += 1;
-                // What the dead process would have been told does not matter.
+                // The result that the dead process would have got does not matter.
                 let _ = disk.execute(op, self.executed, submitted);
             }
         }
         self.disks.values_mut().for_each(|disk| disk.start_clock_anew(self.now));
     }
 
-    /// The power of one disk fails: what no flush has covered is there or not.
+    /// Cuts the power of one disk: each write that no flush has covered may be kept, lost or torn.
     pub fn cut_power_of(&mut self, id: u32) {
         let mut random = self.random.clone();
         if let Some(disk) = self.disks.get_mut(&id) {
@@ -347,18 +351,18 @@ impl SimArray {
         }
     }
 
-    /// What is in flight, in the order of submission.
+    /// The operations in flight that do not hang, in no fixed order.
     pub fn queued(&self) -> impl Iterator<Item = (u32, &IoOp)> {
         self.queue.iter().map(|(device, _, op, _)| (device.0, op))
     }
 
-    /// The work that is out.
+    /// The jobs that are not done yet.
     #[must_use]
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
     }
 
-    /// Executes the oldest queued operation that `wanted` accepts; false: there is none.
+    /// Executes the oldest queued operation that `wanted` accepts; returns false when there is none.
     pub fn step_where(&mut self, mut wanted: impl FnMut(u32, &IoOp) -> bool) -> bool {
         self.now.0 += 50_000;
         while let Some(last) = self.jobs.len().checked_sub(1).filter(|_| !self.holds_jobs) {
@@ -389,7 +393,7 @@ impl SimArray {
         }
     }
 
-    /// The disk executes it, and the array is told.
+    /// Lets the disk execute the operation and tells the array.
     pub(super) fn end(&mut self, device: DeviceId, token: IoToken, op: IoOp, submitted: u64) {
         let now = self.executed;
         let disk = self.disks.get_mut(&device.0);
@@ -397,7 +401,7 @@ impl SimArray {
         self.event(VolumeEvent::Io(Completion { token, result }));
     }
 
-    /// Starts an administrator's request; its end comes out of [`SimArray::poll_admin`].
+    /// Starts an administrator's request; [`SimArray::poll_admin`] returns its result.
     pub fn submit_admin(&mut self, request: AdminRequest) -> u64 {
         let id = self.next_request;
         self.next_request += 1;
@@ -405,7 +409,7 @@ impl SimArray {
         id
     }
 
-    /// Whether the administrator's request has ended, and how.
+    /// The result of an administrator's request; None while it is under way.
     pub fn poll_admin(&mut self, id: u64) -> Option<Result<AdminOutcome, Refused>> {
         self.admin_done.remove(&id).map(|result| result.map_err(Refused::from))
     }
@@ -472,7 +476,7 @@ impl SimArray {
         }
     }
 
-    /// Whether the request has ended, and how.
+    /// The result of a client request; None while it is under way.
     pub fn poll(&mut self, id: u64) -> Option<Result<ClientReply, ClientError>> {
         self.client_done.remove(&id)
     }
@@ -507,7 +511,7 @@ impl SimArray {
         Self::start(self.world, self.disks, force, self.random)
     }
 
-    /// Lets everything settle and scrubs, which must find nothing.
+    /// Lets everything settle, scrubs, and asserts that the scrub finds nothing.
     ///
     /// # Panics
     /// When it finds or repairs something, or cannot be started.
@@ -520,7 +524,7 @@ impl SimArray {
         assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.notices);
     }
 
-    /// A blank disk of the members' size, for a replacement; its handle.
+    /// Adds a blank disk of the members' size, for a replacement. Returns its handle.
     pub fn add_blank_disk(&mut self) -> NewDevice {
         let bytes = self.disks.values().map(|disk| disk.bytes()).min().expect("there are disks");
         let id = self.disks.keys().max().map_or(0, |last| last + 1);
@@ -529,7 +533,7 @@ impl SimArray {
         NewDevice { known_zero: true, ..NewDevice::new(DeviceId(id), uuid, bytes) }
     }
 
-    /// The disk of a member that came back, under a new handle. What was in flight on it ends before.
+    /// Brings a disk back under a new handle. Its operations in flight end first.
     pub fn reopen_disk(&mut self, old: u32) -> NewDevice {
         while let Some(at) = self.queue.iter().position(|(device, ..)| device.0 == old) {
             self.execute_queued(at);
@@ -545,7 +549,7 @@ impl SimArray {
         device
     }
 
-    /// The disk that says that it was this member last, if the array does not use it.
+    /// The disk whose superblock says that it was this member, if the array does not use it.
     #[must_use]
     pub fn disk_out_of_use(&self, member: u16) -> Option<u32> {
         let status = self.status();
@@ -621,7 +625,7 @@ impl SimArray {
     fn do_job(&mut self, at: usize) {
         let mut job = self.jobs.swap_remove(at).run();
         if self.executed.is_multiple_of(3) {
-            // As after the failure of a device, which keeps the buffers that it could still write.
+            // As after the failure of a device that keeps the buffers it could still write to.
             let WorkDone::Code(columns) = &mut job.done;
             for output in &mut columns.outputs {
                 let mut other = self.world.pool.alloc(output.len());
@@ -644,7 +648,7 @@ impl SimArray {
         self.event(VolumeEvent::DeviceGone(DeviceId(id), fault));
     }
 
-    /// Lets `milliseconds` pass with nothing executed but ticks.
+    /// Lets `milliseconds` pass, executing nothing but ticks.
     pub fn sleep(&mut self, milliseconds: u64) {
         for _ in 0..milliseconds.div_ceil(100) {
             self.now.0 += 100_000_000;
@@ -695,7 +699,7 @@ impl SimArray {
         self.volume.status()
     }
 
-    /// Bytes of the volume that an earlier run could not read.
+    /// Tells the array of bytes of the volume that an earlier run could not read.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         self.volume.expect_damage(ranges, is_beyond_repair);
     }
@@ -706,12 +710,13 @@ impl SimArray {
         self.volume.due()
     }
 
-    /// The hash of a block of the volume as the array's cached pages have it; none while they do not.
+    /// The hash of a block of the volume according to the array's cached pages; None when its page is not
+    /// cached.
     pub(super) fn cached_hash(&self, block: usize) -> Option<BlockHash> {
         self.volume.cached_hash(VolumeOffset(block as u64 * BLOCK))
     }
 
-    /// The array's random choices and the test's may come from one seed.
+    /// The simulator's generator, so that a test's random choices can come from the same seed.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
@@ -734,7 +739,7 @@ impl SimArray {
                     assert!(self.admin_done.insert(id.0, result).is_none(), "answered twice");
                 }
                 ArrayAction::Release(device) => {
-                    // What is in flight on it may end later, or never.
+                    // Operations in flight on it may end later, or never.
                     assert!(self.released.insert(device.0), "released twice");
                 }
                 ArrayAction::Notice(notice) => self.notices.push(notice),

@@ -1,8 +1,8 @@
-//! The superblock that counts on a simulated disk, remembered: the explorer starts many arrays from copies of the
+//! A cache of the valid superblocks of simulated disks: the explorer starts many arrays from copies of the
 //! same disks, and decoding four copies of 16 KiB each time would be most of its work.
 //!
-//! Blocks are shared between copies of a disk and never change under a handle, so equal handles are equal bytes. The
-//! memory holds the handles it knows, so that no address is ever used again while it is a key.
+//! Blocks are shared between copies of a disk and never change under a handle, so equal handles mean equal
+//! bytes. The cache holds the handles it knows, so that no address is reused while it is a key.
 
 use super::disk::{BLOCK, Block, SimDisk};
 use crate::format::{COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, decode_copy};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Blocks of one copy.
 const BLOCKS: usize = COPY_BYTES / BLOCK as usize;
-/// Copies that are remembered: all those of the widest array that is explored, many times over.
+/// Most cached copies: many times those of the widest array that is explored.
 const REMEMBERED_MAX: usize = 2048;
 
 type Key = (CopyPlace, [usize; BLOCKS]);
@@ -22,14 +22,14 @@ thread_local! {
     static REMEMBERED: RefCell<HashMap<Key, (Vec<Block>, Decoded)>> = RefCell::new(HashMap::new());
 }
 
-/// The superblock that counts; none where there is none, or none that may be used.
+/// The valid superblock of a disk; None when it has none, or none that this version may use.
 pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
     let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));
     let copies: Vec<_> = copies.map(|(place, offset)| Ok(copy_at(disk, place, offset.0))).collect();
     crate::format::newest_read(copies.try_into().expect("four")).ok()
 }
 
-/// Words of a superblock copy that a device may lie about, with their places in it; see docs/on-disk-format.md.
+/// Fields of a superblock copy that a device may lie about; for their offsets see docs/on-disk-format.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Counts updates of the superblock.
@@ -53,7 +53,7 @@ pub enum Claim {
 }
 
 impl Claim {
-    /// Those that the explorer has devices make.
+    /// The claims that the explorer forges.
     pub const ALL: [Claim; 8] = [
         Claim::Sequence,
         Claim::RoCompat,
@@ -65,7 +65,8 @@ impl Claim {
         Claim::LogStartEpoch,
     ];
 
-    /// What a copy is to say instead of `before`, so that its place stays right: a sequence goes to the slot of its parity.
+    /// The value that a copy shall claim instead of `before`, adapted so that the copy's slot stays right: a
+    /// sequence belongs in the slot of its parity.
     #[must_use]
     pub fn in_place(self, value: u64, before: u64) -> u64 {
         if self == Claim::Sequence { value & !1 | before & 1 } else { value }
@@ -86,12 +87,12 @@ impl Claim {
     }
 }
 
-/// Where the checksum of a copy lies; it is computed with these bytes zero.
+/// The bytes of a copy that hold its checksum, which is computed with them set to zero.
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
 impl SimDisk {
-    /// Every copy of the superblock that has one says `claim(what it says)` from now on, with a checksum that fits: what a
-    /// mistaken or hostile writer leaves. Returns what the newest copy said.
+    /// Sets the field `claim` of every valid copy to `value(old)`, with a matching checksum, as a mistaken or
+    /// hostile writer would. Returns the old value in the newest copy.
     pub fn forge_superblock(&mut self, claim: Claim, value: impl Fn(u64) -> u64) -> Option<u64> {
         let mut said = None;
         for offset in all_copy_offsets(self.bytes()).map(|offset| offset.0) {

@@ -1,5 +1,5 @@
-//! Two questions about blocks that must always be answered no: has one changed that nobody wrote (T2), and is one that clients
-//! cannot read still on the disks (T1)?
+//! Two checks of blocks: no block changes unless a client writes it (T2), and no block that clients cannot
+//! read is still on the disks (T1).
 
 use super::disk::{BLOCK, SimDisk};
 use super::{Floor, Oracle, SimArray};
@@ -8,23 +8,24 @@ use crate::codec::Codec;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, SlotIndex};
 use std::ops::Range;
 
-/// The hashes of all blocks of a volume, as far as they have been seen in the array's cache.
+/// The hashes of all blocks of a volume that were seen in the array's cache.
 #[derive(Clone, Default)]
 pub(super) struct Watch {
     hashes: Vec<Option<BlockHash>>,
 }
 
 impl Watch {
-    /// Forgets all hashes: after a start the log decides which of the last writes have happened.
+    /// Forgets all hashes: after a start the log decides which of the last writes took effect.
     pub(super) fn reset(&mut self) {
         self.hashes.clear();
     }
 
-    /// Looks at all blocks. Those within `written` may have changed: requests to write them were under way since the last look.
-    /// With `may_set_aside` more members had trouble than the array survives, and blocks may have been set aside.
+    /// Checks all blocks. Those within `written` may have changed: requests to write them were under way
+    /// since the last call. `may_set_aside`: more members had trouble than the array survives, so blocks may
+    /// have been set aside.
     ///
     /// # Errors
-    /// The first block that has changed and was not written.
+    /// The first block that changed without being written.
     pub(super) fn look(
         &mut self,
         sim: &SimArray,
@@ -35,7 +36,7 @@ impl Watch {
         for (block, before) in self.hashes.iter_mut().enumerate() {
             let Some(now) = sim.cached_hash(block) else { continue };
             let Some(before) = before.replace(now).filter(|before| *before != now) else { continue };
-            // What was lost or set aside may be found again.
+            // A block that was lost or set aside may be found again.
             let is_found = now.is_stored() && (before == BlockHash::LOST || before.was_set_aside_from(now));
             let is_set_aside = may_set_aside && before.is_stored() && now == before.set_aside();
             if !is_found && !is_set_aside && !written.iter().any(|range| range.contains(&block)) {
@@ -46,7 +47,7 @@ impl Watch {
                     BlockHash(bytes) => format!("stored with hash {:02x?}", &bytes[..4]),
                 };
                 return Err(format!(
-                    "T2: nobody wrote block {block}, which was {} and is {}",
+                    "T2: block {block} changed without a write: it was {} and is {}",
                     name(before),
                     name(now)
                 ));
@@ -56,8 +57,8 @@ impl Watch {
     }
 }
 
-/// Where the content of a block lies that clients may expect, if anywhere: as it is, or in k other columns of a row that can be
-/// read and give it when they are decoded. Zeroes are not looked for: they lie everywhere.
+/// Where the disks still hold content of a block that clients may expect: in the block itself, or in k other
+/// readable columns of a row that decode to it. Zeroes are not searched for: they lie everywhere.
 pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floor) -> Option<String> {
     let status = sim.status();
     let map = Map::new(&status.geometry);
@@ -77,7 +78,7 @@ pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floo
         let mut columns: Vec<(usize, Vec<u8>)> = Vec::new();
         for (member, disk) in disks.iter().enumerate() {
             let column = usize::from(map.column_of(slot, MemberIndex(member as u16)).0);
-            // The data columns that were never written count as zeroes, whatever their members hold.
+            // Data columns that were never written count as zeroes, whatever their members hold.
             let neighbour = stripe * map.k * rows + column * rows + row;
             if column < map.k
                 && neighbour < oracle.blocks()
@@ -170,7 +171,7 @@ mod tests {
         let region = sim.data_region();
         let all = region.start / BLOCK..region.end / BLOCK;
         for (gone, member) in (0..5).enumerate() {
-            // Each member cannot be read any more, one after the other.
+            // One member after the other becomes unreadable.
             sim.disks.get_mut(&member).expect("a disk").bad_blocks.extend(all.clone());
             match gone + 1 {
                 1 | 2 => assert!(found(&sim).is_some(), "{} are left", 4 - gone),
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_block_that_nobody_wrote_is_seen_and_one_that_somebody_wrote_is_not() {
+    fn a_change_of_a_block_without_a_write_is_seen_and_one_by_a_write_is_accepted() {
         let (mut sim, oracle) = written();
         let of_block = |block| Vec::from_iter([block].map(|block| block..block + 1));
         let mut watch = Watch::default();

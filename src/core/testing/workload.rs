@@ -1,7 +1,9 @@
-//! A seeded load on a simulated array: clients, administrators and failing members, checked against the oracle.
+//! A seeded load on a simulated array: clients, administrators and failing members. The oracle checks every
+//! reply.
 //!
-//! One step is one client request, one fault, one administrator's request, a pause, or one operation of one disk. At most
-//! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
+//! One step is one client request, one fault, one administrator's request, a pause, or one operation of one
+//! disk. At most `m` members are out of service or dead at a time, so every request must succeed.
+//! Deterministic.
 
 mod passing;
 
@@ -20,11 +22,11 @@ use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, Membe
 /// Sectors of a block.
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
 
-/// How often each kind of step is taken; the numbers are shares of their sum.
+/// The relative frequencies of the kinds of steps, and limits of the load.
 // More than 15 fields: the columns of the table of scenarios.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Operations of disks: the more, the emptier the queues.
+    /// Operations of disks: the higher, the emptier the queues.
     pub operations: u64,
     /// Writes of a few sectors to a few blocks.
     pub small_writes: u64,
@@ -36,7 +38,7 @@ pub struct Workload {
     pub reads: u64,
     /// Flushes.
     pub flushes: u64,
-    /// Of the writes, one in so many is FUA.
+    /// One write in this many is FUA.
     pub fua_one_in: u64,
     /// Trims and zeroing, of whole stripes and of any range.
     pub zeroes: u64,
@@ -44,22 +46,22 @@ pub struct Workload {
     pub pauses: u64,
     /// Members that die, with or without their caches, fail a flush, or become slow.
     pub faults: u64,
-    /// Blocks of members that cannot be read until they are written.
+    /// Blocks of members that become unreadable until they are written.
     pub unreadable: u64,
-    /// Faults of these kinds that pass.
+    /// Passing faults, of the kinds in `kinds`.
     pub passing: u64,
-    /// See `passing`; also what restarts are given.
+    /// The kinds of faults for `passing` and for restarts.
     pub kinds: FaultKinds,
-    /// Administrators that take members out, bring disks in, scrub.
+    /// Requests of administrators: take a member out, bring a disk in, scrub.
     pub admin: u64,
     /// Most client requests in flight.
     pub depth: usize,
-    /// Disks do everything else before they flush, so that much is in their caches.
+    /// Disks execute everything else before flushes, so that their caches hold much.
     pub slow_flushes: bool,
 }
 
 impl Workload {
-    /// Some of everything, and enough operations between requests that queues run empty at times.
+    /// Some of everything, and enough operations between requests for queues to run empty at times.
     pub const MIXED: Workload = Workload {
         operations: 60,
         small_writes: 14,
@@ -91,7 +93,7 @@ enum Pending {
 pub struct Run {
     /// The array.
     pub sim: SimArray,
-    /// What its clients may see.
+    /// What its clients may see; checks what they do see.
     pub oracle: Oracle,
     /// More is damaged than the array survives: requests may fail.
     pub errors_allowed: bool,
@@ -105,50 +107,51 @@ pub struct Run {
     pub(super) width: u16,
     pub(super) spare_members: usize,
     stripe_sectors: u64,
-    /// Copies of disks that were made.
+    /// Copies of disks made so far.
     pub(super) copies: Vec<OldCopy>,
-    /// All members have trouble.
+    /// More members have trouble than the array survives.
     is_overwhelmed: bool,
-    /// Requests with lower numbers may fail: they were there when all members had trouble.
+    /// Requests with lower numbers may fail: they were under way while too many members had trouble.
     lenient_below: u64,
     watch: Watch,
     /// Members that have been in service and in order from the start: bit by index.
     faithful: u64,
-    /// Members that something has happened to for which one may be taken out of service: bit by index.
+    /// Members that had a fault for which a member may be taken out of service: bit by index.
     guilty: u64,
-    /// Steps for which what happened to a member is still going through the array.
+    /// Steps during which the array is still dealing with what happened to a member.
     tense: u32,
-    /// Requests to take a member out, with when they have ended at the latest: it may still be in service.
+    /// Requests to take a member out, each with its member and the time by which it has ended at the latest.
+    /// Until then the member may still be in service.
     pub(super) leaving: Vec<(u64, u16, Timestamp)>,
-    /// Notices of the array that are in the log.
+    /// Number of the array's notices that are already in the log.
     noticed: usize,
     log: Vec<String>,
 }
 
-/// Steps after a member's fault, or an administrator's request, until all is recorded; roughly.
+/// Steps after a member's fault, or an administrator's request, until everything is recorded; roughly.
 const TENSE_STEPS: u32 = 120;
 
-/// Nanoseconds after which a member that is taken out has left.
+/// Nanoseconds after which a member that is being taken out has left.
 const LEAVING_MAX: u64 = 5_000_000_000;
 
-/// Nanoseconds after which a member whose operations do not end is taken out, where some hang.
+/// Nanoseconds after which a member whose operations do not end is taken out, in loads where operations hang.
 const HANG_LIMIT: u64 = 30_000_000_000;
 
-/// Tenths of a second in which nothing is in flight, after which requests hang: [`HANG_LIMIT`], and as much again for what
-/// waits for a row that cannot be read, and for what comes to wait after another.
+/// Tenths of a second with nothing in flight after which requests count as hung: [`HANG_LIMIT`], and as much
+/// again for requests that wait for an unreadable row, and for those that start to wait after another.
 const IDLE_MAX: usize = 600;
 
-/// What is remembered for the report of a violation.
+/// Most lines kept for the report of a violation.
 const LOG_MAX: usize = 400;
 
 impl Run {
-    /// A load on an array whose clients may see what `oracle` says.
+    /// A load on an array whose content is what `oracle` says.
     #[must_use]
     pub fn new(sim: SimArray, oracle: Oracle, workload: Workload, random: Random) -> Run {
         let status = sim.status();
         let geometry = status.geometry;
         let away = status.members.iter().filter(|member| member.state != MemberState::Online);
-        // Also those that were sick before this load began.
+        // Includes members that were sick before this load began.
         let is_sick = |member: &&MemberStatus| {
             let disk = member.device.and_then(|device| sim.disks.get(&device.0));
             disk.is_some_and(|disk| disk.has_passing_fault(sim.now()))
@@ -189,7 +192,7 @@ impl Run {
         &self.log
     }
 
-    /// Whether a member has just failed, or something was done about one.
+    /// Whether a member has just failed, or an administrator has just done something about one.
     #[must_use]
     pub fn is_tense(&self) -> bool {
         self.tense > 0
@@ -202,7 +205,7 @@ impl Run {
         self.log.push(what);
     }
 
-    /// Takes what the array has said into the log.
+    /// Copies the array's new notices into the log.
     fn hear(&mut self) {
         for at in std::mem::replace(&mut self.noticed, self.sim.notices.len())..self.sim.notices.len() {
             self.note(format!("the array: {}", self.sim.notices[at].text));
@@ -220,7 +223,7 @@ impl Run {
         said.append(&mut self.log);
     }
 
-    /// Members that are out of service, or whose disk is not in order: bit by index.
+    /// Members that are out of service, or whose disk is not sound: bit by index.
     #[must_use]
     pub fn impaired(&self) -> u64 {
         let mut impaired = 0;
@@ -246,7 +249,7 @@ impl Run {
         self.faithful
     }
 
-    /// Takes one step. True: what a crash would leave, or what it must leave, may have changed.
+    /// Takes one step. Returns whether what a crash would leave, or must leave, may have changed.
     ///
     /// # Errors
     /// What a client saw that it must not.
@@ -287,7 +290,7 @@ impl Run {
             11 => self.passing_fault(),
             _ => drop(self.sim.step()),
         }
-        // Only then may something have happened to a member.
+        // Only in a tense time may something have happened to a member.
         if self.tense > 0 {
             self.faithful &= !self.impaired();
         }
@@ -297,13 +300,13 @@ impl Run {
         Ok((self.sim.changes(), self.oracle.now()) != before)
     }
 
-    /// Lets every client request end.
+    /// Waits until every client request has ended.
     ///
     /// # Errors
     /// What a client saw that it must not.
     pub fn finish(&mut self) -> Result<(), String> {
-        // Nothing waits for ever (T7): a member that does not answer is given up after its time, and a row that cannot be read
-        // is waited for some more.
+        // Nothing waits for ever (T7): a member that does not answer is given up after its limit, and
+        // requests wait a bounded time for an unreadable row.
         let mut idle = 0;
         while !self.pending.is_empty() {
             if !self.sim.step() {
@@ -322,18 +325,18 @@ impl Run {
     /// Reads the whole volume.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// What is wrong with its content.
     pub fn read_all(&mut self) -> Result<(), String> {
         self.finish()?;
         self.read(0, self.oracle.sectors());
         self.finish()
     }
 
-    /// Kills the process or cuts the power, when no clean stop has come before, starts again and checks what is there.
-    /// When the array cannot be started, why.
+    /// Kills the process or cuts the power, unless the array was stopped cleanly, starts again and checks the
+    /// content. Returns the reason when the array cannot be started.
     ///
     /// # Errors
-    /// What is wrong with what is there.
+    /// What is wrong with the content.
     pub fn restart(
         mut self,
         world: &SimWorld,
@@ -388,7 +391,7 @@ impl Run {
                 let count = (1 + self.random.below(3)).min(stripes - at);
                 (at * stripe, (count * stripe).min(sectors - at * stripe))
             }
-            // Half of the small writes go to two stripes, so that they meet in rows and in the log.
+            // Half of the small writes go to two stripes, so that they often share rows and batches.
             1 => {
                 let span = if self.random.one_in(2) { sectors.min(stripe * 2) } else { sectors };
                 match self.random.below(3) {
@@ -449,7 +452,8 @@ impl Run {
         self.pending.push((id, Pending::Write { written, fua }));
     }
 
-    /// Looks at what has changed, and whether requests may fail that begin from now on.
+    /// Checks the blocks that changed, and ends the time in which new requests may fail once the trouble has
+    /// passed.
     fn watch(&mut self) -> Result<(), String> {
         if self.workload.kinds.is_empty() {
             return Ok(());
@@ -593,7 +597,7 @@ impl Run {
         self.note(format!("blocks {bad:?} of member {member} become unreadable"));
     }
 
-    /// The disk of a member that comes back, in order.
+    /// The disk of a member that comes back, repaired.
     pub(super) fn reopen(&mut self, id: u32) -> NewDevice {
         if self.workload.kinds.contains(FaultKind::Rollback)
             && self.random.one_in(2)
@@ -604,7 +608,7 @@ impl Run {
             self.counts.count(FaultKind::Rollback);
         }
         let device = self.sim.reopen_disk(id);
-        // What it may have forgotten is the array's to know.
+        // Whether it forgot anything is for the array to find out.
         if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
             if disk.forgot {
                 disk.forgot_in = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
@@ -616,10 +620,10 @@ impl Run {
         device
     }
 
-    /// Reads a block, when no other request is under way; the error of the client, if it got one.
+    /// Reads a block while no other request is under way. The inner error is the client's.
     ///
     /// # Errors
-    /// What is wrong with what was read.
+    /// What is wrong with the bytes read.
     pub(super) fn read_block(&mut self, block: usize) -> Result<Result<(), ClientError>, String> {
         let id = self.sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
         match self.sim.wait(id) {
@@ -659,7 +663,7 @@ impl Run {
             }
             MemberState::Rebuilding => {}
             _ if status.replacement.is_some() => {}
-            // One that was out of service comes back, and needs only what it has missed.
+            // A member that was out of service comes back, and needs only what it has missed.
             state if state != MemberState::Online && self.random.one_in(2) => {
                 if let Some(id) = self.sim.disk_out_of_use(member) {
                     self.note(format!("disk {id} of member {member} ({state:?}) comes back"));
@@ -668,7 +672,7 @@ impl Run {
                     let _ = self.sim.submit_admin(AdminRequest::Online { member: index, device });
                 }
             }
-            // One that is in service is replaced, too.
+            // A member in service may be replaced, too.
             _ => {
                 let device = self.sim.add_blank_disk();
                 self.note(format!("member {member} ({:?}) is replaced", status.state));

@@ -1,4 +1,4 @@
-//! Events and actions of a volume. See the folder's head page.
+//! Events and actions of a volume. See the head of the folder's `mod.rs`.
 
 use crate::array::JobDone;
 pub use crate::array::{
@@ -11,14 +11,15 @@ use crate::units::VolumeOffset;
 /// A request of a client, already validated: inside the volume, aligned to its sector, length above zero.
 #[derive(Debug)]
 pub enum ClientRequest {
-    /// Fill `buf` from `offset`; it comes back in [`ClientReply::Data`].
+    /// Fill `buf` with the bytes from `offset` on; it is returned in [`ClientReply::Data`].
     Read {
         /// Where in the volume.
         offset: VolumeOffset,
         /// Filled whole on success.
         buf: BufMut,
     },
-    /// The same, where [`ClientReply::Sparse`] may come back: what is known to be zeroes is not filled in.
+    /// The same, but the reply may be [`ClientReply::Sparse`], in which known zeroes are described, not
+    /// filled in.
     ReadSparse {
         /// Where in the volume.
         offset: VolumeOffset,
@@ -36,8 +37,8 @@ pub enum ClientRequest {
     },
     /// Done when every write completed before, on any connection, is on stable storage.
     Flush,
-    /// The client does not need these bytes any more; advisory. Long ones come in parts, see [`super::Volume::part_len`];
-    /// and so do all below.
+    /// The client does not need these bytes any more; advisory. Long requests of this and the following kinds
+    /// come in parts, see [`super::Volume::part_len`].
     Trim {
         /// Where in the volume.
         offset: VolumeOffset,
@@ -66,7 +67,7 @@ pub enum ClientRequest {
         /// Bytes.
         len: u64,
     },
-    /// How well the range is kept.
+    /// The health of the range: clean, degraded or lost.
     Health {
         /// Where in the volume.
         offset: VolumeOffset,
@@ -75,31 +76,31 @@ pub enum ClientRequest {
     },
 }
 
-/// The good end of a client request.
+/// The result of a client request that succeeded.
 #[derive(Debug)]
 pub enum ClientReply {
-    /// Done; nothing to carry back.
+    /// Done; there is nothing to return.
     Done,
     /// The buffer of a read, filled.
     Data(BufMut),
-    /// What a read found, in runs that cover the asked range; one of them at least is of zeroes.
+    /// The result of a read, in runs that cover the requested range; at least one of them is of zeroes.
     Sparse(Vec<ReadRun>),
-    /// Extents that cover the asked range, at least one.
+    /// Extents that cover the requested range; at least one.
     Extents(Vec<VolumeExtent>),
-    /// Runs of equal health, (bytes, health), that cover the asked range, at least one.
+    /// Runs of equal health, (bytes, health), that cover the requested range; at least one.
     Health(Vec<(u64, Health)>),
 }
 
-/// A run of what a read found.
+/// A run of bytes in the result of a read.
 #[derive(Debug)]
 pub enum ReadRun {
-    /// So many bytes of zeroes.
+    /// This many bytes of zeroes.
     Zeroes(u64),
     /// These bytes.
     Data(BufMut),
 }
 
-/// A run of a volume with one allocation state.
+/// A run of bytes of a volume with one allocation state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VolumeExtent {
     /// Bytes, never zero.
@@ -108,7 +109,7 @@ pub struct VolumeExtent {
     pub hole: bool,
 }
 
-/// What drives a volume.
+/// An event for a volume.
 #[derive(Debug)]
 pub enum VolumeEvent {
     /// A client's request; answered in [`VolumeOutput::replies`] with the same id.
@@ -119,21 +120,21 @@ pub enum VolumeEvent {
     Io(Completion),
     /// A job ended.
     Worked(JobDone),
-    /// A device is known to be gone without an operation having failed: its file was deleted, or its operations do not end
-    /// (ETIMEDOUT).
+    /// A device is known to be gone without an operation having failed: its file was deleted, or its
+    /// operations do not end (ETIMEDOUT).
     DeviceGone(DeviceId, IoFault),
-    /// Time passed. Due at least every 100 ms while anything is going on; cheap.
+    /// Time passed. Due at least every 100 ms while anything is under way; cheap.
     Tick,
 }
 
 /// The end of a client's request.
 pub type EndedRequest = (RequestId, Result<ClientReply, ClientError>);
 
-/// What comes of an event. A driver takes the replies first: the end of a stop is the last thing of an array.
+/// What a step returns. A driver takes the replies first: the action that ends a stop is the array's last.
 #[derive(Debug, Default)]
 pub struct VolumeOutput {
     /// Client requests that ended, in that order.
     pub replies: Vec<EndedRequest>,
-    /// What the array below wants done, as it said it.
+    /// The array's actions, unchanged.
     pub actions: Vec<ArrayAction>,
 }

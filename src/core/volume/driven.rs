@@ -1,8 +1,8 @@
-//! An array as a volume drives it: events that are the array's go to it, the ends of slot requests come back one by
-//! one, and what the array wants done is passed on as it is. Every kind of volume is built on this.
+//! Drives an array for a volume: hands it the events that concern it, returns slot requests one by one as
+//! they end, and passes the array's actions on unchanged. Every kind of volume is built on this.
 //!
-//! Invariants: a volume that steps takes every end before it passes on; the array is told to stop once, when its
-//! volume has nothing in flight. Must not know what a volume makes of its requests.
+//! Invariants: within a step, a volume takes every ended request before it calls `pass_on`; the array is told
+//! to stop once, when the volume has nothing in flight. Must not know how a volume serves its requests.
 
 use super::api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent,
@@ -14,7 +14,7 @@ use crate::units::Timestamp;
 /// See the head of this file.
 pub(super) struct DrivenArray {
     array: Array,
-    /// Request to stop that the array has not been given yet.
+    /// A stop request not yet given to the array.
     stop: Option<RequestId>,
     stopping: bool,
 }
@@ -32,7 +32,7 @@ impl DrivenArray {
         &mut self.array
     }
 
-    /// Gives the array an event of its own. Returns a client's request, which is the volume's.
+    /// Gives the array an event that concerns it. Returns a client's request, which is for the volume.
     pub(super) fn take(
         &mut self,
         now: Timestamp,
@@ -58,12 +58,12 @@ impl DrivenArray {
         None
     }
 
-    /// The next slot request that ended. What the volume does about it may end others.
+    /// The next slot request that ended. The volume's response to it may end others.
     pub(super) fn next_ended(&mut self) -> Option<EndedRequest> {
         self.array.next_ended()
     }
 
-    /// Passes on what the array wants done. `is_idle`: the volume has nothing in flight.
+    /// Passes on the array's actions. `is_idle`: the volume has nothing in flight.
     pub(super) fn pass_on(&mut self, now: Timestamp, is_idle: bool, out: &mut VolumeOutput) {
         if is_idle && let Some(id) = self.stop.take() {
             self.array.admin(now, id, AdminRequest::Stop);
@@ -71,7 +71,7 @@ impl DrivenArray {
         self.array.take_actions(&mut out.actions);
     }
 
-    /// Whether clients' requests are refused by now.
+    /// Whether a stop was requested: clients' requests are refused from then on.
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping
     }

@@ -1,6 +1,6 @@
 //! Volumes: what clients see, on top of an array's slots.
 //!
-//! This page holds the interface between a volume and whoever drives it (the daemon's reactor, or a test with
+//! This file holds the interface between a volume and its driver (the daemon's reactor, or a test with
 //! simulated members). A volume is sans-IO: events go in, actions come out, in one call of `step`; time and
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
@@ -23,18 +23,19 @@ use crate::units::Timestamp;
 
 /// A volume as its driver sees it.
 pub trait Volume: Send {
-    /// Takes one event and appends what comes of it.
+    /// Handles one event and appends its replies and actions to `out`.
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput);
 
-    /// How many bytes from its offset on a request without payload should cover at most, so that one step with it takes some
-    /// tens of microseconds: the driver cuts it there, and asks again for the rest. Not more than its length, and above zero; a
-    /// request that must be done or refused as a whole gets all of its length.
+    /// The most bytes, from its offset on, that one step with a request without payload should cover, so that
+    /// the step takes some tens of microseconds. The driver cuts the request there and asks again for the
+    /// rest. Above zero and at most the request's length; the whole length for a request that must be done or
+    /// refused as a whole.
     fn part_len(&self, request: &ClientRequest) -> u64;
 
-    /// When [`VolumeEvent::Tick`] is due at the latest, where that is sooner than it says itself.
+    /// When [`VolumeEvent::Tick`] is due at the latest, if sooner than the interval stated there.
     fn due(&self) -> Option<Timestamp>;
 
-    /// Changes whenever the list of what cannot be read does ([`VolumeStatus::lost`] and its like).
+    /// Changes whenever the lists of unreadable ranges change ([`VolumeStatus::lost`] and its like).
     fn damage_revision(&self) -> u64 {
         0
     }

@@ -2,7 +2,7 @@
 //! them to the array with bounded parallelism, and answers when the last part is done.
 //!
 //! Invariant: a request is answered once, after all its parts have ended; the first error is its answer. A
-//! zeroing request of any length holds a bounded number of parts. Must not know of members.
+//! zeroing request of any length has a bounded number of parts under way. Must not know of members.
 
 use super::api::{
     AdminOutcome, AdminRefusal, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
@@ -27,16 +27,17 @@ pub struct PlainVolume {
     pool: Pool,
     stripe_bytes: u64,
     requests: Slab<Request>,
-    /// Zeroes for the parts of zeroing requests that are not whole stripes, at most one stripe long.
+    /// One stripe of zeroes, for the ends of zeroing requests that are not whole stripes; allocated at first
+    /// use.
     zeroes: Option<Buf>,
-    /// What the request that begins is called, and where it is.
+    /// Name and byte range, for messages, of the request that is being started.
     named: (&'static str, Option<(VolumeOffset, u64)>),
 }
 
 struct Request {
     id: RequestId,
     kind: Kind,
-    /// What it is called, and the bytes of the volume that it is about, for people.
+    /// Its name and byte range in the volume, for messages.
     what: &'static str,
     place: Option<(VolumeOffset, u64)>,
     pending: usize,
@@ -44,7 +45,8 @@ struct Request {
 }
 
 enum Kind {
-    /// The parts of the reply, by place, and whether zeroes may stay out of it.
+    /// The parts of the reply in the order of their offsets. `sparse`: the reply may describe zeroes instead
+    /// of holding them.
     Read {
         parts: Vec<Option<Part>>,
         sparse: bool,
@@ -62,21 +64,21 @@ enum Kind {
     Health(Range<u64>),
 }
 
-/// A part of a read: its bytes, and what of them is zeroes and not filled in.
+/// A part of a read: its bytes, and the ranges of them that are zeroes and were not filled in.
 type Part = (BufMut, Vec<Range<usize>>);
 
-/// Runs of data in one answer. What is split further costs more to send than the zeroes in between.
+/// Most runs of data in one reply: more of them cost more to send than the zeroes between them.
 const SPARSE_RUNS_MAX: usize = 16;
 
-/// Parts of one zeroing request under way at one time.
+/// Most parts of one zeroing request under way at one time.
 const ZERO_PARTS_MAX: usize = 4;
 
-/// Chunks, with parity, that one part of a request without payload covers: a discard takes 60 ns
-/// for each, so that a part keeps the thread that serves everybody for 50 us.
+/// Chunks, parity included, covered by one part of a request without payload. A discard takes 60 ns for each,
+/// so one part holds the thread that serves all clients for 50 us.
 const PART_CHUNKS: u64 = 768;
 
-/// Names of parts carry their place in the request in these low bits; a request of 32 MiB in the smallest
-/// stripes (one 4 KiB chunk) has 2^13 parts.
+/// Low bits of a [`StripeRequestId`], which hold the part's index in its request: a request of 32 MiB in the
+/// smallest stripes (one 4 KiB chunk) has 2^13 parts.
 const PLACE_BITS: u32 = 20;
 
 impl PlainVolume {
@@ -115,7 +117,8 @@ impl PlainVolume {
         self.driven.array_mut().keep_scrub_paused();
     }
 
-    /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
+    /// The hash of the block at `offset` according to the array's cached pages, or None when its page is not
+    /// cached; for tests.
     pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);
         let chunk = u64::from(self.driven.array().geometry().chunk);
@@ -154,7 +157,7 @@ impl PlainVolume {
                 self.submit(now, request, 0, StripeRequest::Flush);
             }
             ClientRequest::Trim { offset, len, fua } => {
-                // Only whole stripes give space back; the ragged ends of a trim keep their bytes.
+                // Only whole stripes are trimmed; the ragged ends of the range keep their bytes.
                 let start = offset.0.next_multiple_of(self.stripe_bytes);
                 let end = (offset.0 + len) / self.stripe_bytes * self.stripe_bytes;
                 self.zero(now, id, start..end.max(start), fua);
@@ -176,7 +179,8 @@ impl PlainVolume {
         }
     }
 
-    /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known beforehand.
+    /// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
+    /// beforehand.
     fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
         whole(offset.0) && whole(len)
@@ -221,7 +225,7 @@ impl PlainVolume {
         let request = self.start(id, Kind::Zero { left, fua });
         self.continue_zero(now, request);
         if self.requests[request].pending == 0 {
-            // Nothing to zero: a flush is the shortest way that ends like every other request.
+            // Nothing to zero: a flush is the cheapest way to end like every other request.
             if let Kind::Zero { fua, .. } = &mut self.requests[request].kind {
                 *fua = false;
             }
@@ -362,7 +366,7 @@ impl Volume for PlainVolume {
 
     fn part_len(&self, request: &ClientRequest) -> u64 {
         let (offset, len) = match *request {
-            // It must fail before any of it is done.
+            // Such a request must fail before any part of it is done.
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
                 if !(may_unmap && self.zeroes_fast(offset, len)) =>
             {
@@ -396,7 +400,7 @@ impl Volume for PlainVolume {
     }
 }
 
-/// What a request is called, and the bytes that it is about.
+/// The name of a request in messages, and its byte range.
 fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)>) {
     match *request {
         ClientRequest::Read { offset, ref buf } | ClientRequest::ReadSparse { offset, ref buf } => {
@@ -411,13 +415,14 @@ fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)
     }
 }
 
-/// The answer to a read: runs of data and of zeroes where they may and where that pays, else one buffer.
+/// The reply to a read: runs of data and of zeroes where the client accepts them and they pay, else one
+/// buffer.
 fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientReply {
     let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
     if parts.iter().all(|(_, zeroes)| zeroes.is_empty()) {
         return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
     }
-    // Each run of zeroes ends a run of data at most.
+    // Each run of zeroes ends at most one run of data.
     let runs: usize = parts.iter().map(|(_, zeroes)| zeroes.len() + 1).sum();
     if !sparse || runs > SPARSE_RUNS_MAX && data_runs(&parts) > SPARSE_RUNS_MAX {
         for (buf, zeroes) in &mut parts {
@@ -443,7 +448,7 @@ fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientRepl
     ClientReply::Sparse(runs)
 }
 
-/// Runs of data between the zeroes of the parts of a read, which touch one another.
+/// Number of runs of data between the zeroes of a read. A run may extend over several parts.
 fn data_runs(parts: &[Part]) -> usize {
     let (mut count, mut in_data) = (0, false);
     for (buf, zeroes) in parts {
@@ -460,7 +465,7 @@ fn data_runs(parts: &[Part]) -> usize {
     count
 }
 
-/// Appends data, to what is there if memory allows.
+/// Appends data: to the last run if that is adjacent in memory, else as a run of its own.
 fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
     if buf.is_empty() {
         return;
@@ -472,8 +477,8 @@ fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
     runs.extend(rest.map(ReadRun::Data));
 }
 
-/// The parts of a read as one buffer again. A part that the array had to read anew lies elsewhere in memory;
-/// only then are bytes copied.
+/// Joins the parts of a read into one buffer. Bytes are copied only when the array read a part into other
+/// memory.
 fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
     let mut runs: Vec<BufMut> = Vec::with_capacity(1);
     for part in parts {
@@ -515,8 +520,7 @@ mod tests {
     use super::*;
     use crate::volume::Health;
 
-    /// A part of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes,
-    /// elsewhere.
+    /// A part of a read, `bytes` long: sevens, with rubbish in the ranges that are reported as zeroes.
     fn part(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
         let tail = buf.split_off(bytes);
         let mut part = std::mem::replace(buf, tail);
@@ -552,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_of_neighbouring_pieces_are_one_run_and_data_too() {
+    fn zeroes_of_neighbouring_parts_are_one_run_and_data_too() {
         let whole = || 0..16384usize;
         let none: &[Range<usize>] = &[];
         assert_eq!(shape(&reply(true, [none; 4])), [(65536, true)]);
@@ -565,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_no_parts_gets_bytes_and_so_does_who_would_get_too_many() {
+    fn a_reply_is_one_buffer_unless_sparse_is_asked_for_and_pays() {
         let some: &[Range<usize>] = &[0..4096, 8192..12288];
         let ClientReply::Data(bytes) = reply(false, [some; 4]) else { panic!("bytes") };
         for (at, block) in bytes.chunks(4096).enumerate() {

@@ -272,7 +272,7 @@ impl Context {
     /// Nothing may be under way on the device that reads or writes the range.
     pub(super) unsafe fn unregister(&self, start: *mut u8) -> Result<(), DeviceError> {
         self.bind()?;
-        // SAFETY: the caller says that nobody uses it.
+        // SAFETY: the caller guarantees that nothing uses the range.
         check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(start.cast()) })
     }
 
@@ -294,8 +294,8 @@ impl Context {
     /// Ends a failed context, although values that belong to it still exist. None of them may be
     /// used, or dropped, from now on.
     pub(super) fn destroy(&self) {
-        // SAFETY: whoever calls this has forgotten all owners of what belongs to it, so no handle
-        // is used again.
+        // SAFETY: the caller has forgotten all owners of values that belong to it, so no handle is used
+        // again.
         unsafe { sys::cuCtxDestroy_v2(self.raw) };
     }
 }
@@ -375,7 +375,7 @@ impl Stream {
     /// When the driver fails.
     ///
     /// # Safety
-    /// Both ranges must be valid until the copy is done, the target pinned and used by nobody else.
+    /// Both ranges must be valid until the copy is done, the target pinned and not otherwise used.
     pub(super) unsafe fn copy_out(
         &self,
         to: *mut u8,
@@ -475,7 +475,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: of this context and not used again; what is queued still runs to its end.
+        // SAFETY: of this context and not used again; queued work still runs to its end.
         unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
@@ -483,7 +483,7 @@ impl Drop for Stream {
 unsafe extern "C" fn woken(_stream: sys::CUstream, _status: CUresult, wake: *mut c_void) {
     // SAFETY: the box of `Stream::call`, handed over once.
     let wake = unsafe { Box::from_raw(wake.cast::<Box<dyn FnOnce() + Send>>()) };
-    // Unwinding must not enter the driver; whoever panicked has said so on standard error.
+    // Unwinding must not enter the driver; the panic has been reported on standard error.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(wake));
 }
 
@@ -629,7 +629,8 @@ impl PinnedMemory {
         Ok(memory)
     }
 
-    /// The first byte for the host; the caller agrees with the device on who writes what and when.
+    /// The first byte for the host; the caller must make sure that host and device do not write the same
+    /// bytes at a time.
     #[must_use]
     pub(super) fn start(&self) -> *mut u8 {
         self.start

@@ -1,8 +1,8 @@
-//! Measures a device: its link and memory, kernels on columns in its memory, and the whole way from
-//! host memory and back, each beside the ceiling that was measured in the same run.
+//! Measures a device: its link and memory, kernels on columns in its memory, and the whole way from host
+//! memory and back. Each rate stands beside the ceiling measured in the same run.
 //!
-//! Invariant: a rate is the median of several measurements, with the slowest and the fastest. Must
-//! not know how results are asked for.
+//! Invariant: a rate is the median of several measurements, with the slowest and the fastest. Must not know
+//! how a run is requested.
 
 mod ceilings;
 mod pipeline;
@@ -32,7 +32,7 @@ const REPETITIONS: usize = 5;
 /// Bytes of the slab that end-to-end runs read and write: larger than any cache.
 const SLAB_BYTES: usize = 2 << 30;
 
-/// Bytes of it that hold inputs; half as many hold outputs.
+/// Bytes of the slab that hold inputs; half as many hold outputs.
 const INPUT_BYTES: usize = 1 << 30;
 
 /// Codes that are measured.
@@ -43,7 +43,7 @@ const GEOMETRIES: [(usize, usize); 8] = [(4, 2), (8, 2), (8, 3), (8, 4), (10, 4)
 pub struct BenchOptions {
     /// Number of the device.
     pub index: usize,
-    /// Whether other tunings are tried too.
+    /// Whether to try other tunings, too.
     pub sweep: bool,
     /// How long one end-to-end measurement lasts, in seconds.
     pub seconds: f64,
@@ -67,7 +67,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Of measurements in bytes per second, at least one.
+    /// The rate from one or more measurements in bytes per second.
     fn of(mut rates: Vec<f64>) -> Rate {
         rates.sort_by(f64::total_cmp);
         let at = |index: usize| rates[index] / 1e9;
@@ -82,15 +82,14 @@ impl fmt::Display for Rate {
     }
 }
 
-/// All that was measured.
+/// All results.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
     /// [`OUTPUT_VERSION`].
     pub version: u32,
     /// The device.
     pub device: DeviceInfo,
-    /// Seconds from asking for the device until it could be used, its kernels assembled and buffers
-    /// registered.
+    /// Seconds to open the device: until its kernels were assembled and the buffers registered.
     pub open_seconds: f64,
     /// Bytes of buffers registered.
     pub registered_bytes: usize,
@@ -98,13 +97,13 @@ pub struct BenchReport {
     pub registered_seconds: f64,
     /// Link and memory.
     pub ceilings: Ceilings,
-    /// Columns that are on the device.
+    /// Coding of columns in device memory.
     pub resident: Vec<ResidentRow>,
-    /// Blocks that are on the device.
+    /// Hashing of blocks in device memory.
     pub blake3: Vec<HashRow>,
-    /// From host memory and back.
+    /// Batches from host memory and back.
     pub pipeline: Vec<PipelineRow>,
-    /// One batch at a time.
+    /// Duration of one batch at a time.
     pub latency: Vec<Latency>,
     /// Other tunings.
     pub sweep: Vec<SweepRow>,
@@ -133,7 +132,7 @@ impl Memory {
     }
 }
 
-/// Fills memory with bytes that are no special case for any kernel.
+/// Fills memory with random bytes, so that no kernel meets a special case.
 fn noise(bytes: &mut [u8]) {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     for word in bytes.as_chunks_mut::<8>().0 {
@@ -157,7 +156,7 @@ fn recovery(codec: &Codec, lost: usize) -> Transform {
 /// Measures a device.
 ///
 /// # Errors
-/// When there is no such device, too little memory (3 GiB on either side), or it fails.
+/// When there is no such device, it fails, or there is too little memory (3 GiB on host and device each).
 pub fn run(options: &BenchOptions) -> Result<BenchReport, DeviceError> {
     let begun = Instant::now();
     let device = info(options.index)?;
@@ -181,7 +180,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, DeviceError> {
             sweep.extend(pipeline::sweep_one(&mut other, &mut memory, &ceilings, options.seconds, &name)?);
         }
     }
-    // Last, since it leaves work for the other thread.
+    // Last, since it leaves compilations running on the other thread.
     let latency = pipeline::latencies(&mut opened, &mut memory)?;
     Ok(BenchReport {
         version: OUTPUT_VERSION,

@@ -92,7 +92,7 @@ enum Chosen {
     Table,
     LogExp,
     Fused,
-    /// Of so many changed columns.
+    /// By the change of this number of columns.
     Delta(usize),
 }
 
@@ -102,7 +102,7 @@ struct Copies {
     outputs: Vec<Run>,
     /// To be copied into staging now.
     staged_in: Vec<Staged>,
-    /// To be copied out of it when the batch has ended.
+    /// To be copied out of staging when the batch has ended.
     staged_out: Vec<Staged>,
 }
 
@@ -110,7 +110,7 @@ struct Copies {
 struct Staged {
     /// Offset in staging.
     offset: usize,
-    /// Address where it belongs.
+    /// Its address in host memory.
     host: usize,
     bytes: usize,
 }
@@ -278,8 +278,7 @@ impl CudaDevice {
         let fault = self.faults.take();
         let CudaDevice { tuning, slots, input, compute, output, notice, started, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
-        // There is one matrix for logarithms, which must not be replaced while another stream reads
-        // it.
+        // There is only one matrix for logarithms, which must not be replaced while another stream reads it.
         let turn = if matches!(chosen, Chosen::LogExp) { 0 } else { *started % compute.len() };
         let compute = &compute[turn];
         *started += 1;
@@ -321,8 +320,8 @@ impl CudaDevice {
         unsafe {
             if !control.is_empty() {
                 slot.control_host.start().copy_from_nonoverlapping(control.as_ptr(), control.len());
-                // In the same stream: on a stream of its own it was slower, since it competes with
-                // the kernels' reads.
+                // In the same stream: on a stream of its own the copy was slower, since it competes with the
+                // kernels' reads.
                 input.copy_in(slot.control.start(), slot.control_host.start(), control.len())?;
             }
             match gathered {
@@ -513,8 +512,8 @@ impl Device for CudaDevice {
             unsafe { ptr::copy_nonoverlapping(slot.staging.start().add(offset), to, bytes) };
         }
         let digests = slot.digests_host.start().cast::<Digest>();
-        // SAFETY: so many digests were copied there, which is done, and the memory holds all blocks
-        // of a slot.
+        // SAFETY: that many digests were copied there, the copy is done, and the memory has room for those of
+        // all blocks of a slot.
         Ok(unsafe { std::slice::from_raw_parts(digests, batch.digests) }.to_vec())
     }
 
@@ -529,7 +528,7 @@ impl Device for CudaDevice {
                 compiling.map(JoinHandle::join);
                 context.destroy();
             };
-            // Without a thread it stays, and so does the failure.
+            // If no thread can be started, the context stays, and the device stays failed.
             drop(std::thread::Builder::new().name("gpu-end".to_owned()).spawn(end));
         }
         // Slots, context and registered slabs may be in use for as long as the process lives.

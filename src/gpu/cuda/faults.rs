@@ -1,20 +1,18 @@
-//! Faults on purpose, on a real device: in the next batch on any device of a driver, a kernel
-//! traps, after which every call about that device's context fails, or runs for [`HANG_SECONDS`].
-//! For drills of what happens to jobs then. Costs one load of an atomic per batch. Must not know
-//! what a batch computes.
+//! Faults on purpose, on a real device: in the next batch on any device of a driver, a kernel traps, after
+//! which every call in that device's context fails, or a kernel runs for [`HANG_SECONDS`]. For drills of how
+//! jobs survive that. Costs one load of an atomic per batch. Must not know what a batch computes.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::device::Drill;
 
-/// How long a hang lasts: longer than any watchdog waits, but not for ever, so that it does not
-/// outlive the test.
+/// Length of a hang: longer than any watchdog waits, but limited, so that it does not outlive the test.
 pub const HANG_SECONDS: u64 = 20;
 
 /// Names of the kernels in [`PTX`].
 pub(super) const ENTRIES: [&str; 2] = ["fault_error", "fault_hang"];
 
-/// The kernels: a trap, and one thread that sleeps until so many nanoseconds have gone.
+/// The kernels: a trap, and one thread that sleeps for a number of nanoseconds.
 pub(super) const PTX: &str = "\
 .version 8.0
 .target sm_80
@@ -47,12 +45,12 @@ again:
 pub(super) struct Faults(AtomicU8);
 
 impl Faults {
-    /// Puts a fault into the next batch that is started.
+    /// Puts a fault into the next batch to be started.
     pub(super) fn put(&self, fault: Drill) {
         self.0.store(fault as u8 + 1, Ordering::SeqCst);
     }
 
-    /// Takes the fault that waits, if there is one.
+    /// Takes the waiting fault, if there is one.
     pub(super) fn take(&self) -> Option<Drill> {
         if self.0.load(Ordering::Relaxed) == 0 {
             return None;

@@ -1,10 +1,10 @@
 //! The fixed kernels: their PTX, assembled when first wanted, and how each is launched over
 //! columns.
 //!
-//! Invariants: launches have the shape that the head of the kernel's source asks for. Every
-//! function here that takes addresses is unsafe for the same reason: they must be of memory of this
-//! context that is valid, and not otherwise written, until the launch is done; lengths and
-//! distances are as each says. Must not know of slots or batches.
+//! Invariants: launches have the shape that the head of the kernel's source asks for. Every function here
+//! that takes addresses is unsafe for the same reason: the addresses must be of memory of this context that
+//! is valid, and not otherwise written, until the launch is done; lengths and distances are as each function
+//! says. Must not know of slots or batches.
 #![allow(unsafe_code)] // kernels are given addresses
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Family {
     }
 
     fn of_rows(&self, sizes: &[usize], rows: usize) -> &Function {
-        let at = sizes.iter().position(|&size| size == rows).expect("a kernel of so many rows");
+        let at = sizes.iter().position(|&size| size == rows).expect("a kernel of this many rows");
         &self.functions[at]
     }
 }
@@ -182,7 +182,8 @@ impl Kernels {
     /// When it cannot be launched.
     ///
     /// # Safety
-    /// See this file's head: the list of `count` entries, and what its entries name.
+    /// See this file's head: it applies to the list of `count` entries and to the memory that the entries
+    /// name.
     pub(super) unsafe fn gather(
         &self,
         stream: &Stream,
@@ -282,8 +283,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// All outputs by logarithms, with the matrix of `factors` bytes at `matrix`, which is copied
-    /// to where the kernel wants it: one stream at a time may use this. Any lengths and distances.
+    /// All outputs by logarithms, with the matrix of `factors` bytes at `matrix`, which is copied to the
+    /// kernel's variable: only one stream at a time may use this. Any lengths and distances.
     ///
     /// # Errors
     /// When it cannot be launched, or was not loaded.
@@ -302,8 +303,8 @@ impl Kernels {
         if factors > room {
             return Err(DeviceError::Unsupported("a matrix larger than rs_logexp holds"));
         }
-        // SAFETY: both have as many bytes; the stream orders this behind earlier launches that read
-        // the old matrix.
+        // SAFETY: both hold that many bytes; the stream orders this after earlier launches that read the old
+        // matrix.
         unsafe { stream.copy_within(variable, matrix, factors) }?;
         for (row, rows) in passes(columns.outputs, &LOGEXP_PASSES) {
             let output = columns.output + (row * columns.output_ld) as u64;
@@ -324,7 +325,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Whether [`Kernels::fused`] takes so many columns.
+    /// Whether [`Kernels::fused`] can take this many columns.
     #[must_use]
     pub(super) fn can_fuse(inputs: usize, outputs: usize) -> bool {
         TABLE_PASSES.contains(&outputs) && inputs + outputs <= FUSED_COLUMNS_MAX
@@ -365,8 +366,8 @@ impl Kernels {
         unsafe { stream.launch(function, blocks, THREADS, &mut arguments) }
     }
 
-    /// The first halves of the digests of `blocks` blocks of 4 KiB that lie behind one another;
-    /// four lanes a leaf when `lanes`, which is sooner done for few blocks.
+    /// The first halves of the digests of `blocks` blocks of 4 KiB that lie behind one another; with `lanes`,
+    /// four lanes hash each leaf, which is faster for few blocks.
     ///
     /// # Errors
     /// When it cannot be launched.

@@ -6,7 +6,7 @@ use super::api::{DeviceMemory, Stream};
 use super::tables::product;
 use crate::device::DeviceError;
 
-/// What lies around outputs before they are computed.
+/// The byte that fills outputs, and the gaps around them, before they are computed.
 pub const POISON: u8 = 0xA5;
 
 /// How columns lie in a buffer.

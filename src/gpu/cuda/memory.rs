@@ -1,9 +1,9 @@
 //! Host memory that the driver knows: slabs of pools, registered once for the whole process however
 //! many devices use them, with a count of their users.
 //!
-//! Invariants: a slab is unregistered when its last user is dropped and never before; the user that
-//! gives a device up is never dropped, so what it may still touch stays registered and mapped. A
-//! slab that cannot be registered is no error: its ranges are copied. Must not know of batches.
+//! Invariants: a slab is unregistered when its last user is dropped and never before; the user of a device
+//! that was given up is never dropped, so memory that the device may still touch stays registered and mapped.
+//! It is no error when a slab cannot be registered: its ranges are copied then. Must not know of batches.
 #![allow(unsafe_code)] // registering is a promise about memory; see each block
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +39,7 @@ pub(super) struct Slabs {
     report: Registered,
 }
 
-/// What registering took.
+/// The result of registering slabs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registered {
     /// Bytes that this device reaches directly.
@@ -74,7 +74,7 @@ impl Slabs {
         slabs
     }
 
-    /// What it took.
+    /// The result of registering.
     #[must_use]
     pub(super) fn report(&self) -> &Registered {
         &self.report
@@ -113,13 +113,13 @@ fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<
         slab.users += 1;
         return Ok((pointer, true));
     }
-    // Not registered, or by a context that has failed and took that with it: those users never go.
-    // SAFETY: every user keeps the pool, and so the mapping, until the last of them has
-    // unregistered it.
+    // Not registered, or registered by a context that has failed, which ended the registration; users of
+    // failed contexts are never dropped. SAFETY: every user keeps the pool, and so the mapping, until the
+    // last of them has unregistered it.
     let ours = match unsafe { context.register(start, bytes) } {
         Ok(()) => true,
-        // Unless a device is known that did so, somebody else in this process did, and takes it
-        // back when he likes: usable, but not ours to count.
+        // Registered, but by no device known here: another part of this process did so and may undo it at any
+        // time. Usable, but not counted here.
         Err((ALREADY_REGISTERED, _)) => false,
         Err((_, error)) => return Err(error.to_string()),
     };
@@ -128,7 +128,7 @@ fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<
         (true, Some(at), _) => shared[at].users += 1,
         (true, None, true) => shared.push(Shared { base, users: 1, owner: Arc::clone(context) }),
         (false, _, true) => {
-            // SAFETY: just registered, used by nobody.
+            // SAFETY: just registered, and not used by anything yet.
             let _ = unsafe { context.unregister(start) };
         }
         (_, _, false) => {}

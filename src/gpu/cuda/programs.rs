@@ -42,7 +42,7 @@ struct Pass {
     row: usize,
     threads: u32,
     block_bytes: usize,
-    /// Behind the function, which must not outlive it.
+    /// Dropped after the function, which must not outlive it.
     _module: Module,
 }
 
@@ -107,7 +107,7 @@ impl Program {
     }
 }
 
-/// Bytes between the columns of a trial: what is written there is found.
+/// Bytes between the columns of a trial, which show writes outside the columns.
 const TRIAL_GAP: usize = 16;
 
 /// Memory on which programs are tried before they are used: its own, so that nothing waits for an
@@ -175,7 +175,7 @@ impl Trial {
 type Key = (usize, Arc<[u8]>);
 
 enum State {
-    /// In how many batches it was seen.
+    /// The number of batches in which the matrix was seen.
     Seen(u32),
     Asked,
     Ready(Arc<Program>),
@@ -195,7 +195,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// The entry of a key, new or old, and what had to go for it.
+    /// The entry of a key, new or old, and the entry that was dropped for it.
     fn touch(&mut self, key: &Key) -> (&mut Known, Option<Known>) {
         self.clock += 1;
         let mut gone = None;
@@ -233,7 +233,7 @@ pub(super) struct Programs {
     cache: Arc<Mutex<Cache>>,
     requests: Option<Sender<Key>>,
     thread: Option<JoinHandle<()>>,
-    /// Compilations that are still requested are not needed any more.
+    /// Requested compilations are not needed any more.
     over: Arc<AtomicBool>,
 }
 
@@ -344,7 +344,7 @@ impl Drop for Programs {
         self.over.store(true, Ordering::Relaxed);
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            // It panics only where a matrix breaks an invariant, and has said so.
+            // The thread panics only if a matrix breaks an invariant, and has reported that.
             let _ = thread.join();
         }
     }

@@ -120,7 +120,7 @@ impl RawKernels {
         let blocks = data.len() / 4096;
         self.context.bind()?;
         let (source, target) = (self.uploaded(data)?, self.poisoned(blocks * 16)?);
-        // SAFETY: so many blocks and digests; waited for by `downloaded`.
+        // SAFETY: source and target hold that many blocks and digests; waited for by `downloaded`.
         unsafe { self.kernels.blake3_4k(&self.stream, source.start(), blocks, target.start(), lanes) }?;
         Ok(self.downloaded(&target)?.as_chunks::<16>().0.to_vec())
     }
@@ -133,7 +133,7 @@ impl RawKernels {
         let blocks = data.len() / block_bytes;
         self.context.bind()?;
         let (source, target) = (self.uploaded(data)?, self.poisoned(blocks * 32)?);
-        // SAFETY: so many blocks and digests; waited for by `downloaded`.
+        // SAFETY: source and target hold that many blocks and digests; waited for by `downloaded`.
         unsafe {
             self.kernels.blake3_blocks(&self.stream, source.start(), blocks, block_bytes, target.start())
         }?;

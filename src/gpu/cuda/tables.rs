@@ -1,17 +1,17 @@
-//! What kernels are given about a matrix: the product tables of the byte-permute kernels, and in
-//! which passes over the inputs the rows are computed. Pure. Must not know of devices.
+//! The form in which kernels get a matrix: the product tables of the byte-permute kernels, and the division
+//! of rows into passes over the inputs. Pure. Must not know of devices.
 
-/// Words of the tables of one factor: products of 0..8 in two, of 0..8 << 3 in two, of 0..4 << 6 in
-/// one.
+/// Words of the tables of one factor: two for its products with 0..8, two with (0..8) << 3, one with (0..4)
+/// << 6.
 pub(super) const TABLE_WORDS: usize = 5;
 
 /// Bytes of the tables of one factor.
 pub(super) const TABLE_BYTES: usize = TABLE_WORDS * size_of::<u32>();
 
-/// Rows that one launch of `rs_table`, `rs_delta` computes, largest first.
+/// Numbers of rows that one launch of `rs_table` or `rs_delta` can compute, largest first.
 pub(super) const TABLE_PASSES: [usize; 5] = [8, 4, 3, 2, 1];
 
-/// Rows that one launch of `rs_logexp` computes, largest first.
+/// Numbers of rows that one launch of `rs_logexp` can compute, largest first.
 pub(super) const LOGEXP_PASSES: [usize; 7] = [16, 8, 6, 4, 3, 2, 1];
 
 /// Product in GF(2^8) over 0x11D.
@@ -27,7 +27,7 @@ pub(super) fn product(a: u8, b: u8) -> u8 {
     sum as u8
 }
 
-/// The tables of one factor as the kernels read them.
+/// The tables of one factor in the form that the kernels read.
 #[must_use]
 pub(super) fn factor_tables(factor: u8) -> [u32; TABLE_WORDS] {
     let four = |first: u8, shift: u32| {
@@ -36,14 +36,15 @@ pub(super) fn factor_tables(factor: u8) -> [u32; TABLE_WORDS] {
     [four(0, 0), four(4, 0), four(0, 3), four(4, 3), four(0, 6)]
 }
 
-/// Writes the tables of all factors, in their order, behind one another.
+/// Appends the tables of all factors to `bytes`, in the order of the factors.
 pub(super) fn push_tables(factors: impl Iterator<Item = u8>, bytes: &mut Vec<u8>) {
     for factor in factors {
         bytes.extend(factor_tables(factor).iter().flat_map(|word| word.to_le_bytes()));
     }
 }
 
-/// Rows cut into launches as (first row, rows), each as many as one of `sizes`, which descend to 1.
+/// Divides rows into launches, as (first row, rows); the number of rows of each is one of `sizes`, which
+/// descend to 1.
 #[must_use]
 pub(super) fn passes(rows: usize, sizes: &[usize]) -> Vec<(usize, usize)> {
     let mut cut = Vec::new();

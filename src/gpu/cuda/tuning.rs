@@ -1,5 +1,4 @@
-//! The numbers that decide how a device is driven, in one place, so that a bench can try others.
-//! Pure.
+//! The numbers that decide how a device is driven, in one place, so that the benchmark can try others. Pure.
 
 /// How outputs are computed from inputs. All give the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -13,47 +12,48 @@ pub enum Method {
     Xor,
     /// By logarithms.
     LogExp,
-    /// By product tables, hashing in the same pass; by tables alone where that kernel does not take
-    /// the columns.
+    /// By product tables, hashing in the same pass; by tables alone if the fused kernel cannot take that many
+    /// columns.
     Fused,
 }
 
 /// How a device is driven.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Batches that can be under way at a time: one coming in, one being computed, one going out,
-    /// and one that waits, so that none of the three ever does.
+    /// Batches that can be under way at a time: one coming in, one being computed, one going out, and one
+    /// waiting, so that none of the three stages ever waits.
     pub slots: usize,
-    /// Most bytes of a slot. A link delivers this much in 2 ms, beside which launches cost nothing;
-    /// a smaller device gets smaller slots.
+    /// Most bytes of a slot. A link takes 2 ms for this much, so launches cost next to nothing; a smaller
+    /// device gets smaller slots.
     pub slot_bytes_max: usize,
-    /// Streams for computing, between which batches take turns: small ones, which leave most of the
-    /// device idle, then run side by side.
+    /// Streams for computing, which batches use in turn, so that small batches, which leave most of the
+    /// device idle, run side by side.
     pub compute_streams: usize,
-    /// Share of the free device memory that slots may take.
+    /// Fraction of the free device memory that slots may take.
     pub memory_fraction: f64,
-    /// Pinned bytes of a slot for ranges in memory that the driver does not know; as much as the
-    /// slot when slabs could not be registered.
+    /// Pinned bytes of a slot for ranges in memory unknown to the driver; as many as the slot has when slabs
+    /// could not be registered.
     pub staging_bytes: usize,
     /// Blocks of the kernel that reads scattered ranges from host memory.
     pub gather_blocks: u32,
-    /// Blocks of the kernel that writes them.
+    /// Blocks of the kernel that writes scattered ranges to host memory.
     pub scatter_blocks: u32,
-    /// What a warp of these kernels copies at a time, in bytes; a multiple of 4096.
+    /// Bytes that a warp of these kernels copies at a time; a multiple of 4096.
     pub chunk_bytes: usize,
-    /// Average bytes of a run of neighbours from which on the copy engine brings them in; 0:
-    /// always, MAX: never.
+    /// Average length of joined ranges, in bytes, from which on the copy engine brings them in; 0: always,
+    /// MAX: never.
     pub engine_run_in: usize,
     /// The same for bringing them out.
     pub engine_run_out: usize,
-    /// Whether copies go before computing where both want the multiprocessors.
+    /// Whether copies take precedence over computing when both want the multiprocessors.
     pub priorities: bool,
     /// How outputs are computed.
     pub method: Method,
-    /// Batches that a matrix must have been in before it is compiled: most sets of lost columns
-    /// come once.
+    /// Batches in which a matrix must have occurred before it is compiled: most sets of lost columns occur
+    /// once.
     pub compile_after: u32,
-    /// Blocks of 4 KiB below which four lanes hash a leaf: too few to fill the device otherwise.
+    /// Below this number of 4 KiB blocks, four lanes hash each leaf: with one lane each they would not fill
+    /// the device.
     pub lanes_below: usize,
 }
 

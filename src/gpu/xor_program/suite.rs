@@ -68,7 +68,7 @@ fn check_codec(codec: &Codec, present: &[usize], wanted: &[usize], length: usize
 
 #[test]
 fn doubling_a_word_doubles_each_byte_whatever_its_neighbours_are() {
-    let mut noise = Noise(1);
+    let mut noise = Noise::new(1);
     for byte in 0..=255u8 {
         for position in 0..4 {
             for neighbours in [0, u32::MAX, noise.number() as u32, noise.number() as u32] {
@@ -83,7 +83,7 @@ fn doubling_a_word_doubles_each_byte_whatever_its_neighbours_are() {
 
 #[test]
 fn every_code_up_to_16_plus_16_is_encoded_as_by_the_portable_engine() {
-    let mut noise = Noise(2);
+    let mut noise = Noise::new(2);
     for data in 1..=16 {
         for parity in 1..=16 {
             let codec = portable(data, parity);
@@ -96,7 +96,7 @@ fn every_code_up_to_16_plus_16_is_encoded_as_by_the_portable_engine() {
 
 #[test]
 fn every_erasure_pattern_of_up_to_4_plus_4_is_recovered_in_any_order() {
-    let mut noise = Noise(3);
+    let mut noise = Noise::new(3);
     for data in 1..=4usize {
         for parity in 1..=4usize {
             let codec = portable(data, parity);
@@ -115,7 +115,7 @@ fn every_erasure_pattern_of_up_to_4_plus_4_is_recovered_in_any_order() {
 
 #[test]
 fn random_erasures_of_codes_up_to_255_columns_are_recovered() {
-    let mut noise = Noise(4);
+    let mut noise = Noise::new(4);
     for round in 0..150 {
         let most = if round < 140 { 16 } else { COLUMNS_MAX };
         let total = if round == 149 { COLUMNS_MAX } else { 2 + noise.below(most - 1) };
@@ -131,7 +131,7 @@ fn random_erasures_of_codes_up_to_255_columns_are_recovered() {
 
 #[test]
 fn any_matrix_is_applied_at_every_boundary_length() {
-    let mut noise = Noise(5);
+    let mut noise = Noise::new(5);
     let shapes: [(usize, usize); 9] =
         [(1, 1), (1, 9), (2, 20), (3, 1), (5, 7), (12, 40), (40, 3), (70, 5), (255, 2)];
     for (inputs, outputs) in shapes {
@@ -217,7 +217,7 @@ fn every_column_is_loaded_once_and_an_unused_one_never() {
 
 #[test]
 fn fewer_live_words_are_bought_with_operations() {
-    let mut noise = Noise(6);
+    let mut noise = Noise::new(6);
     let matrix = noise.columns(1, 48 * 8).concat();
     let mut before = 0;
     for live_words_max in [160, 112, 80, 48] {

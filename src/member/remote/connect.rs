@@ -1,10 +1,9 @@
-//! From a URI to connections on which requests can be submitted. Blocks within a limit, so only
-//! threads that may block call it.
+//! Makes connections, on which requests can be submitted, from a URI. Blocks, for a limited time, so call it
+//! only from threads that may block.
 //!
-//! The way is: address -> connected stream -> handshake -> [`Link`]. A stream is any descriptor
-//! that carries bytes both ways, so that a layer which encrypts can take the place of the socket
-//! between the first step and the second, or in the middle of the handshake. Must not know what the
-//! connections are for.
+//! The steps are: address -> connected stream -> handshake -> [`Link`]. A stream is any descriptor that
+//! carries bytes both ways, so an encrypting layer can replace the socket before the handshake or in the
+//! middle of it. Must not know what the connections are for.
 
 use super::link::{Link, LinkError, Sink};
 use super::{RemoteError, RemoteLimits, secure};
@@ -24,8 +23,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Connections to a server that keeps several coherent: they let it work on more cores, and TCP use
-/// more of a wide network; one is enough for most servers.
+/// Connections to a server that keeps several coherent: with more of them the server uses more cores, and TCP
+/// more of a fast network. One is enough for most servers.
 const CONNECTIONS: usize = 4;
 
 /// A TCP connection without traffic is probed after this many seconds, ...
@@ -35,13 +34,13 @@ const KEEPALIVE_INTERVAL_SECONDS: u32 = 2;
 /// ... and given up after this many probes.
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// Between two attempts at a unix socket whose backlog is full.
+/// Pause between two attempts to connect to a unix socket whose backlog is full.
 const BACKLOG_WAIT: Duration = Duration::from_millis(10);
 
 /// Checks the export of the first connection before the others are made.
 pub(super) type Look<'a> = &'a mut dyn FnMut(&mut Reader<'_>) -> Result<(), RemoteError>;
 
-/// Connects as often as the server benefits from. All connections describe one export.
+/// Makes as many connections as the server benefits from. All of them describe the same export.
 pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Result<Vec<Link>, RemoteError> {
     let deadline = Deadline::after(limits.connect);
     let mut first = connect_one(uri, limits, &deadline)?;
@@ -65,8 +64,7 @@ pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Re
     Ok(links)
 }
 
-/// Whether the descriptions from two connections are of one export. What each connection negotiated
-/// for itself may differ.
+/// Whether two connections describe the same export. What each negotiated for itself may differ.
 fn same_export(one: &RemoteExport, other: &RemoteExport) -> bool {
     let facts =
         |e: &RemoteExport| (e.size, e.read_only, e.flush, e.fua, e.multi_conn, e.block_min, e.block_max);
@@ -146,7 +144,7 @@ fn connect_one(uri: &NbdUri, limits: &RemoteLimits, deadline: &Deadline) -> Resu
 struct Greeted {
     /// The server grants TLS.
     tls: bool,
-    /// It is over.
+    /// The handshake is over.
     ready: bool,
 }
 
@@ -228,7 +226,7 @@ fn tcp(host: &str, port: u16, limits: &RemoteLimits, deadline: &Deadline) -> Res
     Err(last)
 }
 
-/// Sends small requests at once, and notices a peer that is gone.
+/// Sets options so that small requests are sent at once and a vanished peer is noticed.
 fn tune(stream: &TcpStream, limits: &RemoteLimits) -> io::Result<()> {
     setsockopt(stream, sockopt::TcpNoDelay, &true)?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
@@ -257,7 +255,7 @@ fn unix(path: &str, deadline: &Deadline) -> Result<OwnedFd, RemoteError> {
     }
 }
 
-/// Until when something may take.
+/// The time by which something must have ended.
 #[derive(Debug)]
 pub(super) struct Deadline {
     at: Instant,

@@ -1,21 +1,20 @@
-//! No two modules of one folder use each other, directly or round a circle.
+//! Checks that no two modules of one folder use each other, directly or round a circle.
 //!
-//! The modules of a folder are its siblings: `x` is `x.rs` or `x/mod.rs` with everything below
-//! `x/`. The face of a folder (its `mod.rs`, or the `x.rs` beside it) is no sibling: it uses its
-//! children, and hands down what it defines. A name that a face only hands on is followed to the
-//! module that defines it.
+//! The modules of a folder are its siblings: `x` is `x.rs` or `x/mod.rs` with everything below `x/`. The face
+//! of a folder (its `mod.rs`, or the `x.rs` beside it) is no sibling: it may use its children, and they may
+//! use what it defines. A name that a face only re-exports is followed to the module that defines it.
 
 use super::paths::{self, Module, Path};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Folders below src/ whose circles are still to be mended, each with the reason. An entry that is
-/// not needed fails the test.
+/// Folders below src/ that still have circles, each with the reason. An entry that is not needed fails the
+/// test.
 const EXCEPTIONS: &[(&str, &str)] = &[];
 
-/// For each module of one folder the modules that it uses, and what ties the two.
+/// For each module of one folder, the modules that it uses and the ties between the two.
 type Graph = BTreeMap<String, BTreeMap<String, Ties>>;
 
-/// For a file that uses another the names that it takes from there.
+/// For each pair of a file and one that it uses, the names that it takes from there.
 type Ties = BTreeMap<(String, String), BTreeSet<String>>;
 
 /// The modules of a crate.
@@ -50,11 +49,10 @@ impl Tree {
         tree
     }
 
-    /// The module that a path leads to, where its names are followed as far as `use` hands them on;
-    /// and what the path names there.
+    /// The module that a path leads to, re-exports followed, and the name that it names there.
     fn resolve(&self, path: &Path) -> (Path, Option<String>) {
         let mut path = path.clone();
-        // No name is handed on this often: a longer chain leads round a circle of its own.
+        // No name is re-exported this often: a longer chain goes round a circle of its own.
         for _ in 0..16 {
             let is_module = |depth: &usize| self.modules.contains_key(&path[..*depth]);
             let depth = (0..=path.len()).rev().find(is_module).unwrap_or(0);
@@ -74,14 +72,14 @@ impl Tree {
         (Path::new(), None)
     }
 
-    /// The graph of each folder that has modules which use each other.
+    /// The graph of each folder whose modules use one another.
     fn graphs(&self) -> BTreeMap<Path, Graph> {
         let mut graphs: BTreeMap<Path, Graph> = BTreeMap::new();
         for (module, found) in &self.modules {
             for path in &found.paths {
                 let (target, name) = self.resolve(path);
                 let shared = module.iter().zip(&target).take_while(|(a, b)| a == b).count();
-                // One of the two holds the other.
+                // One of the two modules contains the other.
                 if shared == module.len() || shared == target.len() {
                     continue;
                 }
@@ -107,7 +105,7 @@ fn module_of(file: &str) -> Path {
     if name == "lib" { Path::new() } else { name.split('/').map(str::to_owned).collect() }
 }
 
-/// The modules that `start` uses, directly or by way of others.
+/// The modules that `start` uses, directly or through others.
 fn reached<'a>(graph: &'a Graph, start: &str) -> BTreeSet<&'a str> {
     let mut reached = BTreeSet::new();
     let mut open = vec![start];
@@ -144,7 +142,7 @@ fn circles(graph: &Graph) -> Vec<String> {
     all.into_iter().map(describe).collect()
 }
 
-/// The circles of each folder below src/ that has some.
+/// The circles of each folder below src/ that has any.
 fn found_in(sources: &[(String, String)]) -> BTreeMap<String, Vec<String>> {
     let graphs = Tree::new(sources).graphs();
     let found = graphs.into_iter().map(|(folder, graph)| (folder.join("/"), circles(&graph)));
@@ -154,7 +152,7 @@ fn found_in(sources: &[(String, String)]) -> BTreeMap<String, Vec<String>> {
 #[test]
 fn no_two_modules_of_one_folder_use_each_other() {
     let sources = super::files().into_iter().map(|(name, _, text)| (name, text));
-    // The paths of a crate start at its root: the GPU's is a room of the map.
+    // Paths start at the root of their crate, and src/gpu is the root of one.
     let (gpu, others): (Vec<_>, Vec<_>) = sources.partition(|(name, _)| name.starts_with("gpu/"));
     let in_gpu = |(name, text): (String, String)| (name["gpu/".len()..].to_owned(), text);
     let gpu: Vec<_> = gpu.into_iter().map(in_gpu).collect();

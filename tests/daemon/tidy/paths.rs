@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Segments of a path, from the root of the crate.
 pub type Path = Vec<String>;
 
-/// What one module names.
+/// The names that one module uses.
 #[derive(Debug, Default)]
 pub struct Module {
     /// Name that a `use` declaration brings in, and the path that it stands for.
@@ -20,8 +20,7 @@ pub struct Module {
     pub test_children: BTreeSet<String>,
 }
 
-/// Reads the source of the module `module` and of the modules that it holds inline; one entry for
-/// each.
+/// Reads the source of `module`; returns an entry for it and for each of its inline modules.
 pub fn read(module: &[String], source: &str) -> Vec<(Path, Module)> {
     let tokens = tokens(source);
     let mut reader = Reader { tokens: &tokens, at: 0, found: BTreeMap::new(), open: vec![] };
@@ -125,7 +124,7 @@ fn end_of_raw_string(chars: &[char], at: usize) -> Option<usize> {
     Some((body..chars.len()).find(ends).map_or(chars.len(), |quote| quote + hashes + 1))
 }
 
-/// The words that an item starts with, behind its visibility.
+/// The words that an item starts with, after its visibility.
 const ITEM_KEYWORDS: [&str; 12] = [
     "use",
     "mod",
@@ -188,13 +187,13 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether a path starts here: a word that no `::` stands before.
+    /// Whether a path starts here: at a word without `::` before it.
     fn is_start_of_path(&self) -> bool {
         is_word(self.token(0)) && (self.at == 0 || self.tokens[self.at - 1] != "::")
     }
 
-    /// Skips what is there for tests only: an item up to its semicolon or closing brace; a field, a
-    /// variant or an argument up to its comma.
+    /// Skips something for tests only: an item up to its semicolon or closing brace; a field, a variant or an
+    /// argument up to its comma.
     fn skip_test_item(&mut self, module: &[String]) {
         let mut depth = 0;
         let mut keyword = None;
@@ -212,7 +211,7 @@ impl Reader<'_> {
                 "}" | ")" | "]" => depth -= 1,
                 _ => {}
             }
-            // A brace that was open before belongs to what holds the item.
+            // A brace that was open before belongs to the parent of the item.
             if depth < 0 {
                 return;
             }
@@ -229,7 +228,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A tree of a `use` declaration behind `prefix`.
+    /// Reads a tree of a `use` declaration after `prefix`.
     fn read_use(&mut self, module: &[String], prefix: &[String]) {
         let mut path = prefix.to_vec();
         loop {
@@ -299,8 +298,8 @@ fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// A written path from the root of the crate. One that starts with neither `crate`, `super` nor
-/// `self` is taken as relative to its module: the name of a crate then leads to no module.
+/// A written path from the root of the crate. A path that starts with neither `crate`, `super` nor `self` is
+/// taken as relative to its module; if it starts with the name of a crate, it then leads to no module.
 fn absolute(module: &[String], written: &[String]) -> Path {
     let mut path = module.to_vec();
     let mut rest = written;

@@ -1,4 +1,4 @@
-//! Scenes that tests play with every rule kept, and that `mutations` plays with one rule broken.
+//! Scenes that tests run with every rule kept, and that `mutations` runs with one rule broken.
 #![allow(dead_code)] // with debug assertions alone all of them are played
 
 pub mod page_faults;
@@ -13,7 +13,7 @@ use calpe_core::testing::{Random, SimArray, SimShape};
 /// Bytes of a chunk of [`filled`].
 pub const CHUNK: usize = 16384;
 
-/// A clean array of 8 stripes full of random bytes, and what its volume must read as.
+/// A clean array of 8 stripes full of random bytes, and the expected content of its volume.
 pub fn filled(data: u16, parity: u16, checksum: ChecksumKind) -> (SimArray, Vec<u8>) {
     let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, 1 << 20);
     let mut model = vec![0; shape.volume_bytes as usize];
@@ -24,7 +24,7 @@ pub fn filled(data: u16, parity: u16, checksum: ChecksumKind) -> (SimArray, Vec<
     (sim, model)
 }
 
-/// Lets so many seconds pass with everything executed that comes up, whatever hangs meanwhile.
+/// Lets this many seconds pass, executing every operation that comes up, whatever hangs meanwhile.
 pub fn live(sim: &mut SimArray, seconds: u64) {
     for _ in 0..seconds * 10 {
         while sim.step() {}

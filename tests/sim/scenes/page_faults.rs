@@ -1,5 +1,6 @@
-//! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that each return what
-//! went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may, and `tests/sim/mutations.rs`, where a broken rule must.
+//! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that
+//! each return what went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may go wrong, and
+//! `tests/sim/mutations.rs`, where something must with a rule broken.
 
 use super::live;
 use calpe_core::block_io::IoOp;
@@ -21,7 +22,7 @@ const SECOND: u64 = 1_000_000_000;
 
 type Disks = BTreeMap<u32, SimDisk>;
 
-/// An array that was stopped or killed, and what its volume must read as.
+/// An array that was stopped or killed, and the expected content of its volume.
 pub struct Scene {
     pub world: SimWorld,
     pub disks: Disks,
@@ -33,7 +34,7 @@ pub fn shape(data: u16, parity: u16, stripes: u64) -> SimShape {
 }
 
 impl Scene {
-    /// A running array full of random bytes, all in place.
+    /// A running array full of random bytes, all of them in place.
     pub fn running(shape: SimShape, seed: u64) -> (SimWorld, SimArray, Vec<u8>) {
         let world = SimWorld::new(shape, 32 << 20);
         let mut model = vec![0; shape.volume_bytes as usize];
@@ -51,7 +52,7 @@ impl Scene {
         Scene { world, disks: sim.disks.clone(), model }
     }
 
-    /// The same, killed. Every write has happened.
+    /// The same, killed; every write has happened.
     pub fn killed(world: SimWorld, sim: &SimArray, model: Vec<u8>) -> Scene {
         Scene { world, disks: sim.wreck().settle(false, |_, _| Fate::Kept), model }
     }
@@ -60,7 +61,7 @@ impl Scene {
         self.world.start(self.disks.clone(), force, Random::new(5)).expect("it assembles")
     }
 
-    /// Reads of the pages on this disk fail until `until` of the next start's clock.
+    /// Makes reads of the pages on this disk fail until the time `until` of the next start's clock.
     pub fn hide_pages(&mut self, disk: u32, until: Timestamp) {
         let disk = self.disks.get_mut(&disk).expect("a disk");
         let pages = DiskRegion::Pages.ranges(disk);
@@ -68,7 +69,7 @@ impl Scene {
     }
 }
 
-/// Reads of these bytes fail.
+/// A fault that makes reads of these bytes fail.
 pub fn unreadable(within: Vec<Range<u64>>, until: Timestamp) -> PassingFault {
     PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(within).until(until)
 }
@@ -79,7 +80,7 @@ pub fn superblock(disk: &SimDisk) -> Superblock {
     copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a member")
 }
 
-/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their numbers.
+/// The disk and bytes of each copy of a page, in an array whose members are on the disks of their numbers.
 pub fn copies(disk: &SimDisk, page: PageIndex) -> Vec<(u32, Range<u64>)> {
     let superblock = superblock(disk);
     let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
@@ -112,7 +113,7 @@ pub fn drain(sim: &mut SimArray) {
     live(sim, 60);
 }
 
-/// Everything reads as it must, block by block.
+/// Checks block by block that everything reads as it must.
 pub fn verify(sim: &mut SimArray, model: &[u8], when: &str) -> Result<(), String> {
     for (block, expected) in model.chunks(BLOCK).enumerate() {
         match sim.read((block * BLOCK) as u64, BLOCK) {
@@ -124,7 +125,7 @@ pub fn verify(sim: &mut SimArray, model: &[u8], when: &str) -> Result<(), String
     Ok(())
 }
 
-/// Nothing reads wrong; what cannot be read is an error.
+/// Checks that no block reads wrong. Returns how many end with an error.
 pub fn verify_or_error(sim: &mut SimArray, model: &[u8], when: &str) -> Result<usize, String> {
     let mut errors = 0;
     for (block, expected) in model.chunks(BLOCK).enumerate() {
@@ -141,7 +142,8 @@ pub fn texts(sim: &SimArray) -> Vec<&str> {
     sim.notices.iter().map(|notice| notice.text.as_str()).collect()
 }
 
-/// It stops, starts again, and everything reads as it must, with a scrub that finds nothing at the end.
+/// Stops the array, starts it again, and checks that everything reads as it must and that a scrub finds
+/// nothing.
 fn verify_after_restart(mut sim: SimArray, model: &[u8], when: &str) -> Result<(), String> {
     drain(&mut sim);
     verify(&mut sim, model, when)?;
@@ -158,8 +160,9 @@ fn verify_after_restart(mut sim: SimArray, model: &[u8], when: &str) -> Result<(
     if is_whole { Ok(()) } else { Err(format!("{when}: a scrub finds {scrub:?}; {:?}", texts(&sim))) }
 }
 
-/// Copies of pages cannot be read for a moment, with cold pages; meanwhile there are reads and writes. Those may fail;
-/// nothing else may be different afterwards. `offline`: a member is out of service all the while.
+/// Copies of pages cannot be read for a moment while no page is cached; meanwhile clients read and write.
+/// Those requests may fail; afterwards nothing else may be different. `offline`: a member is out of service
+/// all the while.
 pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> Result<(), String> {
     let scene = Scene::stopped(shape(2, 1, 40), seed);
     let mut model = scene.model.clone();
@@ -172,7 +175,8 @@ pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> R
     let until = Timestamp(sim.now().0 + millis * 1_000_000);
     for disk in sim.disks.values_mut() {
         let pages = DiskRegion::Pages.ranges(disk);
-        // One place of each copy, or both: it is the newest one that matters, and which that is differs.
+        // One place of each copy, or both: only the place with the newest version matters, and which one that
+        // is varies.
         let within = match seed % 3 {
             0 => pages,
             one => {
@@ -211,8 +215,9 @@ pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> R
     verify_after_restart(sim, &model, "the pages can be read again")
 }
 
-/// Case 4: a member is dead, and the newest version of a page of the stripe map cannot be read on another during the start
-/// after a kill. The stripes were written again and again, each time to another slot, and flushed.
+/// Case 4: a member is dead, and the newest version of a page of the stripe map cannot be read on another
+/// during the start after a kill. The stripes were written again and again, each time to another slot, and
+/// flushed.
 pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
     let stripes = 300usize;
     let shape = SimShape::new(2, 1, 4096, stripes as u64).logged(ChecksumKind::Crc32c, 1 << 20);
@@ -227,7 +232,7 @@ pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
         sim.wait(flush).expect("flushed");
         sim.settle();
     }
-    // What the log names at the kill concerns another page of the map, or the same one.
+    // At the kill, the log names entries of another page of the map, or of the same one.
     let last = if seed.is_multiple_of(3) { 5 } else { stripes - 1 };
     model[last * stripe..(last + 1) * stripe].fill(9);
     sim.write((last * stripe) as u64, &vec![9; stripe]).expect("written");
@@ -243,7 +248,7 @@ pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
     drain(&mut sim);
     if until.0 < 5 * SECOND {
         verify(&mut sim, &scene.model, "the map page can be read again")?;
-        // A map page is written anew.
+        // A page of the map is rewritten.
         sim.write(0, &vec![8; stripe]).map_err(|error| format!("{error:?}"))?;
         scene.model[..stripe].fill(8);
         drain(&mut sim);
@@ -256,7 +261,7 @@ pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
     if !reason.contains("metadata page 0") || !reason.contains(&format!("unreadable on member {}", sick.0)) {
         return Err(format!("it does not say which page and member: {reason}"));
     }
-    // When it can be read again, nothing was changed by the refused start.
+    // When it can be read again, the refused start has changed nothing.
     sim.disks.values_mut().for_each(SimDisk::clear_faults);
     scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
     let mut sim = scene.start(false);
@@ -269,16 +274,16 @@ pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
 pub enum OtherCopies {
     /// They rot.
     Rotten,
-    /// They give errors from now on, and those who read them go on.
+    /// They give errors from now on, and reads of them go on.
     Unreadable,
-    /// Those of pages rot of which the member misses no block; others are written meanwhile.
+    /// The copies of pages of which the member has missed no block rot; other pages are written meanwhile.
     SomeRotten,
-    /// They rot, and nothing is sure of the place of the member's own copy that the newest version is not in.
+    /// They rot, and so does the place of the member's own copy that does not hold the newest version.
     RottenAndOneOwnPlace,
 }
 
-/// A member is away for a moment, and the copies of pages of checksums that the others have are gone: its own copies are as good
-/// as they were, and everything reads as it did once it is back, also after the member is lost for good.
+/// A member is away for a moment, and the copies of pages of checksums on the others are gone. Its own copies
+/// are still good: once it is back, everything reads as before, even after the member is lost for good.
 pub fn only_a_returning_member_has_pages(
     shape: SimShape,
     others: OtherCopies,
@@ -321,7 +326,7 @@ pub fn only_a_returning_member_has_pages(
     let index = MemberIndex(away as u16);
     sim.admin(AdminRequest::Offline { member: index }).map_err(|error| format!("{error:?}"))?;
     if others == OtherCopies::SomeRotten {
-        // Its slots are in the other half of the pages.
+        // The slots of this block are in the other half of the pages.
         let block = model.len() / BLOCK - 1;
         model[block * BLOCK..].fill(9);
         sim.write((block * BLOCK) as u64, &[9; BLOCK]).map_err(|error| format!("{error:?}"))?;
@@ -337,10 +342,10 @@ pub fn only_a_returning_member_has_pages(
     let told =
         |sim: &SimArray| texts(sim).iter().any(|text| text.contains("a damaged copy of metadata page"));
     if others != OtherCopies::Unreadable && !told(&sim) {
-        return Err(format!("nobody is told of the rotten copies: {:?}", texts(&sim)));
+        return Err(format!("no notice names the rotten copies: {:?}", texts(&sim)));
     }
     if others == OtherCopies::Unreadable {
-        // What they hold comes back, and is old.
+        // Their copies become readable again, and are old.
         sim.disks.values_mut().for_each(SimDisk::clear_faults);
         return verify_after_restart(sim, &model, "after it was back");
     }
@@ -370,8 +375,8 @@ pub fn pages_unreadable_during_replay(millis: u64, seed: u64) -> Result<(), Stri
     verify_after_restart(sim, &scene.model, "after the replay")
 }
 
-/// A copy of a page cannot be read for a moment, and its blocks are written later, all within the budget; the power fails
-/// while the page is written, and the other copy is gone.
+/// A copy of a page cannot be read for a moment, all within the budget, and its blocks are written later. The
+/// power fails while the page is written, and the other copy is gone.
 pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     let scene = Scene::stopped(shape(2, 1, 40), seed);
     let mut sim = scene.start(false);
@@ -380,11 +385,11 @@ pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     let page = first_hash_page(&sim.disks[&0]);
     let places = copies(&sim.disks[&0], page);
     let (sick, other) = (places[seed as usize % 2].clone(), places[1 - seed as usize % 2].0);
-    // Both places, together and each alone.
+    // Both places, and each of them alone.
     let fault = unreadable(vec![sick.1.clone()], Timestamp(u64::MAX)).times(3);
     sim.disks.get_mut(&sick.0).expect("a disk").inject(fault);
     sim.read(0, BLOCK).map_err(|error| format!("one copy is enough: {error:?}"))?;
-    // Its entry is not in the sector of the page's head, so a torn page shows.
+    // The entry of this block is not in the sector of the page's head, so a torn page is noticed.
     let block = 120 + seed as usize % 8;
     model[block * BLOCK..][..BLOCK].fill(7);
     let id = sim.submit_write((block * BLOCK) as u64, &[7; BLOCK], true);
@@ -411,8 +416,8 @@ pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// What was written is there after a start with the faults of the scene, or, where that was refused, after one without them. Returns
-/// whether it was refused.
+/// Checks that all writes are there after a start with the faults of the scene or, if that was refused, after
+/// one without them. Returns whether it was refused.
 fn refused_or_right(mut scene: Scene) -> Result<bool, String> {
     let mut sim = scene.start(false);
     drain(&mut sim);
@@ -426,8 +431,8 @@ fn refused_or_right(mut scene: Scene) -> Result<bool, String> {
     verify(&mut sim, &scene.model, "the log can be read, or others have what it takes").map(|()| refused)
 }
 
-/// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the array survives. Returns
-/// whether the start was refused meanwhile.
+/// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the
+/// array survives. Returns whether the start was refused meanwhile.
 pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let (data, parity) = [(2, 1), (3, 2), (2, 2)][seed as usize % 3];
     let shape = shape(data, parity, 12);
@@ -470,10 +475,11 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
             let disk = scene.disks.get_mut(&(at as u32)).expect("a disk");
             let mut within = pieces.remove(&(at as u32)).unwrap_or_default();
             if seed % 2 == 1 {
-                // What is behind it cannot be read either. That doubt is settled first, and must not settle this one.
+                // The blocks behind the batch cannot be read either. That doubt is settled first, and must
+                // not settle the one about the batch.
                 within.iter_mut().for_each(|piece| piece.end = log.end.min(piece.end + 4 * BLOCK as u64));
             }
-            // Of a whole stripe the log has records alone: what decides is in its slot.
+            // For a whole stripe the log holds only records; the data that decides is in its slot.
             within.extend(DiskRegion::Data.ranges(disk).into_iter().filter(|_| whole));
             disk.inject(unreadable(within, Timestamp(millis * 1_000_000)));
         }
@@ -482,8 +488,8 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
     unreachable!("the last batch returns")
 }
 
-/// The whole logs of more members than the array survives cannot be read for a moment, with flushed batches in them that a note
-/// covers. Returns whether the start was refused meanwhile.
+/// The whole logs of more members than the array survives cannot be read for a moment, with flushed batches
+/// in them that a note covers. Returns whether the start was refused meanwhile.
 pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let (data, parity) = [(2, 1), (4, 2), (2, 2)][seed as usize % 3];
     let (world, mut sim, mut model) = Scene::running(shape(data, parity, 12), seed);
@@ -503,7 +509,8 @@ pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     refused_or_right(scene)
 }
 
-/// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member leaves for that.
+/// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member
+/// leaves for that.
 pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
     let shape = shape(2, 1, 12);
     let (world, mut sim, mut model) = Scene::running(shape, seed);
@@ -534,15 +541,15 @@ pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Within the budget: after a kill under load one member gives nothing but errors for reads, for good. What was
-/// acknowledged is there, or the start waits a little and then goes on.
+/// Within the budget: after a kill under load all reads of one member fail for good. The start may wait a
+/// little, but then goes on, and all acknowledged writes are there.
 pub fn one_member_unreadable(seed: u64) -> Result<(), String> {
     let (data, parity) = [(2, 1), (4, 2), (2, 2), (1, 1)][seed as usize % 4];
     let shape = shape(data, parity, 12);
     let (world, mut sim, mut model) = Scene::running(shape, seed);
     let mut random = Random::new(seed);
     let blocks = (model.len() / BLOCK) as u64;
-    // The last is not answered: it is there or not.
+    // The last write is not answered: it may or may not be there.
     let mut last = None;
     for at in 0..8 {
         let block = random.below(blocks) as usize;
@@ -591,7 +598,8 @@ fn flushed_and_killed(seed: u64) -> Result<Scene, String> {
     Ok(Scene::killed(world, &sim, model))
 }
 
-/// The data blocks in the log of a disk of [`flushed_and_killed`]: where, and of which write.
+/// The data blocks in the log of a disk of [`flushed_and_killed`]: their places and the numbers of their
+/// writes.
 fn images(disk: &SimDisk) -> Vec<(u64, u8)> {
     let log = DiskRegion::Log.ranges(disk).remove(0);
     let image = |at: u64| {
@@ -603,15 +611,15 @@ fn images(disk: &SimDisk) -> Vec<(u64, u8)> {
     (log.start..log.end).step_by(BLOCK).filter_map(image).collect()
 }
 
-/// One image in the log of one member is rotten, and the log of another cannot be read for a moment. An error that passes costs
-/// nothing, whatever is wrong besides (T1, T3): neither is the last batch taken for one that was never flushed, nor a row given up.
-/// Returns whether the start was refused meanwhile.
+/// One image in the log of one member is rotten, and the log of another cannot be read for a moment. A
+/// passing error costs nothing, whatever else is wrong (T1, T3): the last batch is not taken for one that was
+/// never flushed, and no row is given up. Returns whether the start was refused meanwhile.
 pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let mut scene = flushed_and_killed(seed)?;
     let (rotten, sick) = ((seed % 3) as u32, ((seed + 1 + seed / 3 % 2) % 3) as u32);
     let disk = scene.disks.get_mut(&rotten).expect("a disk");
     let passes = millis < 10_000;
-    // What no note covers is dropped, with an event, when the error stays.
+    // If the error stays, batches that no note covers are dropped, with an event.
     let images: Vec<u64> = images(disk)
         .into_iter()
         .filter(|(_, write)| passes || *write < FLUSHED_WRITES)
@@ -626,9 +634,10 @@ pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, S
     refused_or_right(scene)
 }
 
-/// Flushed rows of 2+1; one member is not there at the start, and one image in the log of another is rotten. The late member has
-/// what decodes the row, in its log: that it is not there is no evidence of a loss (T1). Either nothing is lost without it, or the
-/// start is refused and leaves it as current as it was. Returns whether it was refused.
+/// Flushed rows of 2+1: one member is absent at the start, and one image in the log of another is rotten. The
+/// log of the absent member holds what decodes the row, and its absence is no evidence of a loss (T1). Either
+/// nothing is lost without it, or the start is refused and the member stays current. Returns whether it was
+/// refused.
 pub fn member_comes_late(seed: u64) -> Result<bool, String> {
     let mut scene = flushed_and_killed(seed)?;
     let (late, rotten) = ((seed % 3) as u32, ((seed + 1) % 3) as u32);
@@ -654,7 +663,7 @@ pub fn member_comes_late(seed: u64) -> Result<bool, String> {
     if !said.contains(&format!("member {late}, missing now, may have them")) {
         return Err(format!("it does not say which member is wanted: {said}"));
     }
-    // What the refused start left behind, and the member is there.
+    // The disks as the refused start left them, with the member present.
     let mut disks = sim.disks.clone();
     disks.get_mut(&late).expect("a disk").dead = false;
     let mut sim = scene.world.start(disks, false, Random::new(5)).expect("it assembles");

@@ -1,5 +1,5 @@
-//! A member that returns, while the pages of checksums that it tells of cannot be read on the
-//! others, or not all of them (rule T3): scenes that each return what went wrong.
+//! A member returns while some or all of its pages of checksums cannot be read on the others (rule T3):
+//! scenes that each return what went wrong.
 
 use super::page_faults::{
     BLOCK, CHUNK, Scene, copies, drain, first_hash_page, newest_place, shape, superblock, texts, unreadable,
@@ -12,14 +12,14 @@ use calpe_core::volume::{AdminRequest, ClientRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// What is wrong with places of copies: of the member that returns, the place with the newest
-/// version; of the others one or both.
+/// The harm to places of copies: on the returning member the place with the newest version, on the others one
+/// place or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
     Rotten,
-    /// As long as the member is away and catches up.
+    /// The place is unreadable while the member is away and catches up.
     Unreadable,
-    /// As if its last write, which the device had acknowledged, had never happened.
+    /// The place is as if its last write, acknowledged by the device, had never happened.
     WriteLost,
 }
 
@@ -27,7 +27,7 @@ pub enum Harm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OthersHarmed {
     Both,
-    /// The newest version is there, whole.
+    /// The older one; the newest version is there and whole.
     Older,
 }
 
@@ -65,9 +65,9 @@ fn leave_and_return(
     Ok(())
 }
 
-/// The returning member's copies have a fault of their own, and their other place holds an older
-/// version: from before half of the blocks were written. What only the newest tells of is an error
-/// or right; returns how many errors are left when all is over.
+/// The returning member's copies have a fault of their own, and their other place holds an older version,
+/// from before half of the blocks were written. Blocks that only the newest version knows of read right or
+/// end with an error. Returns how many errors are left in the end.
 pub fn an_older_version_is_there(
     shape: SimShape,
     own: Harm,
@@ -121,8 +121,8 @@ pub fn an_older_version_is_there(
     verify_or_error(&mut sim, &scene.model, "when all can be read again")
 }
 
-/// The returning member alone has pages, whole, and gives errors where they are for a moment when
-/// it returns. Returns how many blocks cannot be read when that is over.
+/// Only the returning member has whole copies of pages, and it cannot read them for a moment when it returns.
+/// Returns how many blocks cannot be read when that is over.
 pub fn own_copies_unreadable_for_a_moment(shape: SimShape, millis: u64, seed: u64) -> Result<usize, String> {
     let parity = shape.parity;
     let scene = Scene::stopped(shape, seed);
@@ -142,14 +142,14 @@ pub fn own_copies_unreadable_for_a_moment(shape: SimShape, millis: u64, seed: u6
     verify_or_error(&mut sim, &scene.model, "when all can be read again")
 }
 
-/// What blocks may read as: by the byte that fills them, none for the content from before.
+/// The allowed contents of blocks, by the byte that fills them; None for the initial content.
 struct May {
     of: Vec<BTreeSet<Option<u8>>>,
     last: u8,
 }
 
 impl May {
-    /// Blocks and whole stripes are written and discarded at random.
+    /// Writes and discards blocks and whole stripes at random.
     fn change(&mut self, sim: &mut SimArray, random: &mut Random, stripe: usize, count: u64) {
         for _ in 0..count {
             let len = if random.below(2) == 0 { stripe } else { BLOCK };
@@ -168,7 +168,7 @@ impl May {
                 if done && !is_trim {
                     block.clear();
                 }
-                // A discard may leave anything that was there.
+                // A discard may leave any earlier content.
                 block.insert(Some(fill));
             }
             if random.below(4) == 0 {
@@ -178,9 +178,9 @@ impl May {
     }
 }
 
-/// Writes, discards and restarts while a member is away, whose copies of pages are then all that is
-/// left of some; it returns, perhaps to leave in the middle. Nothing reads wrong. Returns how often
-/// pages were taken from it.
+/// Clients write and discard, and the array restarts, while a member is away that has the only copies of some
+/// pages. It returns, and may leave again before it is done. Nothing reads wrong. Returns how often pages
+/// were taken from it.
 pub fn what_it_missed_is_not_taken_from_it(data: u16, parity: u16, seed: u64) -> Result<usize, String> {
     let scene = Scene::stopped(shape(data, parity, 200), seed);
     let mut sim = scene.start(false);

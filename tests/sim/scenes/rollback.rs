@@ -1,5 +1,6 @@
-//! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when something old is read, or an honest
-//! member is taken for old. Shared by `tests/sim/rollback.rs`, where none may, and `tests/sim/mutations.rs`, where a broken rule must.
+//! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when old data
+//! is read, or an honest member is taken for a rolled-back one. Shared by `tests/sim/rollback.rs`, where no
+//! scene may panic, and `tests/sim/mutations.rs`, where a scene must panic with a rule broken.
 
 use calpe_core::array::assembly::AssemblyError;
 use calpe_core::format::{ChecksumKind, MemberState};
@@ -10,19 +11,19 @@ use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, L
 pub const BLOCK: usize = 4096;
 pub const CHUNK: usize = 4 * BLOCK;
 
-/// An array and what its volume must read as.
+/// An array and the expected content of its volume.
 pub struct Checked {
     pub sim: SimArray,
     pub model: Vec<u8>,
 }
 
 impl Checked {
-    /// A clean array of eight stripes full of random bytes, with a small log that goes round soon.
+    /// A clean array of eight stripes full of random bytes, with a small log that soon wraps round.
     pub fn filled(data: u16, parity: u16, checksum: ChecksumKind, seed: u64) -> Checked {
         Self::with_log(data, parity, checksum, seed, 256 << 10)
     }
 
-    /// The same with so many bytes of log.
+    /// The same with `log` bytes of log.
     pub fn with_log(data: u16, parity: u16, checksum: ChecksumKind, seed: u64, log: u64) -> Checked {
         let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, log);
         let mut model = vec![0; shape.volume_bytes as usize];
@@ -33,7 +34,7 @@ impl Checked {
         Checked { sim, model }
     }
 
-    /// Writes blocks at random places, and has all of it durable in the end.
+    /// Writes blocks at random places and makes all of them durable in the end.
     pub fn load(&mut self, writes: u64, random: &mut Random) {
         for _ in 0..writes {
             let blocks = 1 + random.below(9) as usize;
@@ -47,7 +48,7 @@ impl Checked {
         self.sim.wait(flush).expect("flushed");
     }
 
-    /// Lets the note of what was flushed become durable (W2).
+    /// Lets the note of the last flush become durable (W2).
     pub fn note(&mut self) {
         for _ in 0..3 {
             while self.sim.step() {}
@@ -65,12 +66,12 @@ impl Checked {
         self.sim.settle();
     }
 
-    /// Takes a member out at once; no more superblocks are written than that takes.
+    /// Takes a member out at once, writing only the superblocks that this takes.
     pub fn take_out(&mut self, member: u16) {
         self.sim.admin(AdminRequest::Fail { member: MemberIndex(member) }).expect("it can be spared");
     }
 
-    /// The process is killed with nothing in flight; these disks are found as they were when they were copied.
+    /// Kills the process with nothing in flight, rolls these disks back to their copies and starts again.
     pub fn restart_with(self, copies: &[(u32, &DiskCopy)], force: bool) -> Result<Checked, AssemblyError> {
         let Checked { mut sim, model } = self;
         copies.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
@@ -78,7 +79,7 @@ impl Checked {
         Ok(Checked { sim, model })
     }
 
-    /// That no block reads as anything but what it must. Returns how many cannot be read.
+    /// Asserts that no block reads wrong. Returns how many cannot be read.
     #[track_caller]
     pub fn count_errors(&mut self) -> usize {
         let mut errors = 0;
@@ -112,18 +113,19 @@ pub fn states(sim: &SimArray) -> Vec<MemberState> {
     sim.status().members.iter().map(|m| m.state).collect()
 }
 
-/// What is left of a member of 2+1, in a ring that goes round often or never.
+/// Shapes of arrays: data, parity and kind of checksum.
 pub fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
     let kinds = [ChecksumKind::Blake3, ChecksumKind::None, ChecksumKind::Crc32c];
     kinds.into_iter().flat_map(|kind| [(2, 1, kind), (2, 2, kind), (3, 2, kind)])
 }
 
-/// So many seeds, or as many as CALPE_ROLLBACK_SEEDS says.
+/// The number of seeds: `seeds`, unless CALPE_ROLLBACK_SEEDS says otherwise.
 pub fn trial(seeds: u64) -> u64 {
     std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
 }
 
-/// All members but one are older copies of themselves, and the array is started from them: what the one holds is nowhere else.
+/// All members but one are rolled back, and the array is started from them: the data of that one is nowhere
+/// else.
 pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for (is_clean, is_away) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -132,8 +134,8 @@ pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
     }
 }
 
-/// `is_clean`: the copies, and what became of them, are of arrays that came to rest. `is_away`: the newer member is not there when the
-/// array is started from the copies.
+/// `is_clean`: the array is stopped cleanly between the two sets of copies, and idle when it is killed.
+/// `is_away`: the newer member is absent when the array is started from the copies.
 fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clean: bool, is_away: bool) {
     let (data, parity, checksum) = shape;
     let what = format!("{data}+{parity} {checksum} clean {is_clean} away {is_away}");
@@ -159,7 +161,7 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
     if is_clean {
         array.sim.settle();
     }
-    // The process is killed; nothing is in flight that the copies of the newer state would lack.
+    // The process is killed with nothing in flight that the copies of the newer state would lack.
     let (newer, newest) = (copies(&array), array.model.clone());
     let Checked { mut sim, .. } = array;
     old.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
@@ -175,7 +177,7 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
             "{what}: {error}"
         );
     };
-    // Also before an update of the superblocks has recorded that the array goes on without it.
+    // Also before an update of the superblocks has recorded that the array goes on without the member.
     refuses(&mut array);
     array.sim.settle();
     array.verify();
@@ -183,7 +185,7 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
     let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
     array.sim.disks.insert(0, theirs);
     refuses(&mut array);
-    // However far the array has come since.
+    // However much the array has written since.
     let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
     for _ in 0..3 {
         array.load(5, random);
@@ -195,7 +197,7 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
     array.verify();
     let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
     array.sim.disks.insert(0, theirs);
-    // With the others as they were last, all is there.
+    // With the newest state of the others, all data is there.
     let newer: Vec<(u32, &DiskCopy)> = newer.iter().map(|(id, copy)| (*id, copy)).collect();
     let mut array = array.restart_with(&newer, false).expect("all are current");
     array.model = newest;
@@ -203,17 +205,17 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
     array.verify();
 }
 
-/// What ends the life in which pages of the stripe map are written for the first time.
+/// How the life ends in which pages of the stripe map are written for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stop,
     KillAtRest,
-    /// For as long as the array lives it is under load: it is never marked clean.
+    /// By a kill, after constant load: the array is never marked clean.
     KillUnderLoad,
 }
 
-/// One member is not there, and the other copies of a page of the stripe map were overwritten, so that they look as if they were
-/// never written.
+/// One member is absent, and the other copies of a page of the stripe map were overwritten so that they look
+/// as if they were never written.
 pub fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for garbage in [0x00, 0x77] {
@@ -259,7 +261,7 @@ fn missed_map_pages(shape: (u16, u16, ChecksumKind), garbage: u8, end: End, seed
     let LogState::Refused(why) = sim.status().log else { panic!("{what}: {:?}", sim.status().log) };
     assert!(why.contains("look on all members that are here as if they never were"), "{what}: {why}");
 
-    // With the one that was missing all is there, as nothing was written meanwhile.
+    // With the missing member back, all data is there, since nothing was written meanwhile.
     disk(&mut sim, 0).dead = false;
     let mut array = Checked { sim: sim.kill_where(false, |_, _| false).expect("all members"), model };
     array.sim.settle();
@@ -282,7 +284,7 @@ pub fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
             array = array.restart_with(&[(1, &copy)], false).expect("one member may be missing");
             assert_eq!(states(&array.sim)[1], MemberState::Missing, "{data}+{parity} clean {clean}");
             array.verify();
-            // With one more out of service there is nothing left that could be wrong.
+            // With one more out of service there is no copy left that could be wrong.
             if parity > 1 {
                 array.offline(0);
                 array.verify();
@@ -308,14 +310,14 @@ pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() 
             array.load(random.below(12), random);
             let copy = array.copy(1);
             array.load(1 + random.below(40), random);
-            // Another one goes, which one fault more would leave below what is needed.
+            // Another member leaves; one more fault would leave too few.
             let others_out = random.below(u64::from(parity)) as u16;
             (0..others_out).for_each(|out| array.take_out(data + out));
             array.load(random.below(20), random);
             let when = format!("{data}+{parity} {checksum:?} seed {seed}, {others_out} out");
             array = match array.restart_with(&[(1, &copy)], false) {
                 Ok(array) => array,
-                // Without it the others may be no majority.
+                // Without that member the others may be no majority.
                 Err(error) if 2 * (data + parity - others_out - 1) <= data + parity => {
                     assert!(error.to_string().contains("member 1"), "{when}: {error}");
                     continue;
@@ -332,7 +334,7 @@ pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() 
                 MemberState::Online => healed += 1,
                 _ => left_out += 1,
             }
-            // What was redone on it is there without the others, too.
+            // The data redone on the member is there without the others, too.
             if states(&array.sim)[1] == MemberState::Online && others_out < parity {
                 array.offline(0);
                 array.verify();
@@ -342,8 +344,9 @@ pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() 
     assert!(left_out > 20 && healed > 20, "{left_out} left out, {healed} healed");
 }
 
-/// Beyond the budget: errors, or a start that is refused. Until a note covers what was flushed, a member without it looks as after
-/// a crash that cut the batch off (W2): then something old may be read, and the array says that it has dropped batches.
+/// Beyond the budget: errors, or a start that is refused. Until a note covers a flushed batch, a member
+/// without that batch looks as after a crash that cut it off (W2): then old data may be read, and the array
+/// says that it has dropped batches.
 pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word() {
     let (mut refused, mut told, mut errors, mut whole) = (0, 0, 0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
@@ -383,7 +386,8 @@ pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothi
     assert!(errors > 0 && refused > 0 && told < errors);
 }
 
-/// The copy may be of any moment: before the others leave, between two of them, after. A note covers what was flushed.
+/// The copy may be of any moment: before the others leave, between two departures, or after. A note covers
+/// all flushed batches.
 pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
     let (mut refused, mut errors, mut whole) = (0, 0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
@@ -422,7 +426,8 @@ pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
     assert!(errors > 0);
 }
 
-/// Honest members that an update of the superblocks did not reach, because the process was killed, are in service at the next start.
+/// Honest members that an update of the superblocks did not reach, because the process was killed, are in
+/// service at the next start.
 pub fn members_that_an_update_did_not_reach_are_not_old() {
     for steps in 0..60 {
         let random = &mut Random::new(steps);
@@ -439,7 +444,7 @@ pub fn members_that_an_update_did_not_reach_are_not_old() {
     }
 }
 
-/// A replay that is killed leaves nothing that the next one believes before it is true.
+/// A replay that is killed leaves nothing that the next one takes for done before it is.
 pub fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
     for seed in 0..trial(60) {
         let random = &mut Random::new(400 + seed);
@@ -463,9 +468,9 @@ pub fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
     }
 }
 
-/// A member that left, and was rolled back before it returns, gets everything that it lacks.
-/// What was put in place last is told to nobody yet when a member leaves: as it was then it is caught up, and a copy from before
-/// the blocks went in place gets them again.
+/// A member that left, and was rolled back before it returns, gets everything that it lacks. When a member
+/// leaves, no superblock records yet which blocks were put in place last. The member is caught up if it comes
+/// back as it was; a copy from before the blocks went in place gets them again.
 pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
     for (seed, checksum) in (0..trial(12))
         .flat_map(|seed| [ChecksumKind::Blake3, ChecksumKind::None].map(|checksum| (seed, checksum)))
@@ -475,7 +480,7 @@ pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
             let mut array = Checked::with_log(2, 1, checksum, seed, 256 << 10);
             array.load(1 + random.below(12), random);
             let copy = array.copy(1);
-            // Long enough for a checkpoint, and not for the marks of an idle array.
+            // Long enough for a checkpoint, but not for an idle array to be marked clean.
             for _ in 0..1 + random.below(8) {
                 while array.sim.step() {}
                 array.sim.sleep(100);
@@ -483,7 +488,8 @@ pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
             array.take_out(1);
             match random.one_in(2) {
                 true => array.sim.settle(),
-                // The daemon is killed on the way, maybe before anything is recorded: then the member is in service again.
+                // The daemon is killed in between, perhaps before the departure is recorded; then the member
+                // is in service again.
                 false => {
                     for _ in 0..random.below(40) {
                         array.sim.step();

@@ -1,4 +1,4 @@
-//! Trouble of the host, and bad places of members, that should cost nothing.
+//! Scenes of trouble of the host, and of bad places of members, that should cost nothing.
 
 use super::live;
 use calpe_core::format::ChecksumKind;
@@ -19,7 +19,7 @@ pub fn filled(data: u16, parity: u16) -> SimArray {
     sim
 }
 
-/// Reads everything, and lets time pass for what comes of it. The first error.
+/// Reads everything, and lets time pass for the consequences. Returns the first error.
 fn read_all(sim: &mut SimArray) -> Option<String> {
     let stripe = 2 * CHUNK;
     let first = (0..400).find_map(|at| {
@@ -30,9 +30,9 @@ fn read_all(sim: &mut SimArray) -> Option<String> {
     first
 }
 
-/// The data regions of all members are full, while what was written to some stripes is in the log
-/// alone; a scrub comes to them, before or after. Clients read these stripes all the same, and
-/// write them when there is room again. What goes wrong, if something.
+/// The data regions of all members are full while the last writes to some stripes are only in the log, and a
+/// scrub reaches these stripes before or after that. Clients can still read the stripes, and write them once
+/// there is room. Returns what goes wrong, if anything.
 pub fn scrub_without_room() -> Option<String> {
     for scrub_first in [false, true] {
         let mut sim = filled(2, 1);
@@ -76,7 +76,7 @@ pub fn scrub_without_room() -> Option<String> {
     None
 }
 
-/// What it cost, if something. Which trouble it is depends on the rule that is to forbid it.
+/// Runs the trouble whose cost the broken rule is meant to prevent. Returns what it cost, if anything.
 pub fn cost_of_faults(mutation: Mutation) -> Option<String> {
     if mutation == Mutation::HeldThroughShortage {
         return scrub_without_room();

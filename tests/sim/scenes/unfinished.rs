@@ -1,6 +1,7 @@
-//! New devices that come in while an epoch is not on all its members yet: such a device is in none of that epoch, though its member is.
-//! The scenes panic when it passes for one that holds what the member held. Shared by `tests/sim/unfinished.rs`, where none may, and
-//! `tests/sim/mutations.rs`, where a broken rule must.
+//! New devices that are added while an epoch is not yet on all its members: the epoch includes the member,
+//! but not the new device. The scenes panic when such a device is taken for one with the member's data.
+//! Shared by `tests/sim/unfinished.rs`, where no scene may panic, and `tests/sim/mutations.rs`, where a scene
+//! must panic with a rule broken.
 
 use super::rollback::{BLOCK, Checked, disk, states, trial};
 #[cfg(debug_assertions)]
@@ -12,8 +13,9 @@ use calpe_core::volume::AdminRequest;
 
 const KINDS: [ChecksumKind; 3] = [ChecksumKind::None, ChecksumKind::Blake3, ChecksumKind::Crc32c];
 
-/// A 3+2 that was killed `gap` operations after it began to lose member 0, and starts without member 1 as well: the epoch without
-/// member 0 may be on some of its members only. None where there is no such array.
+/// An array of 3+2 that was killed `gap` operations after it began to lose member 0, and starts without
+/// member 1 as well: the epoch without member 0 may be on only some of its members. None if no such array
+/// comes about.
 fn cut_off(gap: u64, kind: ChecksumKind) -> Option<Checked> {
     let mut array = Checked::filled(3, 2, kind, gap);
     array.load(4, &mut Random::new(gap));
@@ -32,19 +34,19 @@ fn cut_off(gap: u64, kind: ChecksumKind) -> Option<Checked> {
     Some(Checked { sim, model })
 }
 
-/// What was written last may be there or not.
+/// Writes block 0 again, since the last write to it may or may not be there.
 fn write_again(array: &mut Checked) {
     array.sim.write(0, &[7; BLOCK]).expect("enough members");
 }
 
-/// Moments of the first cut, and so many operations until what comes next.
+/// Moments of the first kill, each with a checksum kind and the number of operations until the next event.
 fn moments() -> impl Iterator<Item = (u64, ChecksumKind, u64)> {
     let gaps = (0..48).map(|gap| (gap, KINDS[gap as usize % KINDS.len()]));
     gaps.flat_map(|(gap, kind)| (0..60).step_by(3).map(move |steps| (gap, kind, steps + gap % 3)))
 }
 
-/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is built. `written_by` runs
-/// what writes superblocks until then.
+/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is
+/// built. `written_by` runs the code that writes superblocks until then.
 fn comes_in_before_an_epoch_is_complete(written_by: impl Fn(&mut dyn FnMut())) {
     for (gap, kind, steps) in moments() {
         let Some(mut array) = cut_off(gap, kind) else { continue };
@@ -67,18 +69,19 @@ fn comes_in_before_an_epoch_is_complete(written_by: impl Fn(&mut dyn FnMut())) {
     }
 }
 
-/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is built.
+/// A member that a start finds missing is replaced at once, and the daemon is killed before the device is
+/// built.
 pub fn a_device_that_comes_in_before_an_epoch_is_complete_is_built() {
     comes_in_before_an_epoch_is_complete(|steps| steps());
 }
 
-/// The same with superblocks as they were written before that rule was kept.
+/// The same with superblocks as written before the code kept that rule.
 #[cfg(debug_assertions)]
 pub fn a_device_that_is_named_by_an_epoch_from_before_it_is_built() {
     comes_in_before_an_epoch_is_complete(|steps| Mutation::NewDeviceInOldEpoch.with(steps));
 }
 
-/// A device that comes in like that leaves and comes back: it is built, not caught up.
+/// A device that was added like that leaves and comes back: it is built, not caught up.
 pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
     for (gap, kind, steps) in moments() {
         let Some(mut array) = cut_off(gap, kind) else { continue };
@@ -105,8 +108,8 @@ pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
     }
 }
 
-/// A member whose replacement is being built leaves while an epoch is written, and the replacement takes its place; then the daemon is
-/// killed.
+/// A member whose replacement is being built leaves while an epoch is written, and the replacement takes its
+/// place; then the daemon is killed.
 pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
     for (gap, kind, steps) in moments() {
         let random = &mut Random::new(gap * 100 + steps);
@@ -142,7 +145,8 @@ pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
     }
 }
 
-/// A member leaves while an epoch is written, and is replaced; then the array fails, is whole again but for them, and is killed.
+/// A member leaves while an epoch is written, and is replaced; then the array fails, gets all its other
+/// members back, and is killed.
 pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
     for (gap, kind, steps) in moments() {
         let random = &mut Random::new(gap * 100 + steps);
@@ -174,7 +178,8 @@ pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
     }
 }
 
-/// An array whose member 1 is built anew while nobody writes, until the device has joined; and copies of the device from before.
+/// An array whose member 1 was rebuilt, while no client wrote, until the device had joined; and copies of the
+/// device from before that.
 fn built_while_idle(seed: u64, random: &mut Random) -> (Checked, u32, Vec<DiskCopy>) {
     let kind = KINDS[seed as usize % KINDS.len()];
     let mut array = Checked::filled(2, 2, kind, seed);
@@ -204,7 +209,8 @@ fn one<'c>(copies: &'c [DiskCopy], random: &mut Random) -> &'c DiskCopy {
     &copies[random.below(copies.len() as u64) as usize]
 }
 
-/// A device has just joined, is a copy of itself from while it was built, and the daemon is killed.
+/// A device has just joined when the daemon is killed, and is then rolled back to a copy made while it was
+/// being built.
 pub fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
     for seed in 0..trial(150) {
         let random = &mut Random::new(0x0_b111 + seed);
@@ -223,7 +229,7 @@ pub fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
     }
 }
 
-/// The same, and the device dies and comes back instead.
+/// The same, but the device dies and comes back as the copy while the daemon runs.
 pub fn a_device_as_it_was_while_it_was_built_is_not_caught_up() {
     for seed in 0..trial(150) {
         let random = &mut Random::new(0x0_ca7c + seed);

@@ -1,18 +1,19 @@
-//! The storage of one export: an image with a volatile cache in front of it. What was written and not flushed is lost at a
-//! power cut, in whole or in parts; earlier unflushed versions may be what is left. Must not know NBD, time or faults.
+//! The storage of one export: an image with a volatile cache in front of it. A power cut loses unflushed
+//! writes, wholly or in part, and may leave earlier unflushed versions. Must not know NBD, time or faults.
 
 use calpe_core::testing::Random;
 use std::collections::BTreeMap;
 
-/// Bytes that are written as one, whatever happens.
+/// Bytes that are written wholly or not at all.
 pub const SECTOR: usize = 512;
 const BLOCK: usize = 4096;
 const SECTORS: usize = BLOCK / SECTOR;
 
-/// One of so many writes over an unflushed block lets the older version reach the medium first, as caches do.
+/// One in this many writes over an unflushed block lets the older version reach the medium first, as caches
+/// do.
 const DESTAGE_ONE_IN: u64 = 8;
 
-/// What a power cut leaves of the cache.
+/// How much of the cache survives a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     Nothing,
@@ -25,9 +26,9 @@ pub enum Keep {
 
 /// See the head of this file.
 pub struct Disk {
-    /// What reads show.
+    /// The content that reads see.
     current: Vec<u8>,
-    /// What a power cut leaves.
+    /// The content that a power cut leaves.
     stable: Vec<u8>,
     /// Blocks in which the two may differ, with a bit for each of their sectors.
     unflushed: BTreeMap<usize, u8>,
@@ -35,7 +36,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A disk of zeroes; the seed decides about what is lost.
+    /// A disk of zeroes; the seed decides what power cuts lose.
     pub fn new(bytes: u64, seed: u64) -> Disk {
         assert!(bytes.is_multiple_of(BLOCK as u64), "{bytes} bytes are not whole blocks");
         let bytes = usize::try_from(bytes).expect("it fits in memory");
@@ -51,7 +52,7 @@ impl Disk {
         self.current.len() as u64
     }
 
-    /// Whether a range of whole sectors is on it.
+    /// Whether the disk has this range, in whole sectors.
     pub fn has(&self, offset: u64, length: u64) -> bool {
         let aligned = offset.is_multiple_of(SECTOR as u64) && length.is_multiple_of(SECTOR as u64);
         aligned && offset.checked_add(length).is_some_and(|end| end <= self.bytes())
@@ -61,7 +62,7 @@ impl Disk {
         &self.current[offset as usize..offset as usize + length]
     }
 
-    /// Writes whole sectors; with `durable` they are flushed besides.
+    /// Writes whole sectors; with `durable` they are flushed, too.
     pub fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
         let offset = offset as usize;
         self.prepare(offset, data.len(), durable);
@@ -81,7 +82,7 @@ impl Disk {
         }
     }
 
-    /// Notes what is about to be written.
+    /// Records that a range is about to be written.
     fn prepare(&mut self, offset: usize, length: usize, durable: bool) {
         let end = offset + length;
         for block in offset / BLOCK..end.div_ceil(BLOCK) {
@@ -102,14 +103,14 @@ impl Disk {
         }
     }
 
-    /// Everything that was written is stable now.
+    /// Makes everything written so far stable.
     pub fn flush(&mut self) {
         for (block, mask) in std::mem::take(&mut self.unflushed) {
             self.settle(block, mask, mask);
         }
     }
 
-    /// What was not flushed is lost, but for what is kept by chance.
+    /// Loses what was not flushed, except what survives by chance.
     pub fn lose(&mut self, keep: Keep) {
         for (block, mask) in std::mem::take(&mut self.unflushed) {
             let kept = match keep {
@@ -128,7 +129,8 @@ impl Disk {
         }
     }
 
-    /// Of the unflushed sectors of a block those in `kept` become stable, the others what they were.
+    /// Of the unflushed sectors of a block, those in `kept` become stable; the others go back to their stable
+    /// content.
     fn settle(&mut self, block: usize, mask: u8, kept: u8) {
         for sector in (0..SECTORS).filter(|sector| mask >> sector & 1 == 1) {
             let at = block * BLOCK + sector * SECTOR;
@@ -141,12 +143,12 @@ impl Disk {
         }
     }
 
-    /// What a power cut that loses all of the cache would leave.
+    /// The content that a power cut would leave if it lost the whole cache.
     pub fn stable(&self) -> &[u8] {
         &self.stable
     }
 
-    /// The content of another day takes the place of everything.
+    /// Replaces everything by an earlier content.
     pub fn restore(&mut self, content: &[u8]) {
         self.unflushed.clear();
         self.current.copy_from_slice(content);

@@ -1,11 +1,11 @@
-//! What is to go wrong with requests: rules that match by operation, range, time and count, and what they do. Must not know
+//! Faults of requests: rules that match by operation, range, time and count, and what they do. Must not know
 //! connections.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// An error that travels in a reply.
+/// An error in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Errno {
     Perm,
@@ -40,7 +40,7 @@ impl Errno {
     }
 }
 
-/// What a request is.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
@@ -57,7 +57,7 @@ pub struct Ops(u8);
 
 impl Ops {
     pub const ALL: Ops = Ops(0b11111);
-    /// What changes something, and its flush.
+    /// Everything that changes data, and flushes.
     pub const CHANGES: Ops = Ops(0b11110);
 
     pub const fn of(op: Op) -> Ops {
@@ -73,21 +73,21 @@ impl Ops {
     }
 }
 
-/// How much of a request is done although it is not answered with success.
+/// How much of a request is done although it does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     Nothing,
     /// The first half of a write.
     Half,
     Whole,
-    /// Of a flush: the cache is lost, as some kernels do after a failed write-back.
+    /// For a flush: the cache is lost, as in some kernels after a failed write-back.
     CacheLost,
 }
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// In order; what was asked is not answered.
+    /// Cleanly; pending requests are not answered.
     Close,
     /// With bytes left unread, which the peer sees as a reset.
     Reset,
@@ -110,12 +110,12 @@ pub enum Act {
     Hang(Effect),
     /// All connections of the export end.
     Cut(Cut),
-    /// Answered with success and not done: a device that lies.
+    /// Answered with success but not done: a device that lies.
     Lie,
 }
 
 impl Act {
-    /// Name of its kind for counts.
+    /// Name of the kind, for counts.
     pub const fn kind(self) -> &'static str {
         match self {
             Act::Error { errno, .. } => errno.name(),
@@ -128,23 +128,23 @@ impl Act {
     }
 }
 
-/// When something goes wrong, and what.
+/// A fault: when it strikes, and what it does.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub ops: Ops,
-    /// Requests that touch one of these ranges; flushes always do. Empty: all.
+    /// Only requests that touch one of these ranges match; flushes always do. Empty: all.
     pub ranges: Vec<Range<u64>>,
     pub act: Act,
-    /// Of the requests that match, one in so many.
+    /// Strikes one in this many of the matching requests.
     pub one_in: u64,
-    /// So many requests at most.
+    /// Strikes at most this many requests.
     pub count: u64,
-    /// Until then.
+    /// Strikes until then.
     pub until: Option<Instant>,
 }
 
 impl Rule {
-    /// All requests of some operations, until told otherwise.
+    /// A rule for all requests of some operations, until it is cleared.
     pub fn new(ops: Ops, act: Act) -> Rule {
         Rule { ops, ranges: Vec::new(), act, one_in: 1, count: u64::MAX, until: None }
     }
@@ -187,7 +187,8 @@ impl Faults {
         self.rules.clear();
     }
 
-    /// What happens to a request: the first rule that matches decides. `random` draws below a number.
+    /// What happens to a request: the first rule that matches decides. `random` draws a number below its
+    /// argument.
     pub fn strike(
         &mut self,
         op: Op,
@@ -203,7 +204,7 @@ impl Faults {
         Some(act)
     }
 
-    /// Something that no request met was done, too.
+    /// Counts a fault that strikes no request.
     pub fn note(&mut self, kind: &'static str) {
         *self.struck.entry(kind).or_default() += 1;
     }

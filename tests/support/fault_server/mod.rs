@@ -1,11 +1,13 @@
-//! An NBD server on a unix socket whose exports go wrong on command, at run time: errors by kind, operation and region, for a time or
-//! a number of requests; delays; requests that are never answered, or answered when the client is gone; connections that
-//! end in every way; a door that is shut; a cache that loses what was not flushed; an image of an earlier day.
+//! An NBD server on a unix socket whose exports fail on command, at run time: errors by kind, operation and
+//! region, for a time or a number of requests; delays; requests that are never answered, or carried out when
+//! the client is gone; connections that end in every way; refused connections; a cache that loses unflushed
+//! writes; a rollback to an earlier image.
 //!
-//! What it is for: tests with a real daemon, whose members are such exports. It lives in the process of the test and
-//! outlives the daemon. What it keeps to, since clients are promised it: a FLUSH that is answered with success covers
-//! everything answered before on all connections; a request whose connection is gone is done within [`LANDING_MAX`], or not
-//! at all (docs/remote.md, "What happens when a host goes away"); [`Act::Lie`] and [`Export::restore`] are for breaking that.
+//! It is for tests with a real daemon whose members are such exports. It lives in the process of the test and
+//! outlives the daemon. It keeps two promises to clients: a FLUSH answered with success covers everything
+//! answered before on all connections, and a request whose connection is gone is done within [`LANDING_MAX`]
+//! or not at all (docs/remote.md, "What happens when a host goes away"). [`Act::Lie`] and [`Export::restore`]
+//! break them on purpose.
 #![allow(dead_code)]
 
 mod disk;
@@ -32,25 +34,25 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use wire::{Catalogue, PAYLOAD_MAX, Request};
 
-/// A request whose connection has ended is done within this time, or never. Half of what a daemon waits for after it was
-/// killed, so that a machine under load does not make the server break its word.
+/// A request whose connection has ended is done within this time, or never. Half of the time that a daemon
+/// waits after it was killed, so that the promise holds on a machine under load, too.
 pub const LANDING_MAX: Duration = Duration::from_millis(500);
 
-/// One that comes later than this all the same, because this process did not run, is dropped.
+/// A request that is this late all the same, because this process did not run, is dropped.
 const LANDING_LATEST: Duration = Duration::from_millis(1500);
 
-/// How often a shut door is looked at.
+/// Interval at which a shut door is polled, in milliseconds.
 const DOOR_LOOK_MS: u16 = 20;
 
-/// What clients find who connect.
+/// What happens to clients that connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     Open,
-    /// Nobody listens.
+    /// The server does not listen.
     Shut,
-    /// They are accepted and let go.
+    /// Connections are accepted and closed at once.
     Dropping,
-    /// They are accepted, and nothing is said.
+    /// Connections are accepted, and the server stays silent.
     Silent,
 }
 
@@ -87,12 +89,13 @@ impl Server {
         Server { shared, thread: Some(thread) }
     }
 
-    /// Serves a disk under a name, in place of what had that name before; the empty name is what a client gets that asks for none.
+    /// Serves an export under a name, in place of any earlier one of that name. The empty name is for clients
+    /// that ask for no name.
     pub fn offer(&self, name: &str, export: &Export) {
         lock(&self.shared.exports).insert(name.to_owned(), export.clone());
     }
 
-    /// Serves it no more; its connections end.
+    /// Stops serving an export; its connections end.
     pub fn withdraw(&self, name: &str) -> Option<Export> {
         let export = lock(&self.shared.exports).remove(name);
         if let Some(export) = &export {
@@ -115,7 +118,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been told already.
+            // A panic of the thread has been reported already.
             let _ = thread.join();
         }
         for export in lock(&self.shared.exports).values() {
@@ -126,7 +129,7 @@ impl Drop for Server {
 }
 
 fn listen(socket: &Path) -> UnixListener {
-    // Left behind by a listener before.
+    // Removes the socket of an earlier listener.
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
     listener.set_nonblocking(true).expect("a listener");
@@ -149,7 +152,7 @@ impl Shared {
             }
             let open = listener.get_or_insert_with(|| listen(&self.socket));
             let mut fds = [PollFd::new(open.as_fd(), PollFlags::POLLIN)];
-            // Interrupted or not, what is there is taken.
+            // Interrupted or not, waiting connections are accepted.
             let _ = poll(&mut fds, PollTimeout::from(DOOR_LOOK_MS));
             let Ok((stream, _)) = open.accept() else { continue };
             match *lock(&self.door) {
@@ -169,7 +172,7 @@ impl Shared {
         let visit = Visit { shared: self, stream: RefCell::new(Some(own)), chosen: RefCell::new(None) };
         let greeted = wire::shake_hands(&mut stream, &visit);
         let chosen = visit.chosen.take();
-        // The last descriptor is the connection's, whose end is the end of the stream.
+        // From here on only the connection holds the descriptor, so its end closes the stream.
         drop(stream);
         if let (Ok(()), Some((export, connection))) = (greeted, chosen) {
             export.serve(&connection);
@@ -180,7 +183,7 @@ impl Shared {
 /// A client in its handshake.
 struct Visit<'a> {
     shared: &'a Shared,
-    /// What becomes its connection.
+    /// The stream, until it becomes a connection.
     stream: RefCell<Option<UnixStream>>,
     chosen: RefCell<Option<(Export, Arc<Connection>)>>,
 }
@@ -194,7 +197,8 @@ impl Catalogue for Visit<'_> {
         lock(&self.shared.exports).keys().cloned().collect()
     }
 
-    /// From here on it is a client of the export: what ends all its connections ends this one.
+    /// From here on the client is one of the export: whatever ends all connections of the export ends this
+    /// one.
     fn choose(&self, name: &str, structured: bool) {
         let Some(export) = lock(&self.shared.exports).get(name).cloned() else { return };
         let stream = self.stream.take().expect("a client chooses once");
@@ -212,7 +216,7 @@ impl Catalogue for Visit<'_> {
     }
 }
 
-/// A disk as clients see it, and what goes wrong with it.
+/// A disk as clients see it, with its faults.
 #[derive(Clone)]
 pub struct Export(Arc<Inner>);
 
@@ -228,12 +232,12 @@ struct Inner {
     late_changed: Condvar,
 }
 
-/// What is to be done later.
+/// Jobs to be done later.
 #[derive(Default)]
 struct Late {
     jobs: BTreeMap<(Instant, u64), Job>,
     numbered: u64,
-    /// A job is being done.
+    /// A job is being done now.
     busy: bool,
 }
 
@@ -241,11 +245,11 @@ struct Job {
     connection: Weak<Connection>,
     request: Request,
     payload: Vec<u8>,
-    /// Life of the server in which it came.
+    /// Life of the server in which the request came.
     life: u64,
-    /// It was done when it came, and this is the reply.
+    /// The reply, if the request was done when it came.
     reply: Option<Vec<u8>>,
-    /// When its connection has ended.
+    /// When its connection ended.
     orphaned: Option<Instant>,
 }
 
@@ -259,7 +263,7 @@ struct Connection {
     /// Requests that will never be answered.
     hung: AtomicU64,
     ended: OnceLock<Instant>,
-    /// The life of the server in which it came; in another one nothing of it is done.
+    /// The life of the server in which it was made; in a later one none of its requests is done.
     life: u64,
 }
 
@@ -271,7 +275,7 @@ enum Verdict {
 }
 
 impl Export {
-    /// A disk of zeroes; the seed decides about everything that is left to chance.
+    /// A disk of zeroes; the seed decides all random choices.
     pub fn new(bytes: u64, seed: u64, offer: Offer) -> Export {
         let inner = Arc::new(Inner {
             offer,
@@ -297,7 +301,7 @@ impl Export {
         lock(&self.0.faults).add(rule);
     }
 
-    /// No rules any more. What is delayed stays so.
+    /// Removes all rules. Delayed requests stay delayed.
     pub fn clear(&self) {
         lock(&self.0.faults).clear();
     }
@@ -307,15 +311,15 @@ impl Export {
         lock(&self.0.faults).struck().clone()
     }
 
-    /// Ends all connections in order. What has come is done.
+    /// Closes all connections cleanly. Requests that have come are done.
     pub fn cut(&self) {
         for connection in self.connected() {
             connection.hang_up();
         }
     }
 
-    /// The server loses its power: connections end, what is delayed is never done, and what was not flushed is lost but for what
-    /// is kept.
+    /// Cuts the server's power: connections end, delayed requests are never done, and unflushed writes are
+    /// lost except what `keep` lets survive.
     pub fn power_cut(&self, keep: Keep) {
         lock(&self.0.faults).note("power cut");
         let mut disk = lock(&self.0.disk);
@@ -326,12 +330,12 @@ impl Export {
         lock(&self.0.late).jobs.clear();
     }
 
-    /// What a power cut that loses the cache would leave.
+    /// The content that a power cut would leave if it lost the whole cache.
     pub fn stable(&self) -> Vec<u8> {
         lock(&self.0.disk).stable().to_vec()
     }
 
-    /// An image of an earlier day takes the place of what is there.
+    /// Replaces the content by an earlier image.
     pub fn restore(&self, content: &[u8]) {
         lock(&self.0.faults).note("rollback");
         lock(&self.0.disk).restore(content);
@@ -343,24 +347,24 @@ impl Export {
         lock(&self.0.disk).flip(offset, bit);
     }
 
-    /// What reads show now.
+    /// The content that reads see now.
     pub fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         lock(&self.0.disk).read(offset, length).to_vec()
     }
 
-    /// Clients that have chosen it.
+    /// Number of clients that have chosen this export.
     pub fn connections(&self) -> usize {
         self.connected().len()
     }
 
-    /// Nothing is delayed, and nobody waits for what will never come.
+    /// Whether nothing is delayed and no request hangs.
     pub fn is_well(&self) -> bool {
         let late = lock(&self.0.late);
         let hung = |connection: &Arc<Connection>| connection.hung.load(Ordering::Acquire) > 0;
         late.jobs.is_empty() && !late.busy && !self.connected().iter().any(hung)
     }
 
-    /// No request waits for its answer or for its end.
+    /// Whether no request is delayed or unanswered.
     pub fn is_idle(&self) -> bool {
         let late = lock(&self.0.late);
         let unanswered = |connection: &Arc<Connection>| connection.unanswered.load(Ordering::Acquire) > 0;
@@ -379,7 +383,7 @@ impl Export {
     }
 
     fn serve(&self, connection: &Arc<Connection>) {
-        // Without a buffer: what is not read yet makes the end of a connection a reset.
+        // Reads without a buffer: bytes left unread make the end of a connection a reset.
         while let Ok(request) = Request::read(&mut &connection.stream) {
             if request.leaves {
                 break;
@@ -393,7 +397,7 @@ impl Export {
         self.orphan(connection);
     }
 
-    /// Takes one request to its end, or to where it waits.
+    /// Handles one request until it is done or delayed.
     fn take(&self, connection: &Arc<Connection>, request: Request) -> std::io::Result<Verdict> {
         connection.unanswered.fetch_add(1, Ordering::AcqRel);
         let Some(op) = request.op else {
@@ -402,7 +406,8 @@ impl Export {
         let range = request.offset..request.offset.saturating_add(request.length.into());
         let act = lock(&self.0.faults).strike(op, &range, Instant::now(), |end| self.below(end));
         if act == Some(Act::Cut(Cut::Reset)) {
-            // The payload stays unread. The other connections of the export have nothing left unread, and just end.
+            // The payload stays unread, which resets this connection. The export's other connections have
+            // nothing unread and just end.
             connection.end();
             self.cut();
             return Ok(Verdict::End);
@@ -451,7 +456,7 @@ impl Export {
         }
     }
 
-    /// Does as much of a request as an error or a silence leaves done.
+    /// Does the part of a request that `effect` says, though it is answered with an error or not at all.
     fn partly(&self, connection: &Connection, request: &Request, payload: &[u8], effect: Effect) {
         match effect {
             Effect::Nothing => {}
@@ -479,7 +484,7 @@ impl Export {
     fn perform(&self, life: u64, structured: bool, request: &Request, payload: &[u8]) -> Vec<u8> {
         let mut disk = lock(&self.0.disk);
         let answer = |outcome| request.answer(structured, outcome);
-        // Looked at under the lock: after a power cut nothing is done that came before it.
+        // Checked under the lock: after a power cut, no request from before it is done.
         if life != self.0.life.load(Ordering::Acquire) {
             return answer(Err(Errno::Shutdown));
         }
@@ -515,7 +520,8 @@ impl Export {
         self.0.late_changed.notify_one();
     }
 
-    /// A connection has ended: what of its requests was delayed is done soon, or never.
+    /// Handles the end of a connection: its delayed changes are done soon, or never; delayed reads and
+    /// replies are dropped.
     fn orphan(&self, connection: &Arc<Connection>) {
         let mut late = lock(&self.0.late);
         let own = |job: &Job| std::ptr::eq(job.connection.as_ptr(), Arc::as_ptr(connection));
@@ -533,9 +539,9 @@ impl Export {
     }
 }
 
-/// Does what is due, until the export is gone.
+/// Does jobs when they are due, until the export is gone.
 fn do_late(weak: &Weak<Inner>) {
-    /// How long it may take until a thread without work notices that its export is gone.
+    /// Longest time until a thread without work notices that its export is gone.
     const IDLE: Duration = Duration::from_millis(200);
     while let Some(inner) = weak.upgrade() {
         let export = Export(inner);
@@ -552,7 +558,7 @@ fn do_late(weak: &Weak<Inner>) {
             }
             _ => {
                 let wait = due.map_or(IDLE, |at| (at - now).min(IDLE));
-                // Whatever woke it, it looks again.
+                // Whatever the reason for waking up, the loop checks again.
                 drop(export.0.late_changed.wait_timeout(late, wait));
             }
         }
@@ -570,7 +576,7 @@ impl Export {
                 let reply = self.perform_for(&connection, &job.request, &job.payload);
                 let _ = connection.answer(&reply);
             }
-            // Its connection is gone, and with it the client that would have been answered.
+            // The connection is gone, so there is no client to answer.
             (None, None) => drop(self.perform(job.life, false, &job.request, &job.payload)),
             (None, Some(_)) => {}
         }

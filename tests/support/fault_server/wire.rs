@@ -1,6 +1,6 @@
-//! The little of NBD that the server speaks: fixed newstyle, EXPORT_NAME, INFO, GO, LIST, simple and structured replies. Written
-//! from the protocol, not with the project's own half of it: a mistake that both halves make would not show. Must not know
-//! what is stored, or faults.
+//! The subset of NBD that the server speaks: fixed newstyle, EXPORT_NAME, INFO, GO, LIST, simple and
+//! structured replies. Written from the protocol's text, without the project's own implementation: a mistake
+//! common to both sides would not show. Must not know what is stored, or faults.
 
 use super::faults::{Errno, Op};
 use std::io::{self, Read, Write};
@@ -39,9 +39,9 @@ const CHUNK_ERROR: u16 = 0x8001;
 
 const FLAG_FUA: u16 = 1;
 
-/// Longest option that is read.
+/// Longest option that is accepted.
 const OPTION_BYTES_MAX: u32 = 64 << 10;
-/// Longest READ and WRITE.
+/// Longest READ or WRITE.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 
 /// What an export offers.
@@ -68,16 +68,16 @@ impl Offer {
     }
 }
 
-/// What a client can choose.
+/// The exports from which a client can choose.
 pub trait Catalogue {
-    /// Bytes and offer of an export.
+    /// Size in bytes and offer of an export.
     fn look_up(&self, name: &str) -> Option<(u64, Offer)>;
     fn names(&self) -> Vec<String>;
-    /// The client is about to be told that it has this export.
+    /// Called just before the client is told that it has this export.
     fn choose(&self, name: &str, structured: bool);
 }
 
-/// Speaks with a client until it has chosen an export, or left.
+/// Negotiates with a client until it has chosen an export, or has left.
 pub fn shake_hands(stream: &mut (impl Read + Write), exports: &dyn Catalogue) -> io::Result<()> {
     let mut greeting = Vec::new();
     greeting.extend(NBDMAGIC.to_be_bytes());

@@ -1,5 +1,6 @@
-//! Measures the fingerprints of 4 KiB blocks: one by one, as lone small writes are hashed, and column by column, as
-//! whole stripes and large reads are. Single-threaded, beside the rate at which one core copies memory.
+//! Measures the fingerprints of 4 KiB blocks: one by one, as lone small writes are hashed, and column by
+//! column, as whole stripes and large reads are. Single-threaded, beside the rate at which one core copies
+//! memory.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -13,7 +14,7 @@ use crate::units::{BlockHash, HumanSize, ROW_BYTES};
 
 /// Bytes hashed over and over for rates in the cache: a stripe of 4+2 columns of 64 KiB.
 const CACHED_BYTES: usize = 384 << 10;
-/// Bytes hashed by one call where many blocks are hashed at once: a column.
+/// Bytes of one call that hashes many blocks at once: a column.
 const COLUMN_BYTES: usize = 64 << 10;
 
 /// One way to hash on one kind of memory.
@@ -87,7 +88,7 @@ fn sample(hasher: BlockHasher, bytes_at_once: usize, bytes: &[u8], slice: Durati
     let mut hashes: Vec<BlockHash> = Vec::new();
     let mut pieces = bytes.chunks_exact(bytes_at_once).cycle();
     let pieces_per_look = CACHED_BYTES / bytes_at_once;
-    // The first round warms up, and is not kept.
+    // The first repetition warms up; its rate is dropped.
     for round in 0..=REPETITIONS {
         let start = Instant::now();
         let mut done = 0;

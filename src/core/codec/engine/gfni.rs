@@ -1,20 +1,18 @@
-//! The AVX-512 + GFNI engine: one gf2p8affineqb multiplies 64 bytes by a factor, given as an 8x8 bit matrix that is
-//! broadcast from memory inside the instruction. All outputs of a pass live in registers while the inputs stream
-//! past, two inputs per three-way XOR. Invariant: a [`Kernel`] exists only on a CPU with the instructions. Must not
-//! know of anything but columns and factors.
+//! The AVX-512 + GFNI engine: one gf2p8affineqb multiplies 64 bytes by a factor, given as an 8x8 bit matrix
+//! that is broadcast from memory inside the instruction. All outputs of a pass live in registers while the
+//! inputs stream past, two inputs per three-way XOR. Invariant: a [`Kernel`] exists only on a CPU with the
+//! instructions. Must not know of anything but columns and factors.
 #![allow(unsafe_code)]
 // Counted loops over const bounds index several arrays at once: the shape that unrolls into registers.
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::{
-    __m512i, __mmask64, _MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm512_gf2p8affine_epi64_epi8,
-    _mm512_loadu_si512, _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_set1_epi64,
-    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_stream_si512, _mm512_ternarylogic_epi64,
-    _mm512_xor_si512,
+    __m512i, _MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch, _mm512_gf2p8affine_epi64_epi8, _mm512_loadu_si512,
+    _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_set1_epi64, _mm512_setzero_si512,
+    _mm512_storeu_si512, _mm512_stream_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512,
 };
-use std::ops::Range;
 
-use super::{Output, PREFETCH_BYTES, Store};
+use super::walk::{ADD, AHEAD, PART, STREAM, walk};
 
 /// Sixteen accumulators, two inputs and two products fit the 32 registers with room for the compiler.
 pub(super) const OUTPUTS_PER_PASS: usize = 16;
@@ -24,16 +22,6 @@ const VECTOR: usize = 64;
 
 /// Truth table of the exclusive or of three operands.
 const XOR3: i32 = 0x96;
-
-/// The variants of [`Store`] as values that the compiler specialises for.
-const REPLACE: u8 = 0;
-const STREAM: u8 = 1;
-const ADD: u8 = 2;
-
-/// A step over whole vectors that also fetches those further on; one that does not; one over part of a vector.
-const AHEAD: u8 = 0;
-const WHOLE: u8 = 1;
-const PART: u8 = 2;
 
 /// Proof that this CPU has AVX-512 F and BW and GFNI.
 #[derive(Clone, Copy, Debug)]
@@ -46,93 +34,19 @@ impl Kernel {
             && is_x86_feature_detected!("gfni");
         present.then_some(Kernel(()))
     }
-
-    /// Applies `matrices` (for each input, a bit matrix per output) to bytes `range` of the columns.
-    pub(super) fn apply(
-        self,
-        matrices: &[u64],
-        inputs: &[&[u8]],
-        outputs: &mut [Output<'_>],
-        range: Range<usize>,
-        store: Store,
-    ) {
-        assert_eq!(matrices.len(), inputs.len() * outputs.len());
-        assert!(range.start <= range.end);
-        assert!(inputs.iter().all(|column| column.len() >= range.end));
-        assert!(outputs.iter().all(|(_, column)| column.len() >= range.end));
-        macro_rules! widths {
-            ($($width:literal x $strips:literal),*) => {
-                match outputs.len() {
-                    0 => {}
-                    // SAFETY: `self` proves the instructions; the assertions above are the function's contract, the
-                    // array length being the one just matched.
-                    $($width => unsafe {
-                        let pointers: [*mut u8; $width] = std::array::from_fn(|i| outputs[i].1.as_mut_ptr());
-                        match store {
-                            Store::Add => run::<$width, $strips, ADD>(matrices, inputs, pointers, range),
-                            Store::Stream if aligned(&pointers, range.start) => {
-                                run::<$width, $strips, STREAM>(matrices, inputs, pointers, range);
-                            }
-                            Store::Stream | Store::Replace => {
-                                run::<$width, $strips, REPLACE>(matrices, inputs, pointers, range);
-                            }
-                        }
-                    },)*
-                    wider => unreachable!("{wider} outputs in a pass of at most {OUTPUTS_PER_PASS}"),
-                }
-            };
-        }
-        widths!(
-            1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 1, 14 x 1,
-            15 x 1, 16 x 1
-        );
-    }
 }
 
-/// Whether every output can be written around the cache from byte `start` on.
-fn aligned(outputs: &[*mut u8], start: usize) -> bool {
-    outputs.iter().all(|output| (output.addr() + start).is_multiple_of(VECTOR))
-}
+walk!(
+    "avx512f,avx512bw,gfni", [u64],
+    1 x 4, 2 x 4, 3 x 4, 4 x 4, 5 x 2, 6 x 2, 7 x 2, 8 x 2, 9 x 2, 10 x 2, 11 x 2, 12 x 2, 13 x 1, 14 x 1,
+    15 x 1, 16 x 1
+);
 
-/// Walks `range` in steps of `S` vectors, then of one, then of one cut short by a mask.
+/// Computes `S` vectors of every output at byte `at`, or only the first `part` bytes of one vector, under a
+/// mask.
 ///
 /// # Safety
-/// The CPU has the features; `inputs` and `outputs` are valid up to `range.end`, outputs writable and disjoint from
-/// everything else; `matrices` holds `R` per input.
-#[target_feature(enable = "avx512f,avx512bw,gfni")]
-unsafe fn run<const R: usize, const S: usize, const STORE: u8>(
-    matrices: &[u64],
-    inputs: &[&[u8]],
-    outputs: [*mut u8; R],
-    range: Range<usize>,
-) {
-    let mut at = range.start;
-    // SAFETY: every step stays below `range.end`, up to which the caller vouches for all columns.
-    unsafe {
-        while range.end - at >= S * VECTOR {
-            let ahead = (at + PREFETCH_BYTES).min(range.end - S * VECTOR);
-            step::<R, S, STORE, AHEAD>(matrices, inputs, &outputs, at, ahead, u64::MAX);
-            at += S * VECTOR;
-        }
-        while range.end - at >= VECTOR {
-            step::<R, 1, STORE, WHOLE>(matrices, inputs, &outputs, at, at, u64::MAX);
-            at += VECTOR;
-        }
-        if at < range.end {
-            let mask = u64::MAX >> (VECTOR - (range.end - at));
-            step::<R, 1, STORE, PART>(matrices, inputs, &outputs, at, at, mask);
-        }
-        if STORE == STREAM {
-            // Streaming stores reach other threads and devices in order only after a fence.
-            _mm_sfence();
-        }
-    }
-}
-
-/// Computes `S` vectors of every output at byte `at`; with a mask, only the bytes whose bits are set are touched.
-///
-/// # Safety
-/// As [`run`], and `at + S * VECTOR`, or the last byte of the mask, lies within the columns.
+/// As [`run`], and `at + S * VECTOR`, or `at + part` with `part < VECTOR`, lies within the columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>(
@@ -141,11 +55,12 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
     outputs: &[*mut u8; R],
     at: usize,
     ahead: usize,
-    mask: __mmask64,
+    part: usize,
 ) {
-    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column (or those under the mask; masked-out
-    // bytes are neither read nor written by the instruction), and for R matrices per input.
+    // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column, or the first `part` of them
+    // (masked instructions neither read nor write the others), and for R matrices per input.
     unsafe {
+        let mask = u64::MAX >> (VECTOR - part);
         let load = |from: *const u8| match SHAPE {
             PART => _mm512_maskz_loadu_epi8(mask, from.cast()),
             _ => _mm512_loadu_si512(from.cast()),

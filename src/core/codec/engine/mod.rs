@@ -1,7 +1,7 @@
-//! One interface over the implementations of the codec's arithmetic: a [`LinearMap`] holds the coefficients of some
-//! output columns in the form its engine reads and applies them to columns of bytes. Every engine gives the same
-//! bytes. Invariant: a kernel of an instruction set exists only after that set was detected on this CPU, so that
-//! applying it is safe. Must not know where coefficients come from or what a column means.
+//! One interface over the implementations of the codec's arithmetic: a [`LinearMap`] holds the coefficients
+//! of some output columns in the form its engine reads and applies them to columns of bytes. Every engine
+//! gives the same bytes. Invariant: a kernel of an instruction set exists only after that set was detected on
+//! this CPU, so that applying it is safe. Must not know where coefficients come from or what a column means.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -10,6 +10,10 @@ mod gfni;
 #[cfg(target_arch = "x86_64")]
 mod gfni256;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod vectors256;
+#[cfg(target_arch = "x86_64")]
+mod walk;
 mod xor;
 
 use std::fmt;
@@ -21,23 +25,25 @@ pub use xor::{xor, xor_into};
 /// One output of a map: the caller's name for the column (a row or column index) and its bytes.
 pub(super) type Output<'a> = (usize, &'a mut [u8]);
 
-/// How many bytes of all inputs together one pass should touch when several passes read them: they come from the
-/// second-level cache then. Half of the 1 to 2 MiB that CPUs with these instruction sets have per core.
+/// How many bytes of all inputs together one tile holds when several passes read them, so that the later
+/// passes find them in the second-level cache. Half of the 1 to 2 MiB that CPUs with these instruction sets
+/// have per core.
 const TILE_INPUT_BYTES: usize = 512 << 10;
 
-/// Passes are cut at multiples of this, so that every tile but the last is whole vectors and whole pages.
+/// Tiles are cut at multiples of this, so that every tile but the last is whole vectors and whole pages.
 const TILE_GRAIN_BYTES: usize = 4096;
 
-/// Widest pass over a single input. Reading one input again costs little, while columns at equal distances to a page
-/// boundary compete for the same few lines of the first-level cache.
+/// Widest pass over a single input. Reading one input again costs little, while writing many columns at equal
+/// distances to a page boundary makes them compete for the same few lines of the first-level cache.
 const OUTPUTS_OF_ONE_INPUT: usize = 4;
 
 /// Outputs of a call that touches more bytes than this are written around the cache: they would not stay in a
-/// second-level cache of the usual 2 MiB, and a store that goes through it first reads the memory it overwrites.
+/// second-level cache of the usual 2 MiB, and a store through the cache first reads the memory that it
+/// overwrites.
 const STREAM_BYTES_MIN: usize = 2 << 20;
 
-/// How far ahead kernels fetch inputs and outputs, in bytes. Measured: 512 to 1024 are equal for columns in memory,
-/// and less is wasted on short columns.
+/// How far ahead kernels fetch inputs and outputs, in bytes. Measured: 512 to 1024 are equally fast for
+/// columns in memory, and 512 wastes less on short columns.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_BYTES: usize = 512;
 
@@ -171,11 +177,11 @@ pub(super) enum Mode {
 /// How a kernel writes an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
-    /// Through the cache: whoever reads the output next finds it there.
+    /// Through the cache, where the next reader finds the output.
     Replace,
     /// Around the cache, where outputs are aligned to vectors; elsewhere as `Replace`.
     Stream,
-    /// Through the cache, added to what is there.
+    /// Through the cache, added to the output's bytes.
     Add,
 }
 
@@ -187,14 +193,14 @@ pub(super) struct LinearMap {
     passes: Vec<Pass>,
 }
 
-/// Some consecutive outputs that are computed in one reading of the inputs.
+/// Consecutive outputs that are computed while the inputs are read once.
 #[derive(Debug)]
 struct Pass {
     outputs: Range<usize>,
     tables: Tables,
 }
 
-/// Factors input by input, and for one input output by output: the order in which kernels need them.
+/// Factors input by input, and within an input output by output: the order in which kernels read them.
 #[derive(Debug)]
 enum Tables {
     Bytes(Box<[u8]>),

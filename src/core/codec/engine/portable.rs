@@ -1,4 +1,5 @@
-//! The reference engine: safe Rust, one table of products per factor. Must not use anything of a particular CPU.
+//! The reference engine: safe Rust, one table of products per factor. Must not use instructions of a
+//! particular CPU.
 
 use std::ops::Range;
 
@@ -8,7 +9,8 @@ use super::{Output, Store};
 /// Inputs are read once per output anyway; a pass per few outputs keeps one tile of the inputs in the cache.
 pub(super) const OUTPUTS_PER_PASS: usize = 16;
 
-/// Bytes of one output computed before moving on: it stays in the first-level cache while the inputs stream past.
+/// Bytes of one output computed before moving on: it stays in the first-level cache while the inputs stream
+/// past.
 const TILE_BYTES: usize = 4096;
 
 /// Applies `factors` (for each input, a factor per output) to bytes `range` of the columns.
@@ -44,7 +46,7 @@ fn add_product(output: &mut [u8], input: &[u8], factor: u8) {
     }
 }
 
-/// The loop of [`super::xor_into`], inlined so that it takes the instructions of its caller.
+/// The loop of [`super::xor_into`], inlined so that it is compiled for the instructions of its caller.
 #[inline(always)]
 pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
     for (out, &byte) in dst.iter_mut().zip(src) {
@@ -52,7 +54,7 @@ pub(super) fn xor_into_loop(dst: &mut [u8], src: &[u8]) {
     }
 }
 
-/// The loop of [`super::xor()`], inlined so that it takes the instructions of its caller.
+/// The loop of [`super::xor()`], inlined so that it is compiled for the instructions of its caller.
 #[inline(always)]
 pub(super) fn xor_loop(dst: &mut [u8], a: &[u8], b: &[u8]) {
     for (out, (&a, &b)) in dst.iter_mut().zip(a.iter().zip(b)) {

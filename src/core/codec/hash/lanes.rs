@@ -1,8 +1,10 @@
-//! BLAKE3 of many 4 KiB blocks at once. A block is four chunks of 1 KiB, so one block alone fills four lanes of a
-//! register of sixteen; the same chunk of sixteen blocks fills all. The tree over four chunks: two parents and the root.
+//! BLAKE3 of many 4 KiB blocks at once. A block is four chunks of 1 KiB, so one block alone fills four of the
+//! sixteen lanes of a register; the same chunk of sixteen blocks fills all of them. The tree over four chunks
+//! has two parents and the root.
 //!
-//! The kernel is the blake3 crate's own for many inputs, which it offers for benchmarks without a promise of
-//! stability: the version is fixed in Cargo.toml, and a test compares with what the crate promises.
+//! The kernel is the blake3 crate's own for many inputs, which the crate exposes for benchmarks without a
+//! promise of stability: Cargo.toml fixes the version, and a test compares the results with the crate's
+//! stable interface.
 
 use blake3::IncrementCounter;
 use blake3::platform::Platform;
@@ -17,7 +19,7 @@ const CHUNKS: usize = BLOCK / CHUNK;
 const VALUE: usize = 32;
 /// Blocks hashed at once: the lanes of the widest registers.
 const LANES: usize = 16;
-/// Fewer blocks than this are hashed one by one: each fills as many lanes alone.
+/// Fewer blocks than this are hashed one by one: a block alone fills as many lanes as they would together.
 const LANES_MIN: usize = CHUNKS;
 
 /// The initial value (BLAKE3 paper, table 1), that of SHA-256.
@@ -32,13 +34,13 @@ const ROOT: u8 = 8;
 
 static PLATFORM: LazyLock<Platform> = LazyLock::new(Platform::detect);
 
-/// Passes on the hash of each block, in order.
+/// Calls back with the hash of each block, in order.
 pub(super) fn hash_each<'a>(
     mut blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK]>,
     mut tell: impl FnMut(&[u8; VALUE]),
 ) {
     while blocks.len() > 0 {
-        // The kernel goes on with half the lanes for what is left, so numbers between powers of two are cut.
+        // The kernel hashes a remainder with half the lanes at a time, so counts are cut to powers of two.
         let lanes = if blocks.len() >= LANES { LANES } else { 1 << blocks.len().ilog2() };
         if lanes < LANES_MIN {
             blocks.by_ref().take(lanes).for_each(|block| tell(blake3::hash(block).as_bytes()));

@@ -1,5 +1,6 @@
-//! Operations of simulated disks that do not end: what a disk on a filesystem that hangs does. They stay with the array, as its
-//! driver must keep their buffers, until the disk ends them after all; meanwhile the driver may lose patience.
+//! Operations of simulated disks that do not end, as on a filesystem that hangs. They stay with the array,
+//! since its driver must keep their buffers, until the disk ends them after all; meanwhile the driver may
+//! declare the device gone.
 
 use super::super::faults::fault;
 use super::SimArray;
@@ -13,31 +14,31 @@ pub(super) struct Hung {
     pub device: DeviceId,
     pub token: IoToken,
     pub op: IoOp,
-    /// Operations that all disks had executed when it was submitted.
+    /// Number of operations that all disks together had executed when it was submitted.
     pub submitted: u64,
-    /// When the disk took it up.
+    /// When the disk started it.
     pub since: Timestamp,
-    /// The array was told that its device is gone.
+    /// The array was told that the device is gone.
     pub is_told: bool,
 }
 
-/// How an operation ends that hung.
+/// How a hung operation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HungEnd {
     /// The disk does it after all.
     Late,
-    /// It fails, and was not done.
+    /// It fails and is not done.
     Failed,
 }
 
 impl SimArray {
-    /// Operations of a disk that do not end.
+    /// Number of hung operations of a disk.
     #[must_use]
     pub fn hung(&self, id: u32) -> usize {
         self.hung.iter().filter(|hung| hung.device.0 == id).count()
     }
 
-    /// The operations of a disk that hang end now, in the order in which the disk took them up.
+    /// Ends the hung operations of a disk, in the order in which the disk started them.
     pub fn end_hung(&mut self, id: u32, how: HungEnd) {
         let (ended, hung): (Vec<Hung>, Vec<Hung>) =
             std::mem::take(&mut self.hung).into_iter().partition(|hung| hung.device.0 == id);
@@ -57,7 +58,7 @@ impl SimArray {
         }
     }
 
-    /// Says that devices are gone whose operations have not ended for too long.
+    /// Tells the array that devices are gone whose operations have hung too long.
     pub(super) fn tell_of_hung(&mut self) {
         let Some(limit) = self.hang_limit else { return };
         let mut gone = BTreeSet::new();

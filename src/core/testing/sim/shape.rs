@@ -1,4 +1,4 @@
-//! The shape of a simulated array: what `create` is asked for, and what a test has different.
+//! The shape of a simulated array: the arguments of `create`, and deviations that a test asks for.
 
 use crate::format::ChecksumKind;
 
@@ -15,14 +15,15 @@ pub struct SimShape {
     pub volume_bytes: u64,
     /// Checksum of each block.
     pub checksum: ChecksumKind,
-    /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
+    /// Bytes of the log region instead of those that `create` would choose, for a ring that is soon full.
     pub log_bytes: Option<u64>,
-    /// Bytes from which on fetched blocks and new parity are given away as jobs; None: at random, by the seed, so that
-    /// half of all runs give away what is a block or a few, and the others next to nothing.
+    /// Bytes from which on work on fetched blocks and new parity becomes a job. None: chosen by the seed, so
+    /// that half of all runs make jobs of one or a few blocks, and the others hardly any jobs.
     pub job_bytes: Option<usize>,
-    /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
+    /// Slots beyond those of the stripes instead of those that `create` would choose, so that slots are soon
+    /// reused.
     pub free_slots: Option<u64>,
-    /// Bytes of memory for pages of checksums in place of the default: pages that are read again and again.
+    /// Bytes of memory for pages of checksums instead of the default, so that pages are read again and again.
     pub page_cache: Option<usize>,
 }
 
@@ -44,7 +45,7 @@ impl SimShape {
         }
     }
 
-    /// The same with checksums of this kind and a ring of so many bytes on every member.
+    /// The same with checksums of this kind and a ring of `log_bytes` on every member.
     #[must_use]
     pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
         SimShape { checksum, log_bytes: Some(log_bytes), ..self }

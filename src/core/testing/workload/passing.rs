@@ -1,9 +1,9 @@
-//! The faults that pass while a load runs.
+//! Faults that begin and pass while a load runs.
 //!
-//! Faults add up: a member is sick while a fault may hit it or what hung has not ended, and until it is
-//! whole again. At most `m` members of a load are sick at a time, bad sectors included, so that every
-//! request must succeed. Only [`FaultKind::ReadsEverywhere`] and [`FaultKind::Everywhere`] make more of
-//! them sick, for a moment: then requests may fail until it has passed, and nothing may be lost.
+//! Faults add up: a member is sick while a fault may hit it or operations of it hang, and until it is whole
+//! again. At most `m` members of a load are sick at a time, bad sectors included, so that every request must
+//! succeed. Only [`FaultKind::ReadsEverywhere`] and [`FaultKind::Everywhere`] make more of them sick, for a
+//! moment: until that has passed, requests may fail, but nothing may be lost.
 
 use super::super::disk::BLOCK;
 use super::super::old_copies::OldCopy;
@@ -11,13 +11,13 @@ use super::super::sickness::{depth_of_bad_sectors, describe, fault_of};
 use super::super::{FaultKind, HungEnd, SimDisk, superblocks};
 use super::{Run, TENSE_STEPS};
 
-/// Copies that a load keeps; the oldest go first.
+/// Most copies of disks that a load keeps; the oldest are dropped first.
 const COPIES_MAX: usize = 24;
-/// Of the moments at which a fault may begin, at one in so many those that there are end.
+/// At one in this many of the moments at which a fault may begin, the present faults end instead.
 const FAULT_ENDS_ONE_IN: u64 = 3;
 
 impl Run {
-    /// A fault that passes, of a kind that the load is given; or the end of one.
+    /// Begins a passing fault of one of the load's kinds, or ends one.
     pub(super) fn passing_fault(&mut self) {
         if self.workload.kinds.is_empty() || self.end_some_fault() {
             return;
@@ -41,14 +41,15 @@ impl Run {
         disk.inject(fault);
         self.note(what);
         self.counts.count(kind);
-        // A shortage is the host's (T4), and read errors as few as these are no reason to leave (T5).
+        // A shortage is blamed on the host (T4), and so few read errors are no reason to take a member out
+        // (T5).
         if matches!(kind, FaultKind::WriteErrors | FaultKind::Hang) {
             self.guilty |= 1 << member;
         }
         self.tense = TENSE_STEPS;
     }
 
-    /// More members at once than can be spared, for a moment.
+    /// Begins a fault on more members at once than can be spared, for a moment.
     fn fault_everywhere(&mut self, kind: FaultKind) {
         let now = self.sim.now();
         if self.impaired() != 0 || self.depth_of_bad_sectors() > 0 {
@@ -71,7 +72,7 @@ impl Run {
         self.lenient_below = u64::MAX;
     }
 
-    /// Faults that go on until they are told to end may end. True: some did.
+    /// Ends some of the faults that last until they are cleared. Returns whether any ended.
     fn end_some_fault(&mut self) -> bool {
         let now = self.sim.now();
         let is_sick = |(id, disk): &(&u32, &SimDisk)| disk.has_passing_fault(now) || self.sim.hung(**id) > 0;
@@ -92,7 +93,7 @@ impl Run {
         self.sim.end_hung(id, how);
     }
 
-    /// Requests that begin from now on may not fail any more, if a fault on all members has passed.
+    /// If a fault on too many members has passed, requests from `next_request` on may not fail any more.
     pub(super) fn end_leniency(&mut self, next_request: u64) {
         let now = self.sim.now();
         if self.is_overwhelmed && self.sim.disks.values().all(|disk| !disk.has_passing_fault(now)) {
@@ -101,7 +102,7 @@ impl Run {
         }
     }
 
-    /// Copies of some disks or of all, as they would be after a power cut or as they are while they are in use.
+    /// Copies some disks or all, either as a power cut would leave them or as they read while in use.
     fn copy_disks(&mut self) {
         let (all, durable, moment) = (self.random.one_in(3), self.random.one_in(2), self.oracle.now());
         let one = self.random.index(self.sim.disks.len());
@@ -118,7 +119,8 @@ impl Run {
         self.copies.drain(..surplus);
     }
 
-    /// Sectors of many rows become unreadable, in each on no more members than may be sick beside those that are.
+    /// Makes sectors in many rows unreadable: in each row on at most as many members as may still become
+    /// sick.
     fn scatter_bad_sectors(&mut self) {
         let spare = self.spare_members.saturating_sub(self.impaired().count_ones() as usize);
         if spare == 0 {
@@ -145,7 +147,7 @@ impl Run {
         self.counts.count(FaultKind::BadSectors);
     }
 
-    /// The most members on which one place cannot be read.
+    /// The largest number of members on which the same place cannot be read.
     pub(super) fn depth_of_bad_sectors(&self) -> usize {
         depth_of_bad_sectors(self.sim.disks.values())
     }

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUresult};
 use super::{Context, DevicePtr, check, text_of};
 use crate::device::DeviceError;
 
-/// Room for what the assembler has to say about a kernel, in bytes.
+/// Bytes for the assembler's messages about a kernel.
 const LOG_BYTES: usize = 8 << 10;
 
 /// Kernels that the driver has assembled for the device.
@@ -36,7 +36,7 @@ unsafe impl Send for Function {}
 // SAFETY: as for Send.
 unsafe impl Sync for Function {}
 
-/// Options that make an assembler say what is wrong, and where it says so.
+/// Options that make an assembler explain errors, and the buffer for its text.
 struct Log {
     text: Vec<u8>,
     options: [sys::CUjit_option; 2],
@@ -72,12 +72,12 @@ impl Drop for Linker {
 }
 
 impl Module {
-    /// Assembles PTX, or takes from the driver's cache what was assembled before. Meanwhile the
-    /// driver launches nothing for the whole process: at work, use [`Module::assembled`]. `name` is
-    /// for messages.
+    /// Assembles PTX, or takes from the driver's cache what was assembled before. Meanwhile the driver
+    /// launches nothing in the whole process: while batches run, use [`Module::assembled`]. `name` is for
+    /// messages.
     ///
     /// # Errors
-    /// With what the assembler says of the text.
+    /// With the assembler's messages about the text.
     pub(crate) fn new(context: &Arc<Context>, name: &str, ptx: &str) -> Result<Module, DeviceError> {
         context.bind()?;
         let failed = |text: String| DeviceError::Failed { operation: "cuModuleLoadDataEx", text };
@@ -101,19 +101,18 @@ impl Module {
         Ok(Module { raw, context: Arc::clone(context) })
     }
 
-    /// As [`Module::new`], but assembled by the driver's linker, which holds up nobody's launches;
-    /// loading what it made is over in a tenth of a millisecond. (An H200 with driver 580: a launch
-    /// beside `new` waited for all of its 95 ms, beside this one for 0.15 ms at most.) Nothing is
-    /// cached.
+    /// As [`Module::new`], but assembled by the driver's linker, which holds up no launches; loading its
+    /// result takes a tenth of a millisecond. (An H200 with driver 580: a launch beside `new` waited for all
+    /// of its 95 ms, beside this one for 0.15 ms at most.) Nothing is cached.
     ///
     /// # Errors
-    /// With what the assembler says of the text.
+    /// With the assembler's messages about the text.
     pub(crate) fn assembled(context: &Arc<Context>, name: &str, ptx: &str) -> Result<Module, DeviceError> {
         context.bind()?;
         let failed = |text: String| DeviceError::Failed { operation: "cuLinkAddData", text };
         let text = CString::new(ptx).map_err(|_| failed(format!("{name}: the PTX holds a zero byte")))?;
         let label = CString::new(name).map_err(|_| failed(format!("{name}: no name of a kernel")))?;
-        // Before the linker, and so after it at the end: it writes there for as long as it lives.
+        // Declared before the linker, so dropped after it: the linker writes there as long as it lives.
         let mut log = Log::new();
         let mut state = ptr::null_mut();
         // SAFETY: the options are as many as said, and the log has the length said and outlives the
@@ -129,8 +128,7 @@ impl Module {
         check("cuLinkCreate", code)?;
         let linker = Linker(state);
         let bytes = text.as_bytes_with_nul();
-        // SAFETY: a valid linker, and a text of so many bytes, its last one zero, which is only
-        // read.
+        // SAFETY: a valid linker, and a text of the given length that ends with zero and is only read.
         let code = unsafe {
             sys::cuLinkAddData_v2(
                 linker.0,
@@ -194,8 +192,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: of this context; whoever launches its functions keeps the module until they are
-        // done.
+        // SAFETY: of this context; callers that launch its functions keep the module until they are done.
         unsafe { sys::cuModuleUnload(self.raw) };
     }
 }

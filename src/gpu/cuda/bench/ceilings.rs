@@ -1,5 +1,5 @@
-//! What the link and the device's memory can do at best: large copies by the copy engines between
-//! pinned memory and device, one way and both at once, and inside the device.
+//! The best rates of the link and the device's memory: large copies by the copy engines between pinned memory
+//! and device, one way and both ways at once, and inside the device.
 #![allow(unsafe_code)] // copies between memory that this file owns
 
 use std::fmt;
@@ -14,23 +14,23 @@ use crate::device::DeviceError;
 /// Bytes of a copy over the link.
 const LINK_BYTES: usize = 512 << 20;
 
-/// Pieces of a copy while another goes the other way.
+/// Number of copies into which each direction is divided when both run at once.
 const PIECES: usize = 64;
 
 /// Bytes of a copy inside the device.
 const DEVICE_BYTES: usize = 1 << 30;
 
-/// Bytes that come back for each that goes in, in hundredths.
+/// Bytes that come back for every 100 that go in.
 const BACK_PERCENT: [usize; 5] = [13, 25, 40, 50, 100];
 
-/// The most that can be expected.
+/// The highest rates that can be expected.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ceilings {
     /// Host to device, nothing else under way.
     pub host_to_device: Rate,
     /// Device to host.
     pub device_to_host: Rate,
-    /// Host to device, while a share of as much comes back.
+    /// Host to device while bytes come back.
     pub concurrent: Vec<Concurrent>,
     /// Inside the device, bytes read and written.
     pub device_copy: Rate,
@@ -39,15 +39,15 @@ pub struct Ceilings {
 /// Both directions at once.
 #[derive(Clone, Debug, Serialize)]
 pub struct Concurrent {
-    /// Bytes that come back for each that goes in, in hundredths.
+    /// Bytes that come back for every 100 that go in.
     pub back_percent: usize,
     /// Bytes that go in.
     pub host_to_device: Rate,
 }
 
 impl Ceilings {
-    /// GB/s into the device while `back` bytes come back for each: between the neighbours that were
-    /// measured.
+    /// GB/s into the device while `back` bytes come back for each byte: interpolated between the
+    /// measurements.
     #[must_use]
     pub fn link(&self, back: f64) -> f64 {
         let mut below = (0.0, self.host_to_device.gb_per_s_median);
@@ -73,7 +73,7 @@ pub(super) fn measure(index: usize) -> Result<Ceilings, DeviceError> {
 
     let timed = |bytes: usize, queue: &dyn Fn() -> Result<(), DeviceError>| {
         let mut rates = Vec::new();
-        // The first one wakes the link.
+        // The first copy wakes the link; its rate is dropped.
         for repetition in 0..=REPETITIONS {
             begin.record(&input)?;
             queue()?;

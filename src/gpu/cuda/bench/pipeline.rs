@@ -1,5 +1,5 @@
-//! The whole way: batches from registered host memory through the slots of a device and back, all
-//! slots in flight, as the runtime drives them; and one batch at a time, for how long it takes.
+//! The whole way: batches from registered host memory through the slots of a device and back, with all slots
+//! in flight, as the runtime drives them; and the duration of one batch at a time.
 #![allow(unsafe_code)] // a device is given addresses of memory that the benchmark keeps
 
 use std::fmt;
@@ -24,7 +24,7 @@ const CHUNK: usize = 64 << 10;
 /// Stripes of a scattered batch.
 const STRIPES: usize = 64;
 
-/// Different batches in turn: more than there are slots.
+/// Number of different batches used in turn: more than there are slots.
 const BATCHES: usize = 10;
 
 /// Codes for which tunings are compared.
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// An end-to-end run.
 #[derive(Clone, Debug, Serialize)]
 pub struct PipelineRow {
-    /// What is computed, of what.
+    /// The geometry and the computation.
     pub name: String,
     /// How the bytes lie in host memory.
     pub layout: &'static str,
@@ -44,31 +44,31 @@ pub struct PipelineRow {
     pub method: &'static str,
     /// Bytes of inputs.
     pub input: Rate,
-    /// Against the link while as much comes back.
+    /// `input` as a fraction of the link's rate while as much comes back.
     pub of_link: f64,
     /// Input bytes of a batch.
     pub batch_bytes: usize,
 }
 
-/// How long one batch takes that has the device for itself.
+/// The duration of a batch that has the device to itself.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latency {
-    /// What it is.
+    /// What the batch computes.
     pub name: String,
     /// Input bytes.
     pub input_bytes: usize,
-    /// From before it is started until its result is there, in microseconds.
+    /// The median time from the start of a batch until its result is there, in microseconds.
     pub us_median: f64,
-    /// The longest but one in a hundred.
+    /// The 99th percentile.
     pub us_p99: f64,
-    /// The longest.
+    /// The longest time.
     pub us_max: f64,
 }
 
 /// One tuning.
 #[derive(Clone, Debug, Serialize)]
 pub struct SweepRow {
-    /// What is different.
+    /// What differs from the default.
     pub tuning: String,
     /// Data and parity columns.
     pub geometry: String,
@@ -76,18 +76,18 @@ pub struct SweepRow {
     pub layout: &'static str,
     /// Bytes of inputs.
     pub input: Rate,
-    /// Against the link while as much comes back.
+    /// `input` as a fraction of the link's rate while as much comes back.
     pub of_link: f64,
 }
 
 /// How ranges lie in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// Each batch one run.
+    /// Each batch is one run.
     Contiguous,
-    /// Every chunk somewhere else.
+    /// Every chunk lies apart from the others.
     Chunks,
-    /// Every stripe somewhere else, its chunks behind one another.
+    /// Every stripe lies apart from the others, with its chunks adjacent.
     Stripes,
 }
 
@@ -101,7 +101,7 @@ impl Layout {
     }
 }
 
-/// Numbers below `count` in an order without a pattern.
+/// The numbers below `count`, shuffled.
 fn shuffled(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     let mut state = 0x2545_F491_4F6C_DD1Du64;
@@ -114,7 +114,7 @@ fn shuffled(count: usize) -> Vec<usize> {
     order
 }
 
-/// Ranges of `columns` columns from memory at `start`, `total` bytes, for batch `nth`.
+/// Ranges for the columns of batch `nth`, within `total` bytes at `start`.
 fn ranges(
     layout: Layout,
     columns: usize,
@@ -140,7 +140,7 @@ fn ranges(
             .collect();
     }
     let stripes = column_bytes / CHUNK;
-    // How many chunks lie together, and where the groups do.
+    // Number of chunks that lie together, and the places of such groups.
     let together = if layout == Layout::Stripes { columns } else { 1 };
     let places = shuffled(total / (CHUNK * together));
     let groups = stripes * columns / together;
@@ -156,7 +156,7 @@ fn ranges(
     ranges
 }
 
-/// Batches that are the same but for where they lie.
+/// Batches that differ only in where their ranges lie.
 fn batches(
     memory: &mut Memory,
     transform: Option<&Transform>,
@@ -181,7 +181,7 @@ fn batches(
         .collect()
 }
 
-/// Runs batches in turn with all slots in flight for some time; bytes of inputs per second.
+/// Runs the batches in turn for some time, with all slots in flight. Returns input bytes per second.
 fn drive(device: &mut CudaDevice, works: &[Work], seconds: f64) -> Result<f64, DeviceError> {
     let (wake, woken) = mpsc::channel();
     let begun = Instant::now();
@@ -191,9 +191,9 @@ fn drive(device: &mut CudaDevice, works: &[Work], seconds: f64) -> Result<f64, D
         if begun.elapsed().as_secs_f64() < seconds {
             while let Some(slot) = idle.pop() {
                 let (work, wake) = (works[started % works.len()].clone(), wake.clone());
-                // SAFETY: inputs are never written; outputs are written by the device alone,
-                // several batches at a time at most with bytes that nobody reads. The memory
-                // outlives this call, which waits for all batches.
+                // SAFETY: inputs are never written; outputs are written only by the device, perhaps by
+                // several batches at a time, and nothing reads them. The memory outlives this call, which
+                // waits for all batches.
                 unsafe { device.start(slot, work, Box::new(move || wake.send(slot).unwrap_or_default())) }?;
                 started += 1;
             }
@@ -215,12 +215,12 @@ fn hung() -> DeviceError {
 }
 
 fn rate(device: &mut CudaDevice, works: &[Work], seconds: f64) -> Result<Rate, DeviceError> {
-    // Pages, caches and the clock of the device: not what is measured.
+    // Warms up pages, caches and the device's clock, which are not to be measured.
     drive(device, works, 0.05)?;
     Ok(Rate::of((0..RUNS).map(|_| drive(device, works, seconds)).collect::<Result<_, _>>()?))
 }
 
-/// Bytes of a column of which so many fill a slot.
+/// Length of a column such that `columns` of them fill a slot.
 fn largest_column(device: &CudaDevice, columns: usize) -> usize {
     device.slot_bytes() / columns / CHUNK * CHUNK
 }
@@ -278,7 +278,7 @@ pub(super) fn measure(
     Ok(rows)
 }
 
-/// Times of one batch after the other.
+/// Durations of batches run one after the other.
 fn times(device: &mut CudaDevice, works: &[Work], count: usize) -> Result<Vec<f64>, DeviceError> {
     let (wake, woken) = mpsc::channel();
     let mut times = Vec::with_capacity(count);
@@ -312,7 +312,7 @@ pub(super) fn latencies(device: &mut CudaDevice, memory: &mut Memory) -> Result<
         let measured = times(device, &works, 200)?;
         rows.push(latency("8+4 encode + hash".to_owned(), &works, measured));
     }
-    // Assembling a large matrix on the other thread must not hold up batches.
+    // Shows whether compiling a large matrix on the other thread holds up batches.
     let works = batches(memory, None, true, 8, 64 << 10, Layout::Stripes);
     let alone = times(device, &works, 2000)?;
     rows.push(latency("hash".to_owned(), &works, alone));
@@ -348,7 +348,7 @@ pub(super) fn sweep_one(
     Ok(rows)
 }
 
-/// Tunings that count when a device is opened.
+/// Tunings that take effect only when a device is opened.
 pub(super) fn openings() -> Vec<(String, Tuning)> {
     let tuning = Tuning::default;
     let mut tried = vec![("no priorities".to_owned(), Tuning { priorities: false, ..tuning() })];

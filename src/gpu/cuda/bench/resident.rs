@@ -1,5 +1,5 @@
-//! Kernels on columns that lie in device memory already: bytes moved against what a copy inside the
-//! device moves.
+//! Kernels on columns that are already in device memory: their rate compared with that of a copy inside the
+//! device.
 #![allow(unsafe_code)] // kernels on memory that this file owns
 
 use std::fmt;
@@ -19,14 +19,13 @@ use calpe_core::codec::Transform;
 /// Bytes of all columns of a computation: many times the caches.
 const COLUMNS_BYTES: usize = 1 << 30;
 
-/// Launches of one measurement at least.
+/// Fewest launches of one measurement.
 const LAUNCHES: usize = 3;
 
-/// Bytes of one measurement at least: the first launch of an idle device takes longer than the
-/// next.
+/// Fewest bytes of one measurement: the first launch on an idle device takes longer than the next.
 const MEASURED_BYTES: usize = 64 << 20;
 
-/// Streams between which batches that are hashed take turns, as a device's do.
+/// Numbers of streams that launches for hashing use in turn, as batches on a device do.
 const HASH_STREAMS: [usize; 2] = [1, 4];
 
 /// Bytes hashed at a time.
@@ -35,24 +34,24 @@ const HASHED: [usize; 5] = [1 << 30, 64 << 20, 16 << 20, 4 << 20, 1 << 20];
 /// Random bytes that the columns repeat.
 const NOISE_BYTES: usize = 64 << 20;
 
-/// A matrix by one method.
+/// One matrix applied by one method.
 #[derive(Clone, Debug, Serialize)]
 pub struct ResidentRow {
     /// Data and parity columns.
     pub geometry: String,
     /// Whether all parities are encoded or as many lost data columns recovered.
     pub operation: &'static str,
-    /// How.
+    /// The method.
     pub method: &'static str,
     /// Bytes of all columns read and written.
     pub moved: Rate,
-    /// The same against a copy inside the device.
+    /// `moved` as a fraction of the rate of a copy inside the device.
     pub of_copy: f64,
     /// GB/s of user data.
     pub user_gb_per_s: f64,
-    /// Milliseconds that compiling the matrix took; 0 where nothing is compiled.
+    /// Milliseconds that compiling the matrix took; 0 if nothing was compiled.
     pub compile_ms: f64,
-    /// Operations on each word of a column; 0 where nothing is compiled.
+    /// Operations on each word of a column; 0 if nothing was compiled.
     pub operations: usize,
 }
 
@@ -73,7 +72,7 @@ struct Bench {
     context: Arc<Context>,
     kernels: Kernels,
     stream: Stream,
-    /// For launches beside those of `stream`, and when they are done.
+    /// Further streams for launches beside those of `stream`, each with the event of its end.
     beside: Vec<(Stream, Event)>,
     begin: Event,
     end: Event,
@@ -124,12 +123,12 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
             for streams in HASH_STREAMS {
                 let blocks = bytes / 4096;
                 let rate = bench.timed(bytes, streams, &|stream, nth| {
-                    // Other bytes each time: caches do not have them.
+                    // Different bytes each time, which no cache holds.
                     let offset = (nth * bytes % COLUMNS_BYTES) as u64;
                     let (input, digests) =
                         (bench.columns.start() + offset, bench.digests.start() + offset / 256);
-                    // SAFETY: so many blocks lie in the columns from there on, and their digests
-                    // have room.
+                    // SAFETY: the columns hold that many blocks from there on, and there is room for their
+                    // digests.
                     unsafe { bench.kernels.blake3_4k(stream, input, blocks, digests, lanes) }
                 })?;
                 hashed.push(HashRow { bytes, kernel, streams, rate });
@@ -140,8 +139,7 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
 }
 
 impl Bench {
-    /// Measures launches that take turns between so many streams. Each is given its stream and its
-    /// number.
+    /// Measures launches on `streams` streams in turn. Each launch gets its stream and its number.
     fn timed(
         &self,
         bytes: usize,
