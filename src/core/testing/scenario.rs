@@ -19,7 +19,7 @@ pub struct Scenario {
     pub variants: u64,
     /// Crashes in a row.
     pub depth_max: u32,
-    /// Crashes are tried again at one in this many moments of a recovery, which has some hundred.
+    /// Crashes are tried again at one in this many moments of a recovery, which has a few hundred.
     pub sweep_one_in: u64,
     /// After one crash in this many, an arbitrary choice of members is present; else at least as many current
     /// ones as are needed.
