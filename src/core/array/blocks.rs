@@ -7,6 +7,7 @@ use std::ops::Range;
 pub(in crate::array) type BlockName = (StripeIndex, u16, u32);
 
 /// A wanted block that cannot be had.
+// Plain data: what a fetch tells of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Missing {
     pub column: usize,

@@ -193,7 +193,7 @@ mod tests {
             .clone()
             .look(&sim, oracle.blocks(), (&of_block(5), false))
             .expect_err("block 1 has changed");
-        assert!(other.contains("block 1,"), "{other}");
+        assert!(other.contains("block 1 changed"), "{other}");
         watch.look(&sim, oracle.blocks(), (&of_block(1), false)).expect("it was written");
     }
 }

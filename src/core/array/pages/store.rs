@@ -23,6 +23,7 @@
 //! Must not know of devices, epochs beyond their number, the log, or what waits.
 
 mod blank;
+mod eviction;
 mod hashes;
 mod offers;
 mod trust;
@@ -46,10 +47,6 @@ use std::sync::Arc;
 use trust::Trust;
 use uuid::Uuid;
 use versions::Versions;
-
-/// Steps of the eviction clock for each page that is loaded: enough to find a victim unless nearly all pages are in
-/// use or changed, few enough that a load costs the same however large the cache.
-const CLOCK_STEPS_MAX: usize = 32;
 
 /// Names a read of a page copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -784,30 +781,6 @@ impl PageStore {
             self.due.entry(page).or_default().merge(Due::healed(heal));
         }
         copies.faults(truth, torn).into_iter().filter(|(member, _)| !known.contains(*member)).collect()
-    }
-
-    fn is_evictable(&self, page: PageIndex) -> bool {
-        let busy = |cached: &Cached| cached.pins > 0 || cached.dirty;
-        !self.is_map_page(page)
-            && self.cached.get(&page).is_some_and(|cached| !busy(cached))
-            && !self.due.contains_key(&page)
-            && !self.write_back.frozen.contains_key(&page)
-    }
-
-    /// Second chance (the clock algorithm): a page that was asked for since the hand last passed stays for a round.
-    fn evict(&mut self) {
-        for _ in 0..CLOCK_STEPS_MAX {
-            if self.clock.len() <= self.cache_pages_max {
-                return;
-            }
-            let page = self.clock.pop_front().expect("more than the bound");
-            if self.is_evictable(page) && !self.at(page).used {
-                self.cached.remove(&page);
-            } else {
-                self.cached.get_mut(&page).expect("pages of the clock are cached").used = false;
-                self.clock.push_back(page);
-            }
-        }
     }
 }
 
