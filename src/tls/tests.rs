@@ -16,10 +16,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest that anything may take; only a hang gets there.
+/// The time limit of every wait; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Keys that are sound, and of kinds that ring does not take.
+/// Valid keys of kinds that the crate `ring` does not support.
 const RSA_1024: &str = "-----BEGIN PRIVATE KEY-----\n\
 MIICeAIBADANBgkqhkiG9w0BAQEFAASCAmIwggJeAgEAAoGBAKeVDT0VmFHbRdwM\n\
 AyyqhshRF9l7i0ETRYD6y3GipDX/g2sUUFu8GEPU8IO3IBRK9Z9aDBCMD1WdPn9F\n\
@@ -191,7 +191,7 @@ fn an_ended_half_arrives_whole_at_a_side_that_takes_its_time() {
                 writing.write_all(sent).expect("sent");
                 writing.shutdown(Shutdown::Write).expect("half closed");
             });
-            // For as long as a pump would need to end what it must not end.
+            // Time enough for a pump to close, wrongly, the half that must stay open.
             let until = Instant::now() + Duration::from_millis(20);
             while Instant::now() < until && link.server.failure().is_none() {
                 std::thread::sleep(Duration::from_millis(1));
@@ -241,7 +241,7 @@ fn peers_must_prove_who_they_are() {
     assert!(server.contains("UnknownCA"), "{server}");
     let (_, client) = Link::to("elsewhere.example", &world.server_files(), &world.client_files()).refused();
     assert!(client.contains("elsewhere.example"), "{client}");
-    // An own certificate that is past its time is not even loaded.
+    // An expired certificate of one's own is not even loaded.
     let files = ServerFiles { certificate: expired.certificate, key: expired.key, ..as_expired };
     let error = ServerTls::load(&files).expect_err("expired").to_string();
     assert!(
@@ -289,7 +289,7 @@ fn revoked_certificates_are_refused_also_after_a_reload() {
 }
 
 /// A client whose certificate is revoked between its handshake's beginning and end is not let in by
-/// the list of before.
+/// the old list.
 #[test]
 fn a_handshake_that_a_revocation_overtakes_is_refused() {
     let world = World::new();

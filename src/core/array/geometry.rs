@@ -5,7 +5,7 @@ use crate::format::Geometry;
 use crate::units::{ByteOffset, ColumnIndex, MemberIndex, SlotIndex};
 use std::ops::Range;
 
-/// The geometry of an array with what every address computation needs at hand.
+/// The parts of a geometry that address computations need.
 #[derive(Clone, Copy, Debug)]
 pub struct Map {
     /// Data columns.

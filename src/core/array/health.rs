@@ -33,7 +33,7 @@ impl Array {
                 add(stripe_bytes, of_stripe);
                 continue;
             }
-            // A block that is gone leaves the others of its row with less to be decoded from.
+            // Each block that is gone leaves its row less redundancy.
             let rows: BTreeSet<u32> = broken.iter().map(|&(_, row)| row).collect();
             for column in 0..self.core.map.k as u16 {
                 for row in 0..(self.core.map.chunk as u64 / ROW_BYTES) as u32 {
@@ -50,8 +50,8 @@ impl Array {
         self.core.done(id, Ok(StripeReply::Health(runs)));
     }
 
-    /// What members and rebuilds make of a stripe; and its columns of data that its own member may
-    /// not have, nor the others together.
+    /// The health of a stripe by its members and rebuilds; and its columns of data that may be had neither from
+    /// their own member nor by decoding.
     fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
         let slot = self.slot_of(stripe);
         let is_missing = |member: MemberIndex| self.core.readable(member, slot).is_none();

@@ -9,7 +9,8 @@ use crate::units::MemberIndex;
 /// Said of what a device holds that must not be built over unless somebody gives it up.
 pub(in crate::array) const NOWHERE_ELSE: &str = "may be nowhere else";
 
-/// Why an administrator's request is refused; nothing was changed. A field `array` is the array's name: the
+/// Why an administrator's request is refused, which then changed nothing; or came to nothing afterwards
+/// ([`AdminRefusal::NewDeviceLeft`], [`AdminRefusal::ReplacementGivenUp`]). A field `array` is the array's name: the
 /// text names commands that take it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminRefusal {

@@ -9,8 +9,13 @@ use crate::member::patience::{hangs, within, within_apart, work_off};
 use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
 use calpe_core::format::{NewestError, Role, Superblock};
 use calpe_core::units::shown;
+use nix::dir::Dir;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -449,13 +454,19 @@ pub(crate) fn overwritten(path: &Path) -> String {
     )
 }
 
-/// The entries of a directory; none if the path is no directory.
+/// The entries of a directory, as far as it can be read; none if the path is no directory. Not by `std::fs::read_dir`, which panics
+/// where a directory is closed with an error.
 fn list(place: &Path) -> io::Result<Option<Vec<PathBuf>>> {
     if !std::fs::metadata(place)?.is_dir() {
         return Ok(None);
     }
-    let entries = std::fs::read_dir(place).map_err(|e| io::Error::other(format!("cannot be listed: {e}")))?;
-    let mut entries: Vec<PathBuf> = entries.flatten().take(ENTRIES_MAX).map(|entry| entry.path()).collect();
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut listed = Dir::open(place, flags, Mode::empty())
+        .map_err(|errno| io::Error::other(format!("cannot be listed: {}", io::Error::from(errno))))?;
+    let names = listed.iter().map_while(Result::ok);
+    let names = names.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+    let names = names.filter(|name| name != "." && name != "..");
+    let mut entries: Vec<PathBuf> = names.take(ENTRIES_MAX).map(|name| place.join(name)).collect();
     entries.sort();
     Ok(Some(entries))
 }

@@ -1,5 +1,5 @@
-//! Where the work goes that volumes give away, so that a reactor goes on serving while columns are coded and hashed: to
-//! GPUs what they do sooner, to threads the rest.
+//! Runs the jobs that volumes give away, so that the reactor goes on serving while columns are coded and hashed: on a GPU
+//! where that is sooner, otherwise on threads.
 //!
 //! A reactor with no core to spare does the work itself, and so does one whose volume serves a lone request: the way
 //! to a thread and back takes longer than a stripe. What came in one turn is offered to GPUs at once, so that they can do it
@@ -35,7 +35,7 @@ const CRC_BYTES: usize = 1 << 20;
 /// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
 const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
 
-/// Jobs of clients that threads do before the next one of a rebuild or scrub, as long as there are any.
+/// Jobs of clients that threads take in a row while a job of a rebuild or scrub waits.
 const PASSED_OVER_MAX: u32 = 7;
 
 /// Who gets what comes of a job: an operation of an array.
@@ -54,7 +54,7 @@ pub(super) type JobDone = volume::JobDone<Owner>;
 /// What a thread has done, or what it panicked with.
 type Outcome = Result<JobDone, Box<dyn Any + Send>>;
 
-/// What came back from elsewhere.
+/// A result from a thread or a GPU.
 enum Returned {
     Thread(Outcome),
     Gpu(Tag, CodedColumns),
@@ -70,7 +70,7 @@ pub(super) struct Jobs {
     /// Small jobs, to be done here together.
     small: Vec<Job>,
     small_bytes: usize,
-    /// Given away and not taken back.
+    /// Jobs given away whose results were not taken back.
     outstanding: usize,
     /// Bytes of inputs that threads have and have not given back.
     threads_bytes: usize,
@@ -82,7 +82,7 @@ struct Gpu {
     answer: Arc<dyn Answer>,
     /// What came in this turn, to be offered at its end.
     turn: Vec<Job>,
-    /// The jobs that were taken, by tag, without their work.
+    /// Owner and urgency of each job that a GPU took, by tag.
     taken: Slab<Taken>,
 }
 
@@ -113,7 +113,7 @@ impl Waiting {
         line.push_back(job);
     }
 
-    /// Clients first, but not for ever: a pass has a rate that it is promised.
+    /// Clients first; every eighth job is that of a pass, if one waits: a pass is promised a rate.
     fn pop(&mut self) -> Option<Job> {
         if self.passed_over < PASSED_OVER_MAX
             && let Some(job) = self.clients.pop_front()
@@ -168,7 +168,7 @@ impl Jobs {
 
     /// Does a job here, or has it done elsewhere: at the latest once this turn of the reactor [ends](Jobs::end_turn).
     /// `only`: no other came with it.
-    /// A small one waits for [`Jobs::do_small`] at most.
+    /// A small job is kept until [`Jobs::do_small`] at most.
     pub(super) fn submit(&mut self, job: Job, only: bool) {
         if only && self.outstanding == 0 && job.urgency == Urgency::Alone {
             self.done.push_back(job.run());
@@ -208,7 +208,7 @@ impl Jobs {
         any
     }
 
-    /// Gives away what has come since the last turn.
+    /// Offers the jobs of this turn to the GPUs; threads get the rest.
     pub(super) fn end_turn(&mut self) {
         let cpu = CpuLoad { threads: self.threads.len(), waiting_bytes: self.threads_bytes };
         let Some(gpu) = self.gpu.as_mut().filter(|gpu| !gpu.turn.is_empty()) else { return };
@@ -243,8 +243,8 @@ impl Jobs {
         self.shared.more.notify_one();
     }
 
-    /// Whether something is done that nobody is woken for: done here, or elsewhere, where only the first of what gathers
-    /// wakes the reactor, which may have been too busy to take it then.
+    /// Whether results are here that wake nothing: of jobs that were done here, or elsewhere, where only the first of several
+    /// results wakes the reactor, which may have been too busy to take them then.
     pub(super) fn has_done(&self) -> bool {
         !self.done.is_empty()
             || !self.small.is_empty()
@@ -254,7 +254,7 @@ impl Jobs {
     /// The next job that is done.
     ///
     /// # Panics
-    /// As the job did.
+    /// If the job panicked.
     pub(super) fn next_done(&mut self) -> Option<JobDone> {
         if self.done.is_empty() && self.outstanding > 0 {
             let done = std::mem::take(&mut *lock(&self.shared.done));
@@ -288,7 +288,7 @@ impl Drop for Jobs {
         drop(waiting);
         self.shared.more.notify_all();
         for thread in self.threads.drain(..) {
-            // What a job panicked with went to the reactor.
+            // A job's panic was returned as its outcome.
             let _ = thread.join();
         }
     }

@@ -6,11 +6,10 @@ use calpe_core::units::ByteOffset;
 use std::io;
 use std::sync::LazyLock;
 
-/// Bytes zeroed with one call, so that each call has the whole request limit.
+/// Bytes zeroed by one call; the time limit of a request starts anew with each.
 const ZEROED_PER_CALL: u64 = 1 << 30;
 
-/// Superblocks are read so seldom that ordinary memory will do: the pool's slab holds nothing
-/// larger than a page.
+/// Superblocks are read so rarely that ordinary memory is enough: the pool's slab holds one page.
 static POOL: LazyLock<io::Result<Pool>> = LazyLock::new(|| Pool::new(1));
 
 fn alloc(len: usize) -> io::Result<BufMut> {
@@ -23,7 +22,7 @@ fn error(fault: IoFault) -> io::Error {
 }
 
 impl RemoteDevice {
-    /// Fills `target` from `offset`; both keep to the sectors.
+    /// Fills `target` from `offset`; offset and length are multiples of the sector.
     pub(crate) fn read_at(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
         if target.is_empty() {
             return Ok(());
@@ -36,7 +35,7 @@ impl RemoteDevice {
         Ok(())
     }
 
-    /// Writes `source` at `offset`; both keep to the sectors.
+    /// Writes `source` at `offset`; offset and length are multiples of the sector.
     pub(crate) fn write_at(&self, offset: u64, source: &[u8]) -> io::Result<()> {
         if source.is_empty() {
             return Ok(());

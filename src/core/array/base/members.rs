@@ -25,7 +25,7 @@ pub(in crate::array) struct Device {
     pub bytes: u64,
     /// Writes that have completed on it.
     pub writes: u64,
-    /// Of these, so many were complete when a flush began that has succeeded.
+    /// Those that had completed before the last successful flush began.
     pub flushed: u64,
     /// A superblock on it says what it is; a restart would find it.
     pub recorded: bool,

@@ -1,5 +1,5 @@
 //! The running redo log: sequence numbers, places in the members' rings, and how far batches have come. Pure
-//! bookkeeping of rules W1, W2 and W4 of the crash-safety design; the I/O is the array's.
+//! bookkeeping of rules W1, W2 and W4 of the crash-safety design; the I/O is in `redo.rs`.
 //!
 //! A batch is *written* when every live member has its piece, *durable* when a flush after that succeeded, *noted*
 //! when a durable batch says so, *in place* when the checkpoint that covers it is flushed. Its space is used again

@@ -2,8 +2,8 @@
 //! waits for that.
 //!
 //! Above the pages, which it changes as its batches say. What happens to it is in `redo.rs`, `checkpoint.rs`
-//! and `settle.rs`. Must not know of superblocks, clients or passes: what the superblocks permit comes with
-//! each call.
+//! and `settle.rs`. Must not know of superblocks, whose word comes with each call, nor what clients and
+//! passes want: it knows them as requests to answer and operations to wake.
 
 mod checkpoint;
 pub(in crate::array) mod facts;

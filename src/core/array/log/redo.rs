@@ -16,7 +16,7 @@ use crate::array::{Core, Owner, StripeReply, StripeRequestId};
 use crate::block_io::IoOp;
 use crate::format::{LOG_BLOCK_BYTES, MemberState};
 
-/// Batches on their way at one time: the second gathers what came while the first was written.
+/// Most batches in flight at one time; what comes later gathers in the open batch.
 const IN_FLIGHT_MAX: usize = 4;
 /// A batch beside others on their way is issued when it has this many bytes of payload on some member; a smaller one
 /// gathers more until those are written.
@@ -36,7 +36,7 @@ impl Redo {
         self.start_round(core, pages, permits);
     }
 
-    /// Whether writes wait for what a note or a tail would set free.
+    /// Whether writes wait for space that a note or a new tail would free.
     fn is_pressed(&self, core: &Core, pages: &Pages) -> bool {
         let waiting = self.journal.slots_waiting() as u64;
         if !self.journal.tail_is_news() && waiting == 0 {
@@ -58,7 +58,7 @@ impl Redo {
         if self.open.is_empty() && self.is_pressed(core, pages) {
             self.issue_batch(core, permits);
         } else if self.is_stuck && self.journal.tail_is_news() {
-            // The reserve is for this: a tail that makes room goes before what waits for it.
+            // The reserve is for this batch: it carries the tail that frees space for those that wait.
             let open = std::mem::take(&mut self.open);
             self.issue_batch(core, permits);
             self.open = open;
@@ -104,7 +104,7 @@ impl Redo {
                 return;
             }
             let in_flight = self.journal.in_flight();
-            // Records of whole stripes wait for those of as many others as are being written.
+            // A batch of records alone waits while more whole stripes are being written than it has records.
             if self.open.is_records_alone() && self.open.records.len() < self.slots.stripes_in_progress {
                 return;
             }
@@ -118,11 +118,11 @@ impl Redo {
 
     /// Issues the open batch, which may be empty: a note. False: it cannot be now.
     pub(super) fn issue_batch(&mut self, core: &mut Core, permits: &mut Permits) -> bool {
-        // Until the log starts anew, its space is taken by what was replayed.
+        // Until the log starts anew, batches that were replayed occupy its space.
         if self.unsettled.is_some() || !permits.may_write() {
             return false;
         }
-        // The last block is for the note of a replay.
+        // An empty batch may use all but the last block, which is for the note of a replay.
         let reserve = if self.open.is_empty() { 1 } else { self.room.reserve };
         let sequence = self.journal.next();
         let issued = self.journal.issue(permits.epoch, &core.online(), &self.open, reserve);
@@ -236,7 +236,7 @@ impl Redo {
         free.for_each(|slot| pages.free_slot(slot));
     }
 
-    /// Lets operations look again whether there is room.
+    /// Wakes operations that wait for a slot or for space in the log.
     pub(in crate::array) fn wake_waiting_for_room(&mut self, core: &mut Core) {
         core.work.ready.extend(self.waits.waiting_for_slot.drain(..));
         core.work.ready.extend(self.waits.waiting_for_room.drain(..));

@@ -1,6 +1,7 @@
 //! Administrators' requests carried out: members out, members in, replacements, scrubs, and the clean stop.
 //!
-//! Invariant: what is done follows a plan that `check.rs` has made in the same call. Must not judge requests.
+//! Invariant: what is done follows a plan that `check.rs` has made in the same call; a departure that has waited is judged
+//! once more. Must not judge requests otherwise.
 
 use crate::array::base::members::{Device, Progress, Replacement};
 use crate::array::log::life::Life;

@@ -89,7 +89,7 @@ pub(in crate::array) enum Answer<'a> {
     Gone,
 }
 
-/// How it stands with a page that was asked for.
+/// What becomes of a request for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum Want {
     /// It is in the cache, pinned for the caller.

@@ -1,9 +1,9 @@
 //! `calpe repair`: looks again at every block that is set aside or called lost, on disk or in the list of damage, and says what
 //! is truly gone. And `calpe clear`: forgets counts and what nothing shows any more.
 //!
-//! The walk goes over the hashes of every stripe that holds data, without locks: what it finds is looked at by operations that
-//! take theirs, and these tell what came of it through the list of damage. A scrub, which reads everything, finds what no hash
-//! tells of. Must not know how a block is decoded.
+//! The walk reads the hashes of every stripe that holds data, without locks, and starts an operation with locks for each block
+//! that it finds; the results come back through the list of damage. Damage that no hash records is for a scrub to find, which
+//! reads everything. Must not know how a block is decoded.
 
 use crate::array::blocks::{BlockName, Why};
 use crate::array::pages::hold::{PageHold, PagesHeld};
@@ -18,12 +18,11 @@ pub(in crate::array) struct Repair {
     hold: Option<PageHold>,
     /// Blocks found and not looked at.
     found: VecDeque<(BlockName, bool)>,
-    /// Blocks of the list of damage, also of those that come into it on the way: the walk leaves
-    /// them out.
+    /// Blocks in the list of damage, those added meanwhile included: the walk skips them.
     listed: BTreeSet<BlockName>,
-    /// Rows of which blocks were looked at and cannot be had.
+    /// Rows that are counted already as undecodable.
     bad_rows: BTreeSet<(StripeIndex, u32)>,
-    /// Others that the walk has found in its slot.
+    /// Unlisted blocks that were found in the current slot.
     of_slot: BTreeSet<BlockName>,
     /// Blocks that are being looked at.
     waiting: Vec<BlockName>,
@@ -61,7 +60,7 @@ pub(in crate::array) struct RepairProgress {
 const LOOKS_AT_ONCE: usize = 64;
 
 impl Array {
-    /// Starts to look again; the end of it is a notice.
+    /// Starts a repair; its end is a notice.
     pub(in crate::array) fn start_repair(&mut self) -> String {
         let found: VecDeque<(BlockName, bool)> =
             self.damage.iter().map(|(block, why)| (block, why.is_aside())).collect();
@@ -106,7 +105,7 @@ impl Array {
         }
     }
 
-    /// Looks at the hashes of one slot. False: its pages are on their way.
+    /// Looks at the hashes of one slot. False: it waits for the slot's pages.
     fn walk_slot(&mut self, key: usize, op: &mut Repair) -> bool {
         let slot = SlotIndex(op.next);
         let rows = 0..self.core.map.chunk / ROW_BYTES as usize;
@@ -164,7 +163,7 @@ impl Array {
         }
     }
 
-    /// A look lists what else of its row cannot be read: that is looked at and counted, too.
+    /// Adds the other unreadable blocks of the row, which a look has listed.
     fn add_others_of_row(&self, op: &mut Repair, block: BlockName) {
         for (other, why) in self.damage.of_stripe(block.0).filter(|(other, _)| other.2 == block.2) {
             if !op.of_slot.contains(&other) && op.listed.insert(other) {
@@ -173,7 +172,7 @@ impl Array {
         }
     }
 
-    /// Blocks of parity in the row of this one that are in no list, as their members are out.
+    /// Blocks of parity in the row of this one that no list has, since their members are out.
     fn parity_away(&self, op: &Repair, (stripe, _, row): BlockName) -> u64 {
         let slot = self.slot_of(stripe);
         let is_away = |column: &usize| {
@@ -190,7 +189,7 @@ impl Array {
         for block in std::mem::take(&mut op.waiting) {
             self.add_others_of_row(op, block);
             let why = self.damage.seen(block);
-            // Too little of the row can be had to decode what others of it hold.
+            // The row cannot be decoded: the parity of members that are out is counted, once.
             if matches!(why, Some(Why::Unreadable | Why::Proven)) && op.bad_rows.insert((block.0, block.2)) {
                 op.tally.parity += self.parity_away(op, block);
             }
@@ -202,7 +201,7 @@ impl Array {
                 None => op.tally.readable += 1,
                 Some(Why::SetAside) => op.tally.set_aside += 1,
                 Some(Why::Unreadable) => op.tally.unreadable += 1,
-                // That it was lost is what an earlier run has told, and could not be seen now.
+                // An earlier run called it lost; this one could not confirm that.
                 Some(_) if self.damage.is_unconfirmed(block) => op.tally.unreadable += 1,
                 Some(Why::Lost | Why::Proven | Why::Gone) => op.tally.lost += 1,
             }
@@ -262,8 +261,8 @@ impl Array {
         })
     }
 
-    /// Forgets the counts of a member, or of all and of the array. What is damaged stays in the list until it is read or written:
-    /// nobody makes it whole by not counting it.
+    /// Forgets the counts of a member, or of all and of the array. Damage stays listed until it is read or written:
+    /// clearing a count repairs nothing.
     pub(in crate::array) fn clear(&mut self, member: Option<MemberIndex>) {
         if let Some(index) = member {
             self.core.member_mut(index).clear();

@@ -77,7 +77,7 @@ enum Turn {
 enum Settling {
     /// All of it was written and read again.
     Over,
-    /// It is being written or read.
+    /// It is being written or read, or the scrub is paused.
     UnderWay,
     /// A checkpoint is to write it.
     NeedsCheckpoint,

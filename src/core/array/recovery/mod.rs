@@ -129,7 +129,7 @@ pub(super) struct Known {
     pub map_pages: u64,
 }
 
-/// A recovery that only judges.
+/// How a recovery judges before it writes anything.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judging {
     /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.

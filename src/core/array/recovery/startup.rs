@@ -208,6 +208,8 @@ impl Array {
             return;
         }
         self.supers.forget_log_start();
+        // It is judged anew.
+        self.startup.yields_to_force = false;
         let epoch = self.supers.epoch();
         let mut facts = self.redo.facts().clone();
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What

@@ -1,7 +1,7 @@
 //! How an update of the superblocks gets to its devices, stage by stage, and what the array knows when it is over.
 //!
-//! Invariant: an update is complete only when every device that it began with has it, or has left. Must not know what an update
-//! says.
+//! Invariant: an update is complete only when every device that it began with has it, or has left. Of what an update
+//! says it reads the live set, the clean mark and the log's start. Must not know how these are chosen.
 
 use crate::array::base::members::{Device, Replaced};
 use crate::array::members::supers::{Durable, Participant, Saved, Supers};

@@ -1,11 +1,11 @@
-//! The versions of all pages that were seen, 8 bytes each, whether the pages are cached or not: with them one copy is enough
-//! to know a page by, and a copy that is older is known to be (rule T3).
+//! The newest known version of every page, 8 bytes each, cached or not: with it a single copy can be trusted, and a copy
+//! that is older shows as older (rule T3).
 
 use crate::array::pages::copies::{Remembered, Version};
 use crate::format::PageIndex;
 
-/// A word is 0 for a page that was not seen; otherwise this bit, the lower bits of the epoch and those of the sequence. No
-/// page has 2^43 versions, and two epochs in which one version was written twice are never 2^20 apart.
+/// A word is 0 for a page that was not seen; otherwise this bit, the lower bits of the epoch and those of the sequence. A
+/// page has fewer than 2^43 versions, and two epochs that wrote the same version are less than 2^20 apart.
 const SEEN: u64 = 1 << 63;
 const EPOCH_BITS: u32 = 20;
 const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
@@ -15,7 +15,7 @@ const SEQUENCE_MASK: u64 = (1 << (63 - EPOCH_BITS)) - 1;
 pub(super) struct Versions(Box<[u64]>);
 
 impl Versions {
-    /// Nothing was seen yet of so many pages. Memory is used as pages are seen.
+    /// No page of `pages` was seen yet. Memory is touched as pages are seen.
     pub(super) fn new(pages: u64) -> Versions {
         let pages = usize::try_from(pages).expect("pages of a valid geometry fit memory");
         Versions(vec![0; pages].into_boxed_slice())
@@ -36,7 +36,7 @@ impl Versions {
         self.0[page.0 as usize] >> EPOCH_BITS & SEQUENCE_MASK
     }
 
-    /// Compares a version that a copy shows, none for no version, with what is remembered.
+    /// Compares the version of a copy (None: never written) with the remembered one.
     pub(super) fn compare(&self, page: PageIndex, shown: Option<Version>) -> Remembered {
         let (known, shown) = (self.0[page.0 as usize], word(shown));
         let sequence = |word: u64| word >> EPOCH_BITS & SEQUENCE_MASK;
@@ -44,7 +44,7 @@ impl Versions {
             _ if known == 0 => Remembered::Nothing,
             std::cmp::Ordering::Less => Remembered::Newer,
             std::cmp::Ordering::Equal if known == shown => Remembered::Same,
-            // Nothing in this process has written it.
+            // This process did not write such a version.
             std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Remembered::Nothing,
         }
     }
