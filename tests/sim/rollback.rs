@@ -223,12 +223,7 @@ fn a_member_that_leaves_while_an_epoch_is_written_is_caught_up() {
         array.load(6, random);
         array.sim.settle();
         let ids = [0, 1].map(|member| array.sim.disk_of(member).expect("in service"));
-        disk(&mut array.sim, ids[0]).dead = true;
-        array.sim.submit_write(0, &[7; BLOCK], true);
-        array.model[..BLOCK].fill(7);
-        for _ in 0..gap {
-            array.sim.step();
-        }
+        array.begin_to_lose(ids[0], gap);
         disk(&mut array.sim, ids[1]).dead = true;
         array.sim.settle();
         array.load(10, random);

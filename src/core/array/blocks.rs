@@ -1,4 +1,4 @@
-//! Names of blocks, and why one cannot be had. Beneath whoever reads, lists or looks for them.
+//! Names of blocks, and why one cannot be had. Beneath what reads, lists or looks for them.
 
 use crate::units::StripeIndex;
 use std::ops::Range;

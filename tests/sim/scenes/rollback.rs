@@ -60,6 +60,22 @@ impl Checked {
         self.sim.disks[&id].copy(false)
     }
 
+    /// Executes this many operations, or fewer if no more are queued.
+    pub fn step(&mut self, operations: u64) {
+        for _ in 0..operations {
+            self.sim.step();
+        }
+    }
+
+    /// Kills the disk of a member, has the array notice it by a write to block 0, and executes this many
+    /// operations of what follows.
+    pub fn begin_to_lose(&mut self, id: u32, operations: u64) {
+        disk(&mut self.sim, id).dead = true;
+        self.sim.submit_write(0, &[7; BLOCK], true);
+        self.model[..BLOCK].fill(7);
+        self.step(operations);
+    }
+
     /// Takes a member out, and lets everything settle.
     pub fn offline(&mut self, member: u16) {
         self.take_out(member);

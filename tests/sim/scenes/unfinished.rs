@@ -21,12 +21,7 @@ fn cut_off(gap: u64, kind: ChecksumKind) -> Option<Checked> {
     array.load(4, &mut Random::new(gap));
     array.sim.settle();
     let ids = [0, 1].map(|member| array.sim.disk_of(member).expect("in service"));
-    disk(&mut array.sim, ids[0]).dead = true;
-    array.sim.submit_write(0, &[7; BLOCK], true);
-    array.model[..BLOCK].fill(7);
-    for _ in 0..gap {
-        array.sim.step();
-    }
+    array.begin_to_lose(ids[0], gap);
     disk(&mut array.sim, ids[1]).dead = true;
     let Checked { sim, model } = array;
     let mut random = Random::new(gap);
@@ -88,9 +83,7 @@ pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
         let device = array.sim.add_blank_disk();
         let id = device.device.0;
         array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
-        for _ in 0..steps {
-            array.sim.step();
-        }
+        array.step(steps);
         disk(&mut array.sim, id).dead = true;
         write_again(&mut array);
         array.sim.settle();
@@ -119,19 +112,10 @@ pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
         let ids = [0, 1].map(|member| array.sim.disk_of(member).expect("in service"));
         let device = array.sim.add_blank_disk();
         array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
-        for _ in 0..random.below(60) {
-            array.sim.step();
-        }
-        disk(&mut array.sim, ids[0]).dead = true;
-        array.sim.submit_write(0, &[7; BLOCK], true);
-        array.model[..BLOCK].fill(7);
-        for _ in 0..gap {
-            array.sim.step();
-        }
+        array.step(random.below(60));
+        array.begin_to_lose(ids[0], gap);
         disk(&mut array.sim, ids[1]).dead = true;
-        for _ in 0..steps {
-            array.sim.step();
-        }
+        array.step(steps);
         let Checked { sim, model } = array;
         let Ok(sim) = sim.kill_where(false, |_, _| random.one_in(2)) else { continue };
         let mut array = Checked { sim, model };
@@ -153,22 +137,18 @@ pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
         let mut array = Checked::filled(3, 2, kind, gap);
         array.load(4, random);
         array.sim.settle();
-        let step = |array: &mut Checked, steps: u64| (0..steps).for_each(|_| _ = array.sim.step());
         let ids = [0, 1, 2].map(|member| array.sim.disk_of(member).expect("in service"));
-        disk(&mut array.sim, ids[0]).dead = true;
-        array.sim.submit_write(0, &[7; BLOCK], true);
-        array.model[..BLOCK].fill(7);
-        step(&mut array, gap);
+        array.begin_to_lose(ids[0], gap);
         array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(1) });
         let device = array.sim.add_blank_disk();
         array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
-        step(&mut array, random.below(12));
+        array.step(random.below(12));
         disk(&mut array.sim, ids[2]).dead = true;
         array.sim.settle();
         disk(&mut array.sim, ids[2]).dead = false;
         let device = array.sim.reopen_disk(ids[2]);
         array.sim.submit_admin(AdminRequest::Online { member: MemberIndex(2), device });
-        step(&mut array, steps);
+        array.step(steps);
         let Checked { sim, model } = array;
         let Ok(sim) = sim.kill_where(false, |_, _| true) else { continue };
         let mut array = Checked { sim, model };
@@ -215,9 +195,7 @@ pub fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
     for seed in 0..trial(150) {
         let random = &mut Random::new(0x0_b111 + seed);
         let (mut array, id, copies) = built_while_idle(seed, random);
-        for _ in 0..random.below(48) {
-            array.sim.step();
-        }
+        array.step(random.below(48));
         let copy = one(&copies, random);
         let Ok(mut array) = array.restart_with(&[(id, copy)], false) else { continue };
         array.sim.settle();
@@ -234,9 +212,7 @@ pub fn a_device_as_it_was_while_it_was_built_is_not_caught_up() {
     for seed in 0..trial(150) {
         let random = &mut Random::new(0x0_ca7c + seed);
         let (mut array, id, copies) = built_while_idle(seed, random);
-        for _ in 0..random.below(16) {
-            array.sim.step();
-        }
+        array.step(random.below(16));
         disk(&mut array.sim, id).dead = true;
         array.sim.write(0, &array.model[..BLOCK]).expect("enough members");
         array.sim.settle();

@@ -39,7 +39,7 @@ pub(in crate::array) struct Fetch {
     /// What is to be computed on the way, and what it came to.
     blend: Option<Blend>,
     blended: Option<Blended>,
-    /// What it may do, and for whom.
+    /// What it may do.
     pub rules: FetchRules,
     /// What it came to, besides the bytes.
     pub found: Findings,
@@ -49,7 +49,7 @@ pub(in crate::array) struct Fetch {
     asked_unbuilt: bool,
 }
 
-/// What a fetch may do, and for whom.
+/// What a fetch may do, and whether anything waits for it.
 #[derive(Default)]
 pub(in crate::array) struct FetchRules {
     /// Nobody waits for it: whoever is served goes first.

@@ -1,5 +1,5 @@
-//! The redo log while the array serves: batches, what they hold until it is in place, checkpoints, and who
-//! waits for that.
+//! The redo log while the array serves: batches, what they hold until it is in place, checkpoints, and
+//! what waits for that.
 //!
 //! Above the pages, which it changes as its batches say. What happens to it is in `redo.rs`, `checkpoint.rs`
 //! and `settle.rs`. Must not know of superblocks, whose word comes with each call, nor what clients and
@@ -48,7 +48,7 @@ pub(in crate::array) struct Redo {
     /// How much the log takes.
     room: LogRoom,
     open: OpenBatch,
-    /// Who waits for the log, and what was promised to operations that were admitted.
+    /// What waits for the log, and what was promised to operations that were admitted.
     waits: LogWaits,
     /// Flushes of clients and the rounds that answer them.
     rounds: Rounds,
@@ -97,7 +97,7 @@ struct Round {
     upto: u64,
 }
 
-/// Who waits for the log, and what was promised to operations that were admitted.
+/// What waits for the log, and what was promised to operations that were admitted.
 struct LogWaits {
     /// Operations whose batch has this sequence, and whether it must be durable for them; ascending.
     waiters: VecDeque<(u64, usize, bool)>,
