@@ -59,8 +59,13 @@ pub(super) fn run(
                 let opened_at = Instant::now();
                 let generation = shared.up(lane, costs, device.slots(), device.slot_bytes());
                 report_first(&mut first, outcome);
-                if serve(shared, lane, generation, device, inbox) {
-                    return;
+                match generation {
+                    Some(generation) => {
+                        if serve(shared, lane, generation, device, inbox) {
+                            return;
+                        }
+                    }
+                    None => abandon(device),
                 }
                 given_up += 1;
                 if opened_at.elapsed() >= config.reopen_after_max {

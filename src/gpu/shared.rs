@@ -2,8 +2,10 @@
 //! and counts.
 //!
 //! Invariants: every taken job is at any moment in exactly one place: the queue, a device's running
-//! batches, the tasks, or the stack of the thread that answers it. No two of the locks here are
-//! held at once. Must not know of addresses.
+//! batches, the tasks, or the stack of the thread that answers it. A device runs for its lane
+//! exactly while it does for the queue: both change under the lane's lock, which is taken before
+//! the queue's and the events'; no other two of the locks here are held at once, but the end waits
+//! for lanes. Must not know of addresses.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -162,17 +164,22 @@ impl Shared {
         self.is_closing() && self.unanswered.load(Ordering::SeqCst) == 0
     }
 
-    /// A device runs from now on. Returns its generation.
-    pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, slots: usize, slot_bytes: usize) -> u64 {
-        let reopened = self.lanes[lane].lock().has_failed();
-        if reopened {
+    /// A device runs from now on. Returns its generation, or None if it was found meanwhile to have
+    /// computed wrongly: then it must not run again.
+    pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, slots: usize, slot_bytes: usize) -> Option<u64> {
+        let mut state = self.lanes[lane].lock();
+        if state.is_wrong() {
+            return None;
+        }
+        if state.has_failed() {
             self.event(lane, GpuEventKind::Reopened, "opened again and tested".to_owned());
         }
-        let generation = self.lanes[lane].lock().opened(Arc::clone(&costs), slots);
+        let generation = state.opened(Arc::clone(&costs), slots);
+        // Under the lane's lock, so that nobody sees a device that runs and takes no jobs.
         let mut queue = self.queue();
         queue.up(lane, costs, slot_bytes);
         self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
-        generation
+        Some(generation)
     }
 
     /// A device could not be opened.
@@ -194,8 +201,10 @@ impl Shared {
 
     /// A device is closed, with nothing under way.
     pub(super) fn closed(&self, lane: usize) {
-        self.lanes[lane].lock().closed();
+        let mut state = self.lanes[lane].lock();
+        state.closed();
         let left = self.queue().down(lane);
+        drop(state);
         self.run_on_cpu(left, false);
         self.notify_end();
     }
@@ -204,7 +213,11 @@ impl Shared {
     /// other device runs, so do the waiting jobs. A device that computed wrongly is given up in any
     /// generation. False if it was given up before.
     pub(super) fn give_up(&self, lane: usize, generation: u64, kind: GpuEventKind, text: &str) -> bool {
-        let GivenUp { ran, batches } = self.lanes[lane].lock().give_up(generation, kind, text);
+        let mut state = self.lanes[lane].lock();
+        let GivenUp { ran, batches } = state.give_up(generation, kind, text);
+        // Under the lane's lock: its manager, which may open it again at once, comes after this.
+        let left = if ran { self.down(lane) } else { Vec::new() };
+        drop(state);
         if ran || kind == GpuEventKind::Mismatch {
             self.event(lane, kind, told(text, &batches));
         }
@@ -212,15 +225,6 @@ impl Shared {
             self.run_taken_on_cpu(taken, true);
         }
         if ran {
-            let mut queue = self.queue();
-            let left = queue.down(lane);
-            self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
-            // This device may have been woken for the waiting jobs, and not have taken them.
-            let next = queue.wake_one();
-            drop(queue);
-            if let Some(next) = next {
-                self.lanes[next].send(Event::More);
-            }
             self.run_on_cpu(left, false);
             // The device may still touch the memory of its batches: no slab is freed while this
             // process lives.
@@ -229,6 +233,21 @@ impl Shared {
             self.notify_end();
         }
         ran
+    }
+
+    /// Lets the queue know that a device runs no longer. Returns the waiting jobs when no other
+    /// device runs.
+    fn down(&self, lane: usize) -> Vec<(Ticket, CodecJob)> {
+        let mut queue = self.queue();
+        let left = queue.down(lane);
+        self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
+        // This device may have been woken for the waiting jobs, and not have taken them.
+        let next = queue.wake_one();
+        drop(queue);
+        if let Some(next) = next {
+            self.lanes[next].send(Event::More);
+        }
+        left
     }
 
     /// Takes a batch for a device.
@@ -372,4 +391,71 @@ fn told(text: &str, batches: &[Running]) -> String {
 /// A panic under a lock leaves no job half moved: moves of jobs cannot panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{FakeDevice, FakeDriver};
+    use std::sync::mpsc;
+    use std::thread;
+
+    fn costs() -> Arc<Costs> {
+        Arc::new(Costs::linear(1e-6, 1e9, 1e6))
+    }
+
+    fn shared() -> Shared {
+        let driver = FakeDriver::new(vec![FakeDevice::default()]);
+        let info = driver.devices().expect("devices").remove(0);
+        let settings = Settings {
+            config: GpuConfig::default(),
+            driver: Arc::new(driver),
+            pools: vec![Pool::new(1 << 20).expect("memory")],
+            calibration: CalibrationSource::Given(vec![]),
+        };
+        let mut queue = Queue::default();
+        queue.lanes.push(Default::default());
+        Shared::new(settings, vec![Lane::new(info, mpsc::channel().0)], queue)
+    }
+
+    fn runs(shared: &Shared) -> (bool, bool, bool) {
+        let up = shared.lanes[0].lock().is_up();
+        (up, shared.queue().is_up(), shared.slot_bytes.load(Ordering::Relaxed) > 0)
+    }
+
+    #[test]
+    fn a_device_that_is_found_wrong_while_it_is_opened_again_does_not_run() {
+        let shared = shared();
+        let first = shared.up(0, costs(), 2, 4096).expect("it runs");
+        assert_eq!(runs(&shared), (true, true, true));
+        assert!(shared.give_up(0, first, GpuEventKind::Failed, "it failed"));
+        assert_eq!(runs(&shared), (false, false, false));
+        assert!(!shared.give_up(0, first, GpuEventKind::Mismatch, "an answer of before was wrong"));
+        assert_eq!(shared.up(0, costs(), 2, 4096), None);
+        assert_eq!(runs(&shared), (false, false, false));
+    }
+
+    #[test]
+    fn whoever_sees_a_device_run_can_give_it_jobs() {
+        let shared = shared();
+        thread::scope(|scope| {
+            let watched = scope.spawn(|| {
+                let mut seen = 0;
+                while seen < 1000 {
+                    let state = shared.lanes[0].lock();
+                    let up = state.is_up();
+                    assert_eq!(up, shared.queue().is_up());
+                    assert_eq!(up, shared.slot_bytes.load(Ordering::Relaxed) > 0);
+                    drop(state);
+                    seen += usize::from(up);
+                    thread::yield_now();
+                }
+            });
+            while !watched.is_finished() {
+                let generation = shared.up(0, costs(), 2, 4096).expect("it runs");
+                thread::yield_now();
+                assert!(shared.give_up(0, generation, GpuEventKind::Failed, "it failed"));
+            }
+        });
+    }
 }
