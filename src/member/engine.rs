@@ -116,7 +116,9 @@ struct Attached {
     waiting: VecDeque<usize>,
     released: bool,
     reported_gone: bool,
-    /// When an operation ended last.
+    /// When its operations in flight became more than none.
+    busy_since: u64,
+    /// When an operation ended last, other than for want of room or memory.
     last_end: u64,
     /// A look at its path that is in flight.
     look: Option<Box<Look>>,
@@ -137,11 +139,11 @@ impl std::fmt::Debug for Look {
 /// Operations of an owner that have not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stragglers {
-    /// Devices with operations that have not ended.
+    /// Devices that have had operations in flight for so long as was asked about.
     pub busy: Vec<DeviceId>,
-    /// Devices without.
+    /// Devices without any in flight.
     pub idle: usize,
-    /// Time since an operation on any of these devices ended.
+    /// Time since any of these devices did something. That one lacks room or memory is no sign that the others work.
     pub silence: Duration,
 }
 
@@ -232,6 +234,7 @@ impl MemberIo {
             waiting: VecDeque::new(),
             released: false,
             reported_gone: false,
+            busy_since: self.clock,
             last_end: self.clock,
             look: None,
         });
@@ -290,11 +293,15 @@ impl MemberIo {
 
     /// Starts an operation; its outcome comes out of [`MemberIo::next_finished`].
     pub(crate) fn submit(&mut self, ring: &mut Ring, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
+        let clock = self.clock;
         let Some(attached) = self.attached(device).filter(|attached| !attached.released) else {
             let completion = Completion { token, result: Err(GONE) };
             self.ready.finished(MemberCompletion { owner, device, completion });
             return;
         };
+        if attached.in_flight == 0 {
+            attached.busy_since = clock;
+        }
         attached.in_flight += 1;
         if let Some(remote) = attached.device.remote() {
             remote.submit(owner, device, token, op);
@@ -456,24 +463,21 @@ impl MemberIo {
         gone
     }
 
-    /// Which devices of an owner that were not released have operations in flight.
+    /// Which devices of an owner that were not released have had operations in flight for `least`.
     #[must_use]
-    pub(crate) fn stragglers(&self, owner: u32) -> Stragglers {
-        let mut stragglers = Stragglers::default();
-        let mut last_end = 0;
-        for (index, attached) in self.devices.iter().enumerate() {
-            let Some(attached) = attached.as_ref().filter(|a| a.owner == owner && !a.released) else {
-                continue;
-            };
-            last_end = last_end.max(attached.last_end);
-            if attached.in_flight > 0 {
-                stragglers.busy.push(DeviceId(index as u32));
-            } else {
-                stragglers.idle += 1;
-            }
+    pub(crate) fn stragglers(&self, owner: u32, least: Duration) -> Stragglers {
+        let attached = self.devices.iter().enumerate();
+        let attached = attached.filter_map(|(index, slot)| Some((DeviceId(index as u32), slot.as_ref()?)));
+        let all: Vec<_> = attached.filter(|(_, a)| a.owner == owner && !a.released).collect();
+        let last_end = all.iter().map(|(_, a)| a.last_end).max().unwrap_or(0);
+        let least = least.as_nanos() as u64;
+        // What is tried again from time to time is not in flight for long.
+        let held_up = all.iter().filter(|(_, a)| a.in_flight > 0 && self.clock - a.busy_since >= least);
+        Stragglers {
+            busy: held_up.map(|&(id, _)| id).collect(),
+            idle: all.iter().filter(|(_, a)| a.in_flight == 0).count(),
+            silence: Duration::from_nanos(self.clock - last_end),
         }
-        stragglers.silence = Duration::from_nanos(self.clock - last_end);
-        stragglers
     }
 
     /// The inbox where threads put outcomes; the ring reports when something comes in.
@@ -512,19 +516,21 @@ impl MemberIo {
         let returned = self.inbox.as_ref().map(|inbox| inbox.take()).unwrap_or_default();
         self.remote_in_flight -= returned.len();
         for (owner, device, token, result) in returned {
-            self.note_end(device);
+            self.note_end(device, result.as_ref().err());
             let completion = Completion { token, result };
             self.ready.finished(MemberCompletion { owner, device, completion });
             self.close_if_idle(device);
         }
     }
 
-    /// Counts an operation on a device as ended.
-    fn note_end(&mut self, id: DeviceId) {
+    /// Counts an operation on a device as ended, with an error or without.
+    fn note_end(&mut self, id: DeviceId, fault: Option<&IoFault>) {
         let clock = self.clock;
         let attached = self.attached(id).expect("open while in flight");
         attached.in_flight -= 1;
-        attached.last_end = clock;
+        if !fault.is_some_and(|fault| fault.kind.passes()) {
+            attached.last_end = clock;
+        }
         self.awaited -= usize::from(!attached.released);
     }
 
@@ -709,7 +715,7 @@ impl MemberIo {
         self.offloaded -= usize::from(flight.offloaded);
         let attached = self.attached(flight.device).expect("open while in flight");
         attached.depth -= u32::from(attached.is_limited() && flight.since.is_some());
-        self.note_end(flight.device);
+        self.note_end(flight.device, result.as_ref().err());
         let result = result.map(|extents| match (extents, flight.op) {
             (Some(extents), _) => IoValue::Extents(extents),
             (None, IoOp::Read { buf, .. }) => IoValue::Data(buf),
@@ -1215,8 +1221,37 @@ mod tests {
         bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });
         bench.pass(3);
         let expected = Stragglers { busy: vec![ID], idle: 1, silence: Duration::from_secs(3) };
-        assert_eq!(bench.members.stragglers(OWNER), expected);
-        assert_eq!(bench.members.stragglers(OWNER + 1).busy, []);
+        let least = Duration::from_secs(3);
+        assert_eq!(bench.members.stragglers(OWNER, least), expected);
+        assert_eq!(bench.members.stragglers(OWNER, least * 2).busy, []);
+        assert_eq!(bench.members.stragglers(OWNER + 1, least).busy, []);
+    }
+
+    #[test]
+    fn who_lacks_room_neither_ends_the_silence_nor_holds_up() {
+        let (mut bench, _writer) = Bench::that_hangs();
+        let full = DeviceId(ID.0 + 1);
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let device = Device::fake(Path::new("/dev/full"), file.into(), BYTES);
+        bench.members.add(&mut bench.ring, full, OWNER, device);
+        let buf = bench.pool.alloc(512);
+        bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });
+        let write = |bench: &mut Bench| {
+            let op = IoOp::Write { offset: ByteOffset(0), buf: bench.filled(512, 1), fua: false };
+            bench.members.submit(&mut bench.ring, OWNER, full, IoToken(2), op);
+        };
+        for _ in 0..3 {
+            bench.pass(1);
+            write(&mut bench);
+            while bench.members.next_finished().is_none() {
+                bench.turn(Duration::from_secs(10));
+            }
+        }
+        let expected = Stragglers { busy: vec![ID], idle: 1, silence: Duration::from_secs(3) };
+        assert_eq!(bench.members.stragglers(OWNER, Duration::from_secs(3)), expected);
+        write(&mut bench);
+        let expected = Stragglers { idle: 0, ..expected };
+        assert_eq!(bench.members.stragglers(OWNER, Duration::from_secs(3)), expected);
     }
 
     proptest! {

@@ -1,9 +1,10 @@
 //! Members whose storage is full when the daemon is killed, started and stopped: with the real binary, on filesystems of the tests'
 //! own (tmpfs), which take root to mount; without, those tests say so and end.
 
+use crate::support::fuse::Fuse;
 use crate::support::load::Client;
 use crate::support::tmpfs::Tmpfs;
-use crate::support::{Up, calpe, run};
+use crate::support::{Up, calpe, is_over, run};
 use calpe_core::nbd::{Command as Nbd, Request};
 use calpe_core::testing::Random;
 use std::fs;
@@ -42,21 +43,26 @@ impl Scene {
     }
 
     fn serve(&self) -> Up {
-        let data = self.dir.path().join("data");
-        fs::create_dir_all(&data).expect("a directory");
-        let searched: Vec<String> =
-            self.disks.iter().map(|disk| format!("\"{}\"", disk.path().display())).collect();
-        let config = self.dir.path().join("calpe.toml");
-        let text = format!(
-            "[daemon]\nruntime_dir = \"{0}\"\nstate_dir = \"{0}/state\"\n[gpu]\nmode = \"off\"\n[[array]]\nname = \"tank\"\n\
-             search = [{1}]\n",
-            data.display(),
-            searched.join(", ")
-        );
-        fs::write(&config, text).expect("a configuration");
         assert!(self.members.iter().all(|member| member.exists()));
-        Up::serve(self.dir.path(), &config)
+        let searched: Vec<&Path> = self.disks.iter().map(Tmpfs::path).collect();
+        serve(self.dir.path(), &searched)
     }
+}
+
+/// Serves 'tank' out of a directory, with what is found in others.
+fn serve(dir: &Path, searched: &[&Path]) -> Up {
+    let data = dir.join("data");
+    fs::create_dir_all(&data).expect("a directory");
+    let searched: Vec<String> = searched.iter().map(|path| format!("\"{}\"", path.display())).collect();
+    let config = dir.join("calpe.toml");
+    let text = format!(
+        "[daemon]\nruntime_dir = \"{0}\"\nstate_dir = \"{0}/state\"\n[gpu]\nmode = \"off\"\n[[array]]\nname = \"tank\"\n\
+         search = [{1}]\n",
+        data.display(),
+        searched.join(", ")
+    );
+    fs::write(&config, text).expect("a configuration");
+    Up::serve(dir, &config)
 }
 
 fn connect(up: &Up) -> Client {
@@ -149,6 +155,39 @@ fn reads_are_served_and_a_stop_is_short_while_a_replay_waits_for_room() {
     assert!(read.expect("up").expect("readable") == first, "wrong bytes");
     assert_eq!(up.scrub(), (0, 0));
     up.stop();
+}
+
+#[test]
+fn a_stop_is_short_while_one_member_is_full_and_another_hangs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    ["plain", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+    let Some(disk) = Tmpfs::mount(path("disk"), 200) else { return };
+    for file in ["plain/m0", "behind/m1", "disk/m2", "plain/m3"].map(path) {
+        fs::File::create(file).and_then(|file| file.set_len(32 << 20)).expect("a file");
+    }
+    let Some(fuse) = Fuse::mount(&path("behind"), &path("mnt")) else { return };
+    let members = ["plain/m0", "mnt/m1", "disk/m2", "plain/m3"].map(path);
+    let shape = ["--data", "2", "--parity", "2", "--chunk", "4KiB"];
+    run(calpe().args(["create", "tank"]).args(shape).args(&members));
+    let searched = ["plain", "mnt", "disk"].map(path);
+    let up = serve(dir.path(), &searched.each_ref().map(PathBuf::as_path));
+    disk.leave_room(100);
+    let clients = load(&up, 4);
+    sleep(Duration::from_secs(2));
+    fuse.turn_deaf();
+    sleep(Duration::from_millis(300));
+    let (begun, log) = (Instant::now(), up.dir.join("daemon.log"));
+    up.signal("TERM");
+    while !is_over(up.pid()) && begun.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(20));
+    }
+    let took = begun.elapsed();
+    // Before that nobody hears of the end of a process.
+    fuse.thaw();
+    let (status, log) = (up.ended(), fs::read_to_string(log).unwrap_or_default());
+    assert!(status.success() && took < STOP_MAX, "{status} after {took:?}\n{log}");
+    clients.into_iter().for_each(|client| client.join().expect("no panic"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::support::fuse::{self, Fuse};
 use crate::support::load::Client;
-use crate::support::{Up, calpe, run, try_run};
+use crate::support::{Up, calpe, is_over, run, try_run};
 use calpe_core::nbd::{Command as Nbd, Request};
 use calpe_core::testing::Random;
 use std::fs;
@@ -185,13 +185,6 @@ fn ends_in_time(up: Up, scene: &Scene, signal: &str) -> Duration {
     let status = up.ended();
     assert!(status.success() && log.contains("stopped"), "{status}: {log}");
     took
-}
-
-/// Whether a process has ended: only what the kernel cannot end of it may be left.
-fn is_over(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
 #[test]

@@ -18,6 +18,13 @@ use std::time::{Duration, Instant};
 /// Time limit for everything a test waits for; only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Whether a process has ended: only what the kernel cannot end of it may be left.
+pub fn is_over(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
+}
+
 /// Runs a command to its end and returns what it printed; panics when it fails.
 #[track_caller]
 pub fn run(command: &mut Command) -> String {

@@ -26,10 +26,11 @@ use calpe_core::volume::{
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// When nothing of an array that is being stopped has ended for so long, in nanoseconds, members that hold it up while enough
-/// others have nothing to do are left out. Disks that are all slow, or all spin up, have all the time of the stop.
-const STRAGGLING_NANOS_MAX: u64 = 3_000_000_000;
+/// When nothing of an array that is being stopped has ended for so long, members that hold it up while enough others have nothing
+/// to do are left out. Disks that are all slow, or all spin up, have all the time of the stop.
+const STRAGGLING: Duration = Duration::from_secs(3);
 
 /// The same where there are not enough others: then the array is left as it is, to be checked at the next start. With what
 /// goes before and after, the daemon ends within ten seconds.
@@ -706,9 +707,9 @@ impl Arrays {
             let Some(array) = self.get(id) else { continue };
             let Some(begun) = array.stopping.since() else { continue };
             let needed = usize::from(array.volume.status().geometry.data);
-            let Stragglers { busy, idle, silence } = self.members.stragglers(id.0);
+            let Stragglers { busy, idle, silence } = self.members.stragglers(id.0, STRAGGLING);
             let silence = (silence.as_nanos() as u64).min(now.nanos_since(begun));
-            if busy.is_empty() || silence < STRAGGLING_NANOS_MAX {
+            if busy.is_empty() || silence < STRAGGLING.as_nanos() as u64 {
                 continue;
             }
             if idle >= needed {
