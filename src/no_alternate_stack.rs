@@ -28,7 +28,7 @@ extern "C" fn ignore() {
 }
 
 /// To be called first in `main`.
-pub fn restore() {
+pub(crate) fn restore() {
     set(SigHandler::SigDfl);
 }
 

@@ -46,7 +46,7 @@ const RESTART_FORGETS_LOSSES: bool = true;
 
 /// What is tried.
 #[derive(Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub seed: u64,
     /// This round, over and over, in place of others.
     pub round: Option<u64>,
@@ -57,7 +57,7 @@ pub struct Settings {
 }
 
 /// Rounds of one geometry until the time is over.
-pub fn trial(shape: Shape, settings: &Settings) -> Tally {
+pub(crate) fn trial(shape: Shape, settings: &Settings) -> Tally {
     let mut tally = Tally::default();
     let mut seeds = Random::new(settings.seed ^ ((shape.data as u64) << 40 | (shape.parity as u64) << 32));
     let mut kept = 0;
@@ -594,7 +594,7 @@ fn describe(report: &ArrayReport) -> String {
 }
 
 /// Where violations are kept.
-pub fn keep_dir() -> PathBuf {
+pub(crate) fn keep_dir() -> PathBuf {
     std::env::var_os("CALPE_SOAK_FAULTS_KEEP")
         .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("soak-faults"), PathBuf::from)
 }

@@ -33,7 +33,7 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 /// Form of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people.
     #[default]
     Human,

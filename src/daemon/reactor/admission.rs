@@ -98,7 +98,7 @@ pub(super) fn has_place(guests: impl Iterator<Item = Guest>, unix: bool, most: u
 
 /// How many of `most` clients may come from the network where there is a unix socket: the rest is for that.
 #[must_use]
-pub fn network_places(most: usize) -> usize {
+pub(crate) fn network_places(most: usize) -> usize {
     most - (most / UNIX_RESERVE).max(1).min(most - 1)
 }
 

@@ -85,7 +85,7 @@ const SHUTDOWN_NANOS_MAX: u64 = DRAIN_NANOS + STOP_NANOS_MAX + 2 * FAREWELL_NANO
 
 /// What a reactor has to work with.
 #[derive(Clone, Debug)]
-pub struct ReactorConfig {
+pub(crate) struct ReactorConfig {
     /// Memory for requests and members; shared with the volumes.
     pub pool: Pool,
     /// Bytes of memory that the requests and unread replies of clients may take, in equal shares; each client has a little

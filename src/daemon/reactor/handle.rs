@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// A running reactor. Clones talk to the same one.
 #[derive(Clone, Debug)]
-pub struct ReactorHandle {
+pub(crate) struct ReactorHandle {
     mailbox: Arc<Mailbox>,
     ids: Arc<Ids>,
     thread: Arc<Thread>,
@@ -58,7 +58,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When the system has no io_uring for it.
-    pub fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
+    pub(crate) fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
         let mailbox = Arc::new(Mailbox::new()?);
         let (started, start) = sync_channel(1);
         let (end, outcome) = sync_channel(1);
@@ -88,7 +88,7 @@ impl ReactorHandle {
 
     /// A fresh device id.
     #[must_use]
-    pub fn next_device_id(&self) -> DeviceId {
+    pub(crate) fn next_device_id(&self) -> DeviceId {
         DeviceId(self.ids.device.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -96,7 +96,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When its name is taken or its export impossible.
-    pub fn add_array(&self, array: NewArray) -> Result<ArrayId, ReactorError> {
+    pub(crate) fn add_array(&self, array: NewArray) -> Result<ArrayId, ReactorError> {
         let id = ArrayId(self.ids.array.fetch_add(1, Ordering::Relaxed));
         self.ask(|reply| Command::AddArray { id, array, reply })?;
         Ok(id)
@@ -107,7 +107,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When the volume refuses.
-    pub fn admin(
+    pub(crate) fn admin(
         &self,
         array: ArrayId,
         request: AdminRequest,
@@ -120,7 +120,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When the volume would refuse.
-    pub fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
+    pub(crate) fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
         self.ask(|reply| Command::Would { array, request, reply })
     }
 
@@ -128,7 +128,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When it is not served.
-    pub fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
+    pub(crate) fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
         self.ask(|reply| Command::Status { array, reply })
     }
 
@@ -137,7 +137,11 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When it is not served.
-    pub fn set_rules(&self, array: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<usize, ReactorError> {
+    pub(crate) fn set_rules(
+        &self,
+        array: ArrayId,
+        rules: Option<Arc<PeerRules>>,
+    ) -> Result<usize, ReactorError> {
         self.ask(|reply| Command::SetRules { array, rules, reply })
     }
 
@@ -145,7 +149,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When the reactor has ended.
-    pub fn peers(&self) -> Result<Vec<Arc<Peer>>, ReactorError> {
+    pub(crate) fn peers(&self) -> Result<Vec<Arc<Peer>>, ReactorError> {
         self.ask(|reply| Command::Peers { reply })
     }
 
@@ -154,7 +158,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When the reactor has ended.
-    pub fn end_sessions(&self, peers: Vec<Arc<Peer>>, anonymous: bool) -> Result<usize, ReactorError> {
+    pub(crate) fn end_sessions(&self, peers: Vec<Arc<Peer>>, anonymous: bool) -> Result<usize, ReactorError> {
         self.ask(|reply| Command::EndSessions { peers, anonymous, reply })
     }
 
@@ -163,25 +167,25 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When it is not served, or could not be stopped cleanly; it is not served any more in either case.
-    pub fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
+    pub(crate) fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
         self.ask(|reply| Command::StopArray { array, reply })
     }
 
     /// Waits until what cannot be read of some array has changed since this was called last, or a pass over one has ended, for
     /// `limit` at most. Whether it has. For one caller.
     #[must_use]
-    pub fn findings_change(&self, limit: Duration) -> bool {
+    pub(crate) fn findings_change(&self, limit: Duration) -> bool {
         self.mailbox.wait_for_findings(limit)
     }
 
     /// How many passes over arrays (scrubs, repairs, rebuilds) have ended.
     #[must_use]
-    pub fn passes_ended(&self) -> u64 {
+    pub(crate) fn passes_ended(&self) -> u64 {
         self.mailbox.passes_ended()
     }
 
     /// Accepts clients on a listener from now on.
-    pub fn listen(&self, listener: Listener) {
+    pub(crate) fn listen(&self, listener: Listener) {
         self.send(Command::Listen { listener });
     }
 
@@ -189,7 +193,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// What made the reactor end early, if something did.
-    pub fn shutdown(&self) -> io::Result<()> {
+    pub(crate) fn shutdown(&self) -> io::Result<()> {
         self.send(Command::Shutdown);
         self.outcome()
     }
@@ -203,7 +207,7 @@ impl ReactorHandle {
 
     /// Whether the thread still runs.
     #[must_use]
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.thread.alive.load(Ordering::SeqCst)
     }
 

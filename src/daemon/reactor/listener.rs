@@ -36,7 +36,7 @@ const RELEASE_RETRY: Duration = Duration::from_millis(20);
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ListenAddress {
+pub(crate) enum ListenAddress {
     /// A unix socket at this path.
     Unix(PathBuf),
     /// A TCP port.
@@ -54,7 +54,7 @@ impl fmt::Display for ListenAddress {
 
 /// Why clients cannot be listened for.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
+pub(crate) enum ListenError {
     /// The path does not fit into a socket address.
     #[error(
         "{}: a socket's path may have at most {SOCKET_PATH_MAX} bytes: choose a shorter one",
@@ -137,7 +137,7 @@ pub enum ListenError {
 
 /// What TLS means to the clients of a listener.
 #[derive(Clone, Debug, Default)]
-pub struct ListenTls {
+pub(crate) struct ListenTls {
     /// Whether they may or must use it.
     pub mode: TlsMode,
     /// With what; there unless the mode is off.
@@ -146,7 +146,7 @@ pub struct ListenTls {
 
 /// A bound, listening socket. Dropping it removes its socket file.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     address: ListenAddress,
     socket: OwnedFd,
     /// Inode of the socket file, when it is to be removed.
@@ -161,7 +161,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the address is taken or not allowed.
-    pub fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
+    pub(crate) fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
         let fail = |source: io::Error| ListenError::Io { address: address.clone(), source };
         match address {
             ListenAddress::Unix(path) => bind_unix(path, fail),
@@ -184,7 +184,7 @@ impl Listener {
     ///
     /// # Errors
     /// When it is not a listening stream socket, or its address is none that is served.
-    pub fn adopt(descriptor: RawFd) -> Result<Listener, ListenError> {
+    pub(crate) fn adopt(descriptor: RawFd) -> Result<Listener, ListenError> {
         let unfit = |fault| ListenError::Unfit { descriptor, fault };
         let socket = sys::inherited(descriptor).ok_or_else(|| unfit("is not open"))?;
         match getsockopt(&socket, sockopt::SockType) {
@@ -212,7 +212,7 @@ impl Listener {
 
     /// The same listener, with what TLS means to its clients.
     #[must_use]
-    pub fn with_tls(mut self, tls: ListenTls) -> Listener {
+    pub(crate) fn with_tls(mut self, tls: ListenTls) -> Listener {
         assert!(tls.mode == TlsMode::Off || tls.server.is_some(), "TLS without a certificate");
         self.tls = tls;
         self
@@ -220,7 +220,7 @@ impl Listener {
 
     /// What TLS means to its clients.
     #[must_use]
-    pub fn tls(&self) -> &ListenTls {
+    pub(crate) fn tls(&self) -> &ListenTls {
         &self.tls
     }
 
@@ -228,7 +228,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the path is too long, something that is not a socket is there, or others may write to its directory.
-    pub fn check(address: &ListenAddress) -> Result<(), ListenError> {
+    pub(crate) fn check(address: &ListenAddress) -> Result<(), ListenError> {
         match address {
             ListenAddress::Unix(path) => check_directory(path).and_then(|()| socket_file(path)).map(|_| ()),
             ListenAddress::Tcp(_) => Ok(()),
@@ -237,7 +237,7 @@ impl Listener {
 
     /// Where it listens; for TCP with the port that was given.
     #[must_use]
-    pub fn address(&self) -> &ListenAddress {
+    pub(crate) fn address(&self) -> &ListenAddress {
         &self.address
     }
 
@@ -255,7 +255,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the descriptor cannot be duplicated. Panics for a TCP listener.
-    pub fn unix_listener(&self) -> io::Result<UnixListener> {
+    pub(crate) fn unix_listener(&self) -> io::Result<UnixListener> {
         assert!(matches!(self.address, ListenAddress::Unix(_)), "not a unix socket");
         Ok(self.socket.try_clone()?.into())
     }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// An array to be served.
-pub struct NewArray {
+pub(crate) struct NewArray {
     /// Its identity; clients read it in the description of its export.
     pub array: uuid::Uuid,
     /// Its name, which is its export's name.
@@ -40,7 +40,7 @@ impl std::fmt::Debug for NewArray {
 
 /// What clients did to an array since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     /// Reads that succeeded.
     pub reads: u64,
     /// Bytes they carried.
@@ -53,7 +53,7 @@ pub struct Traffic {
 
 /// What a reactor knows of an array.
 #[derive(Clone, Debug)]
-pub struct ArrayFacts {
+pub(crate) struct ArrayFacts {
     /// What the volume says.
     pub status: VolumeStatus,
     /// Connections that chose it.

@@ -37,11 +37,11 @@ mod tests;
 mod tunnels;
 mod watchdog;
 
-pub use admission::network_places;
-pub use event_loop::ReactorConfig;
-pub use handle::ReactorHandle;
-pub use listener::{ListenAddress, ListenError, ListenTls, Listener};
-pub use mailbox::{ArrayFacts, NewArray, ReactorError};
-pub use orders::ArrayId;
+pub(crate) use admission::network_places;
+pub(crate) use event_loop::ReactorConfig;
+pub(crate) use handle::ReactorHandle;
+pub(crate) use listener::{ListenAddress, ListenError, ListenTls, Listener};
+pub(crate) use mailbox::{ArrayFacts, NewArray, ReactorError};
+pub(crate) use orders::ArrayId;
 
-pub use sys::exit_at_once;
+pub(crate) use sys::exit_at_once;

@@ -9,7 +9,7 @@ use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, Volume
 
 /// Names an array in one reactor; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ArrayId(pub u32);
+pub(crate) struct ArrayId(pub u32);
 
 /// Names a connection in one reactor; used again once it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

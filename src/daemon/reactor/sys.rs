@@ -8,7 +8,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 const NICE: i32 = -10;
 
 /// Ends the process without a word to its other threads: none of them is waited for, and nothing is cleaned up.
-pub fn exit_at_once(status: i32) -> ! {
+pub(crate) fn exit_at_once(status: i32) -> ! {
     // SAFETY: no memory involved; nothing of this process runs afterwards.
     unsafe { libc::_exit(status) }
 }

@@ -19,7 +19,7 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     /// What the environment asks for, if anything.
-    pub fn from_environment() -> Option<Watchdog> {
+    pub(super) fn from_environment() -> Option<Watchdog> {
         let limit = sd_notify::watchdog_enabled()?;
         let address = std::env::var_os("NOTIFY_SOCKET")?;
         let told = Watchdog::new(address.as_bytes(), limit);
@@ -40,7 +40,7 @@ impl Watchdog {
     }
 
     /// The loop turns.
-    pub fn turn(&mut self, now: Timestamp) {
+    pub(super) fn turn(&mut self, now: Timestamp) {
         let due = self.last.is_none_or(|last| now.nanos_since(last) >= self.every.as_nanos() as u64);
         // A supervisor that does not listen is told the next time.
         if due && self.socket.send(b"WATCHDOG=1").is_ok() {
@@ -49,7 +49,7 @@ impl Watchdog {
     }
 
     /// The longest that the loop may wait.
-    pub fn wait_max(&self) -> Duration {
+    pub(super) fn wait_max(&self) -> Duration {
         self.every / 2
     }
 }
