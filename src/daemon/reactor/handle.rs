@@ -25,12 +25,12 @@ pub(crate) struct ReactorHandle {
     thread: Arc<Thread>,
 }
 
-/// The reactor's thread, as far as others have to know. It is not joined: what the kernel still has of a device that hangs may
+/// The reactor's thread, as far as others have to know. It is not joined: operations of a hung device may
 /// keep it from ending.
 #[derive(Debug)]
 struct Thread {
     alive: AtomicBool,
-    /// How it ended; for one who asks.
+    /// Its result, for the first caller that asks.
     outcome: Mutex<Option<Receiver<io::Result<()>>>>,
 }
 
@@ -40,7 +40,7 @@ struct Ids {
     array: AtomicU32,
 }
 
-/// Dropped when the reactor takes no more commands: those that came too late are answered.
+/// Dropped when the reactor takes no more commands: later ones are answered then.
 struct Last {
     thread: Arc<Thread>,
     mailbox: Arc<Mailbox>,
@@ -75,7 +75,7 @@ impl ReactorHandle {
                     return;
                 }
             };
-            // Whoever waits for this may have given up: that is their affair.
+            // The caller may have given up waiting.
             let _ = started.send(Ok(()));
             let result = reactor.run();
             drop(last);
@@ -102,8 +102,8 @@ impl ReactorHandle {
         Ok(id)
     }
 
-    /// Hands an administrator's request to a volume, with the devices it names. The devices are closed again when
-    /// the volume refuses.
+    /// Hands an administrator's request to a volume, with the devices it names. The devices are closed again
+    /// when the volume refuses.
     ///
     /// # Errors
     /// When the volume refuses.
@@ -116,7 +116,8 @@ impl ReactorHandle {
         self.ask(|reply| Command::Admin { array, request, devices, reply })
     }
 
-    /// What a request to a volume would come to; nothing is changed. Devices that the request names need not be handed over.
+    /// What a request to a volume would come to; changes nothing. The devices that the request names need not
+    /// be handed over.
     ///
     /// # Errors
     /// When the volume would refuse.
@@ -132,8 +133,8 @@ impl ReactorHandle {
         self.ask(|reply| Command::Status { array, reply })
     }
 
-    /// Replaces the rules about which certificates may use an array. Returns how many sessions end, because
-    /// they have what is not granted any more.
+    /// Replaces the rules about which certificates may use an array. Returns how many sessions end because
+    /// they have rights that are no longer granted.
     ///
     /// # Errors
     /// When it is not served.
@@ -145,7 +146,7 @@ impl ReactorHandle {
         self.ask(|reply| Command::SetRules { array, rules, reply })
     }
 
-    /// Everybody who is connected and has proved who it is.
+    /// The peers of all connections that have proved who they are.
     ///
     /// # Errors
     /// When the reactor has ended.
@@ -153,8 +154,8 @@ impl ReactorHandle {
         self.ask(|reply| Command::Peers { reply })
     }
 
-    /// Ends the connections of these, and, if `anonymous`, those with TLS and without a certificate. Returns how many there
-    /// were.
+    /// Ends the connections of these peers, and, if `anonymous`, those with TLS and without a certificate.
+    /// Returns how many there were.
     ///
     /// # Errors
     /// When the reactor has ended.
@@ -162,8 +163,8 @@ impl ReactorHandle {
         self.ask(|reply| Command::EndSessions { peers, anonymous, reply })
     }
 
-    /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices. Returns
-    /// when that is done.
+    /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices.
+    /// Returns when all of that is done.
     ///
     /// # Errors
     /// When it is not served, or could not be stopped cleanly; it is not served any more in either case.
@@ -171,8 +172,8 @@ impl ReactorHandle {
         self.ask(|reply| Command::StopArray { array, reply })
     }
 
-    /// Waits until what cannot be read of some array has changed since this was called last, or a pass over one has ended, for
-    /// `limit` at most. Whether it has. For one caller.
+    /// Waits until the unreadable blocks of an array have changed since the last call, or a pass has ended,
+    /// for `limit` at most. Returns whether that happened. For one caller.
     #[must_use]
     pub(crate) fn findings_change(&self, limit: Duration) -> bool {
         self.mailbox.wait_for_findings(limit)
@@ -198,7 +199,7 @@ impl ReactorHandle {
         self.outcome()
     }
 
-    /// Waits for the end of the thread. Only the first who asks is told how it came about.
+    /// Waits for the end of the thread. Only the first caller gets its result.
     fn outcome(&self) -> io::Result<()> {
         let outcome = self.thread.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
         let gone = |_| io::Error::other("the reactor thread panicked");
@@ -214,14 +215,14 @@ impl ReactorHandle {
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReactorError> {
         let (reply, answer): (_, Receiver<Result<T, ReactorError>>) = sync_channel(1);
         self.send(command(reply));
-        // The reactor answers everything it takes, and drops what it does not when it ends.
+        // The reactor answers every command it takes, and drops the others when it ends.
         answer.recv().unwrap_or(Err(ReactorError::Gone))
     }
 
     fn send(&self, command: Command) {
         self.mailbox.push(command);
         if !self.is_alive() {
-            // Nobody will take it: dropping the reply channel answers whoever waits.
+            // No thread takes them any more: dropping the reply channels answers those that wait.
             self.mailbox.take().clear();
         }
     }

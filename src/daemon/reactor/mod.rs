@@ -1,10 +1,11 @@
 //! The reactor: one thread, one io_uring, any number of arrays, their clients and their members.
 //!
-//! `event_loop` carries orders from `clients` to `arrays` and their outcomes back. Other threads talk to it through `handle`.
-//! Modules depend on one another in one direction: `clients` reads what arrays export, `arrays` knows no connection.
+//! `event_loop` carries orders from `clients` to `arrays` and their outcomes back. Other threads talk to it
+//! through `handle`. Modules depend on one another in one direction: `clients` reads what arrays export,
+//! `arrays` knows no connection.
 //!
-//! Invariants: what the kernel works on is owned by `sockets` and by the members of `arrays`; a request given to a volume
-//! is answered exactly once, or its array is gone.
+//! Invariants: `sockets` and the members of `arrays` own the memory that the kernel works on; a request given
+//! to a volume is answered exactly once, or its array is gone.
 
 mod access;
 mod administration;
