@@ -210,7 +210,7 @@ fn components(kind: Kind, name: &str) -> Vec<String> {
         // Host names are case-insensitive.
         Kind::Dns => name.to_ascii_lowercase().split('.').map(str::to_owned).collect(),
         Kind::Uri => name.split('/').map(str::to_owned).collect(),
-        // Only the host has none.
+        // Only the host is compared without regard to case.
         Kind::Email => match name.rsplit_once('@') {
             Some((user, host)) => {
                 let host = components(Kind::Dns, host);
@@ -235,7 +235,7 @@ pub(crate) enum Right {
     Write,
 }
 
-/// Which certificates give which right.
+/// Which right a certificate gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PeerRules {
     /// These certificates may read and write.
