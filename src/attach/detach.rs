@@ -47,8 +47,8 @@ impl DetachPlan {
 
 /// Checks whether a device may be detached; changes nothing.
 ///
+/// # Errors
 /// When it may not be detached; the error names what uses it.
-/// When it may not be detached: says what uses it.
 pub(crate) fn plan_detach(host: &Host, device: DeviceIndex) -> Result<DetachPlan, AttachError> {
     host.exists(device)?;
     let attached = host.attached(device).ok_or(AttachError::NotAttached { device })?;

@@ -40,7 +40,6 @@ pub(crate) fn configure(arrays: &Arrays, sections: &[ArrayConfig], gone: &[Array
 
 /// Applies the rates of a section for rebuild and scrub to its array, if that is served. Returns the standing
 /// of the section.
-/// of the section.
 ///
 /// # Errors
 /// When the array refuses.

@@ -115,7 +115,6 @@ fn list(places: &[PathBuf]) -> String {
 impl Search {
     /// Refuses a search that could not read every place for lack of threads: an array must not start without
     /// members because of that.
-    /// without members because of that.
     ///
     /// # Errors
     /// [`ImportError::Threadless`].
