@@ -1,6 +1,6 @@
-//! TLS and socket activation with real clients and servers: libnbd and qemu (GnuTLS) against our server, our client
-//! against nbdkit, and clients that are strangers, liars or silent. What is checked: who gets in, what the others get,
-//! and that everybody else is served meanwhile.
+//! TLS and socket activation with real clients and servers: libnbd and qemu (GnuTLS) against our server, our
+//! client against nbdkit, and clients that are strangers, liars or silent. What is checked: who gets in, what
+//! the others get, and that everybody else is served meanwhile.
 
 use crate::support::pki::{Ca, Identity};
 use crate::support::{Up, calpe, disk_image, run, signal, try_run};
@@ -401,7 +401,8 @@ struct Client {
 }
 
 impl Client {
-    /// Sends what there is, and receives until an event comes that is not payload; payload is appended to `data`.
+    /// Sends what there is, and receives until an event comes that is not payload; payload is appended to
+    /// `data`.
     fn next(&mut self, data: &mut Vec<u8>) -> ClientEvent {
         loop {
             match self.connection.poll_event() {

@@ -1,5 +1,5 @@
-//! An array over exports that go wrong, and some local files, with the daemon that serves it. Must not know what is tried on it,
-//! or why.
+//! An array over exports that go wrong, and some local files, with the daemon that serves it. Must not know
+//! what is tried on it, or why.
 
 use crate::fault_server::{Door, Export, Keep, Offer, Rule, Server};
 use crate::load::until;
@@ -306,7 +306,8 @@ impl Bed {
         }
     }
 
-    /// Tells it to stop, as Ctrl-C does. Returns how it ended; none if it did not within its time, after which it is killed.
+    /// Tells it to stop, as Ctrl-C does. Returns how it ended; none if it did not within its time, after
+    /// which it is killed.
     pub(crate) fn stop(&mut self) -> Option<ExitStatus> {
         let mut child = self.daemon.take()?;
         self.note("daemon told to stop");

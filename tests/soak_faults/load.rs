@@ -1,5 +1,6 @@
-//! What clients do meanwhile, and the judge of what they may see: reads and writes of all sizes over NBD, checked against the
-//! oracle of the simulator. Errors are counted, never believed: what a failed request has changed is known to nobody.
+//! What clients do meanwhile, and the judge of what they may see: reads and writes of all sizes over NBD,
+//! checked against the oracle of the simulator. Errors are counted, never believed: what a failed request has
+//! changed is known to nobody.
 
 use crate::support::load::Client;
 use calpe_core::nbd::{Command, Request};
@@ -19,8 +20,8 @@ const SECTORS: usize = BLOCK / SECTOR;
 /// Requests on their way at one time.
 const DEPTH: usize = 10;
 
-/// Longest that a request may take: longer than anything that the array waits for (a request to a member, a retry, a removal),
-/// several times over.
+/// Longest that a request may take: longer than anything that the array waits for (a request to a member, a
+/// retry, a removal), several times over.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Blocks of one read of those that compare the whole volume.
@@ -150,7 +151,8 @@ impl Load {
         told
     }
 
-    /// Reads and writes until told to stop, over crashes of the daemon; `pace`: what is waited for after each answer.
+    /// Reads and writes until told to stop, over crashes of the daemon; `pace`: what is waited for after each
+    /// answer.
     pub(crate) fn run(&mut self, control: &Control, pace: Duration) -> End {
         loop {
             let crashes = control.crashes.load(Ordering::Acquire);
@@ -274,7 +276,8 @@ impl Load {
         }
     }
 
-    /// Up to `most` sectors, in whole units; every second time near the start of the volume, where requests meet.
+    /// Up to `most` sectors, in whole units; every second time near the start of the volume, where requests
+    /// meet.
     fn draw(&mut self, most: usize, unit: usize) -> (usize, usize) {
         let units = self.oracle.sectors() / unit;
         let near = if self.random.one_in(2) { units / 16 + 1 } else { units };

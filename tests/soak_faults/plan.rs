@@ -1,14 +1,15 @@
-//! What goes wrong in one round: drawn from a seed, and written down before anything is done. A round is made of waves. In most of them up
-//! to m members are sick, as often and as differently as it comes; when the array says that all are whole again, others
-//! are next. In a rolling wave each member has its turn as soon as there is room for it: when fewer than m are sick or not
-//! whole yet.
+//! What goes wrong in one round: drawn from a seed, and written down before anything is done. A round is made
+//! of waves. In most of them up to m members are sick, as often and as differently as it comes; when the
+//! array says that all are whole again, others are next. In a rolling wave each member has its turn as soon
+//! as there is room for it: when fewer than m are sick or not whole yet.
 
 use crate::fault_server::{Act, Cut, Door, Effect, Errno, Keep, Op, Ops};
 use calpe_core::testing::Random;
 use std::fmt;
 use std::time::Duration;
 
-/// A kind of fault, and the rule of the crash-safety design ("Faults that pass") without which arrays do not stand it.
+/// A kind of fault, and the rule of the crash-safety design ("Faults that pass") without which arrays do not
+/// stand it.
 #[derive(Debug)]
 pub(crate) struct Kind {
     pub name: &'static str,
@@ -63,8 +64,8 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// More members than the parity covers have it at once. Nothing may be lost all the same, for nothing is damaged; only
-    /// errors while it lasts are nobody's fault.
+    /// More members than the parity covers have it at once. Nothing may be lost all the same, for nothing is
+    /// damaged; only errors while it lasts are nobody's fault.
     pub(crate) fn is_storm(self) -> bool {
         matches!(self, What::AllReadErrors | What::AllManyReadErrors | What::AllShortages | What::AllCuts)
     }
@@ -94,8 +95,8 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind { name: "all-cuts", weight: 2, what: What::AllCuts },
 ];
 
-/// A daemon that starts after a kill opens its members, and reads on when they have been reachable for two seconds; its
-/// replay is what follows.
+/// A daemon that starts after a kill opens its members, and reads on when they have been reachable for two
+/// seconds; its replay is what follows.
 const OPENED_MS: u64 = 1900;
 
 /// A part of a member.
@@ -196,7 +197,8 @@ pub(crate) struct Plan {
     pub pace: Duration,
     /// At the end, when clients rest.
     pub scrub: bool,
-    /// Everything is compared once more with these members out: the members of the last wave show what they hold.
+    /// Everything is compared once more with these members out: the members of the last wave show what they
+    /// hold.
     pub without: Vec<usize>,
 }
 

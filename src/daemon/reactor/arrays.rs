@@ -2,9 +2,9 @@
 //! results of orders, and everything else that concerns requesters, come out as a list of [`Outcome`]s that
 //! the loop takes.
 //!
-//! Invariants: every action of a volume is executed in order; an order is answered once, or dropped with its array; a
-//! device handed over with a refused request is closed again; a stop ends within a bounded time. Must not know
-//! connections, or what volumes do.
+//! Invariants: every action of a volume is executed in order; an order is answered once, or dropped with its
+//! array; a device handed over with a refused request is closed again; a stop ends within a bounded time.
+//! Must not know connections, or what volumes do.
 
 use super::administration::Administration;
 use super::edges::{Edges, middle};

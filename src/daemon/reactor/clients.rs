@@ -1,8 +1,9 @@
-//! The reactor's clients: requests that arrive on connections become orders for volumes, and outcomes of orders become
-//! replies.
+//! The reactor's clients: requests that arrive on connections become orders for volumes, and outcomes of
+//! orders become replies.
 //!
-//! Invariants: a connection parses only while it may start requests; payload bytes are charged from their request until
-//! their reply has left; a misbehaving client loses only its own connection. Must not know what volumes do.
+//! Invariants: a connection parses only while it may start requests; payload bytes are charged from their
+//! request until their reply has left; a misbehaving client loses only its own connection. Must not know what
+//! volumes do.
 
 use super::access::Viewer;
 use super::admission::{Origin, stranger_to_drop};

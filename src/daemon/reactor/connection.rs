@@ -28,8 +28,8 @@ use std::os::fd::OwnedFd;
 /// Bytes received at once: some thousand headers, or a dozen small writes.
 const INBOX_BYTES: usize = 64 << 10;
 
-/// Bytes received at once after a large write: the next header, and little of its payload, so that the payload
-/// goes straight into its own buffer instead of being copied there.
+/// Bytes received at once after a large write: the next header, and little of its payload, so that the
+/// payload goes straight into its own buffer instead of being copied there.
 const INBOX_BYTES_BULK: usize = 4 << 10;
 
 /// A write of at least this many bytes makes the next receive a short one.

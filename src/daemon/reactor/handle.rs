@@ -1,4 +1,5 @@
-//! A running reactor as other threads see it: its thread, and its mailbox. Must not touch what the reactor owns.
+//! A running reactor as other threads see it: its thread, and its mailbox. Must not touch what the reactor
+//! owns.
 
 use super::event_loop::{Reactor, ReactorConfig};
 use super::listener::Listener;

@@ -1,5 +1,5 @@
-//! Listening sockets: unix sockets of mode 0600, TCP, and what a supervisor hands over. Must not know what is spoken on
-//! them, but that it may be under TLS.
+//! Listening sockets: unix sockets of mode 0600, TCP, and what a supervisor hands over. Must not know what is
+//! spoken on them, but that it may be under TLS.
 //!
 //! Invariants: a path is taken over only from a socket that nobody answers on; a socket file is removed with
 //! its listener unless another one has taken its place. The file of a socket that a supervisor handed over

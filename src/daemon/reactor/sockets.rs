@@ -1,10 +1,11 @@
 //! Socket operations through io_uring, and the messages that they send: the one place where the reactor hands
 //! memory to the kernel. A message is the reply headers and payloads of one wake-up, sent in one system call.
 //!
-//! Invariants: buffers, message headers and the descriptor of an operation are owned by its entry in `flights`
-//! from submission to completion, whatever becomes of the connection, and are leaked if this table is dropped
-//! under them. Every operation completes exactly once. Bytes of a message leave in the order in which they were
-//! appended; once it is sealed, nothing is appended, and its header stays valid until it is recycled. Must not know NBD.
+//! Invariants: buffers, message headers and the descriptor of an operation are owned by its entry in
+//! `flights` from submission to completion, whatever becomes of the connection, and are leaked if this table
+//! is dropped under them. Every operation completes exactly once. Bytes of a message leave in the order in
+//! which they were appended; once it is sealed, nothing is appended, and its header stays valid until it is
+//! recycled. Must not know NBD.
 #![allow(unsafe_code)] // raw io_uring entries; each block argues for itself
 
 use crate::member::Ring;
@@ -221,8 +222,8 @@ impl Outgoing {
         self.head.is_empty() && self.parts.is_empty()
     }
 
-    /// Whether one more reply may be appended after those of `expected` requests. Replies in several parts may go
-    /// beyond; they cost a second send.
+    /// Whether one more reply may be appended after those of `expected` requests. Replies in several parts
+    /// may go beyond; they cost a second send.
     pub(super) fn has_room_for(&self, expected: usize) -> bool {
         // A reply adds a head part and a payload; sealing may add one more part.
         self.parts.len() + 2 * (expected + 1) < IOVECS_MAX
@@ -389,7 +390,8 @@ impl Sockets {
         self.start(0, descriptor, Work::Poll);
     }
 
-    /// Takes a completion of the ring whose `user_data` carries this table's tag. None when the operation goes on.
+    /// Takes a completion of the ring whose `user_data` carries this table's tag. None when the operation
+    /// goes on.
     pub(super) fn complete(&mut self, user_data: u64, result: i32) -> Option<SocketEvent> {
         let key = (user_data & u64::from(u32::MAX)) as usize;
         let cancelled = matches!(self.flights[key].work, Work::Accept { cancelled: true } | Work::Cancel(_));
@@ -440,9 +442,9 @@ impl Sockets {
         let offload = self.may_offload && flight.bytes() >= COPIED_ELSEWHERE_BYTES_MIN;
         let flags = if offload { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = flight.entry().flags(flags).user_data(self.tag | key as u64);
-        // SAFETY: all that the entry points to belongs to the flight (a page of the pool, or the boxed message),
-        // which stays in `flights` until the completion was taken and is leaked by `drop` otherwise; the flight
-        // also keeps the descriptor open.
+        // SAFETY: all that the entry points to belongs to the flight (a page of the pool, or the boxed
+        // message), which stays in `flights` until the completion was taken and is leaked by `drop`
+        // otherwise; the flight also keeps the descriptor open.
         unsafe { self.ring.push(entry) }
     }
 }

@@ -7,8 +7,8 @@ use calpe_core::volume::AdminOutcome;
 /// How long client requests in flight may take once an array is to stop, in nanoseconds.
 pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
 
-/// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor kills
-/// after 90 s by default.
+/// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor
+/// kills after 90 s by default.
 pub(super) const STOP_NANOS_MAX: u64 = 60_000_000_000;
 
 /// Limit for a whole stop, from the request for it, while members lack room or resources, in nanoseconds:

@@ -1,5 +1,5 @@
-//! A device with all its slots in flight, and cases whose outcome is known: what the CPU makes of the same job. Outputs
-//! are poisoned before, with poison around them that must be there after.
+//! A device with all its slots in flight, and cases whose outcome is known: what the CPU makes of the same
+//! job. Outputs are poisoned before, with poison around them that must be there after.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -405,7 +405,8 @@ impl Bed {
         self.submitted += 1;
         let wake = self.wake.clone();
         let wake = Box::new(move || wake.send(slot).unwrap_or_default());
-        // SAFETY: the case keeps inputs and outputs, and is kept in `flying` until finished, or leaked when given up.
+        // SAFETY: the case keeps inputs and outputs, and is kept in `flying` until finished, or leaked when
+        // given up.
         match unsafe { self.device.as_mut().expect("a device").start(slot, work, wake) } {
             Ok(()) => {
                 self.flying.insert(slot, case);
