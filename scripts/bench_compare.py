@@ -1,8 +1,8 @@
 """What the benchmarks of the daemon share: servers, rounds in which every server has its turn, and tables of
-what came of it.
+the results.
 
 Rounds are interleaved: in each of them every server runs each test once, and the server that goes first
-changes from round to round. So a slow minute of the machine hits everybody, and two binaries are compared
+changes from round to round. So a slow minute of the machine hits all of them, and two binaries are compared
 within each round: a ratio in a table is the median of the ratios of the rounds, with the lowest and the
 highest, and an interval that holds the true median with 95 % confidence.
 

@@ -1,5 +1,5 @@
-"""Load for an NBD server, from the standard library alone: what scripts/bench-nbd and scripts/bench-log
-measure with.
+"""Load for an NBD server, with the standard library only: scripts/bench-nbd and scripts/bench-log measure
+with it.
 
 Every connection is a process of its own that keeps a number of requests of one size in flight. Requests are
 packed before the clock starts, and replies are counted by their bytes: simple replies have one length when

@@ -30,7 +30,7 @@ UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
 CHECKSUM_PAGES, UPDATE_COUNT, KNOWN_FEATURES = 1 << 1, 1 << 4, 0b10111
 # A hash that no block has.
 UNKNOWN = b"unknown"
-# Hashes are computed side by side; so many blocks are kept in memory.
+# Hashes are computed side by side; this many blocks are kept in memory.
 BLOCKS_AT_ONCE = 2048
 CRC_MARK = bytes.fromhex("6372632d3332630000000001")
 KEY_CONTEXT = b"calpe redo log and pages 2026"
@@ -487,7 +487,7 @@ class Array:
         for member in rolled_back:
             print(f"member {member} was rolled back: the space of batch {shown[member].tail} was used again", file=sys.stderr)
         if self.force and len(self.usable) - len(rolled_back) < self.k:
-            # What of them is old does not match the newest checksums; without these it cannot be told.
+            # Old blocks among them do not match the newest checksums; without checksums they cannot be told.
             rolled_back = []
         for member in rolled_back:
             del self.usable[member]

@@ -51,7 +51,7 @@ impl ControlServer {
     /// Serves `daemon` on a socket at `path`.
     ///
     /// # Errors
-    /// When the socket cannot be had.
+    /// When the socket cannot be bound.
     pub(super) fn start(daemon: Arc<Daemon>, path: &Path) -> Result<ControlServer, ListenError> {
         ControlServer::on(daemon, Listener::bind(&ListenAddress::Unix(path.into()))?)
     }

@@ -125,8 +125,8 @@ pub struct Identity {
 /// given.
 ///
 /// # Errors
-/// When there is none, when the newest is refused ([`FormatError::refused_sequence`]), or when copies of different
-/// devices are mixed.
+/// When there is none, when the newest is refused ([`FormatError::refused_sequence`]), or when copies of
+/// different devices are mixed.
 pub fn newest(
     copies: impl IntoIterator<Item = Result<Superblock, FormatError>>,
 ) -> Result<Superblock, NewestError> {

@@ -295,8 +295,8 @@ impl Manifest {
     /// Writes the header of `member`'s piece with `payload_blocks` blocks of payload to the start of `out`.
     ///
     /// # Panics
-    /// When `out` is shorter than [`Manifest::header_bytes`], the member has no place in the batch, or the piece would
-    /// end beyond what places can name.
+    /// When `out` is shorter than [`Manifest::header_bytes`], the member has no place in the batch, or the
+    /// piece would end beyond what places can name.
     pub fn write_piece(&self, member: MemberIndex, payload_blocks: u32, out: &mut [u8]) {
         self.write(member, payload_blocks, 0, out);
     }

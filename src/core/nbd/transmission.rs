@@ -59,7 +59,7 @@ enum State {
     Header,
     /// The driver is taking the payload of a WRITE.
     Payload,
-    /// Collecting the payload of a BLOCK_STATUS that names so many contexts, one or two.
+    /// Collecting the payload of a BLOCK_STATUS that names this many contexts, one or two.
     Filter {
         header: RequestHeader,
         contexts: u32,

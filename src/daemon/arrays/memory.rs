@@ -77,7 +77,7 @@ impl Memory {
         Memory { store, kept: Ranked::new(Kept { arrays, counters, damage, beyond_repair, lacking }) }
     }
 
-    /// Records what is known of an array in service, and, from its `status`, what of it cannot be read.
+    /// Records what is known of an array in service, and the unreadable ranges in its `status`.
     pub(crate) fn note(&self, sighting: Sighting, status: &VolumeStatus) {
         let Sighting { array, name, mut devices, counts, client_errors, .. } = sighting;
         let Sighting { given_up, out, unchecked, lacking, failed_without, .. } = sighting;

@@ -41,7 +41,7 @@ impl Queue {
     /// The queue to standard error of this process; the same one for every caller.
     ///
     /// # Errors
-    /// Standard error is closed, or there is no thread to be had.
+    /// Standard error is closed, or no thread can be started.
     pub(crate) fn to_stderr() -> io::Result<Queue> {
         if QUEUE.get().is_none() {
             // Not through the library's handle: other threads that print would wait for its lock.

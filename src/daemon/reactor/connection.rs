@@ -1,4 +1,4 @@
-//! One client's connection: what of it is in user space, what the kernel works on, how replies are worded,
+//! One client's connection: its state in user space, its operations in the kernel, how replies are worded,
 //! and when it may be closed.
 //!
 //! Invariants: the kernel has at most one receive and one send of it; bytes are taken from the stream only
@@ -92,7 +92,7 @@ struct Output {
 /// The connection's array.
 #[derive(Debug, Default)]
 struct Place {
-    /// The array of the export that it was told of: it becomes a client of that one or of none.
+    /// The array of the negotiated export: it becomes a client of that array or of none.
     chosen: Option<ArrayId>,
     /// The array that it is a client of.
     array: Option<ArrayId>,
@@ -121,7 +121,7 @@ struct Ending {
     read_closed: bool,
     /// The socket is of no use any more: replies are dropped.
     broken: bool,
-    /// Since when it is dismissed, or has its latest reply since: its last replies are all it still gets.
+    /// When it was dismissed, or got its latest reply after that: its last replies are all it still gets.
     dismissed: Option<Timestamp>,
 }
 
@@ -537,7 +537,7 @@ impl Connection {
 
 /// The place.
 impl Connection {
-    /// The name of the export that it was told of.
+    /// The name of the negotiated export.
     pub(super) fn export_name(&self) -> &str {
         self.nbd.export().map_or("", |export| &export.name)
     }
@@ -547,12 +547,12 @@ impl Connection {
         exceeds(&self.link, self.nbd.export().is_some_and(|export| !export.read_only), rules)
     }
 
-    /// Notes the array of the export that the client was told of.
+    /// Notes the array of the negotiated export.
     pub(super) fn choose(&mut self, array: Option<ArrayId>) {
         self.place.chosen = array;
     }
 
-    /// The array of the export that it was told of.
+    /// The array of the negotiated export.
     pub(super) fn chosen(&self) -> Option<ArrayId> {
         self.place.chosen
     }

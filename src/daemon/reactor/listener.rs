@@ -230,7 +230,8 @@ impl Listener {
     /// Whether the address could be bound, as far as the path and its directory show; binds nothing.
     ///
     /// # Errors
-    /// When the path is too long, something that is not a socket is there, or others may write to its directory.
+    /// When the path is too long, something that is not a socket is there, or others may write to its
+    /// directory.
     pub(crate) fn check(address: &ListenAddress) -> Result<(), ListenError> {
         match address {
             ListenAddress::Unix(path) => check_directory(path).and_then(|()| socket_file(path)).map(|_| ()),

@@ -1,7 +1,7 @@
 //! Places for clients: a connection that has chosen an export gets one, or waits for one and is a stranger
 //! until then.
 //!
-//! Invariant: a client's array is the one whose export it was told of; if that is gone, it has none. Must not
+//! Invariant: a client's array is that of its negotiated export; if that array is gone, it has none. Must not
 //! know volumes.
 
 use super::admission::has_place;
