@@ -597,7 +597,7 @@ impl Clients {
         }
     }
 
-    /// Closes the connection that has the place for large payloads without using it.
+    /// Closes the connection that has the place for large payloads and is too slow.
     pub(super) fn clear_large_place(&mut self, now: Timestamp) {
         self.longs.clear_place(&mut self.connections, now);
     }

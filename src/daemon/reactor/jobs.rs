@@ -31,7 +31,7 @@ const THREADS_MAX: usize = 4;
 /// thread and back takes longer.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// The same limit for jobs that only check CRCs, where there is no more than one thread: a CRC costs a tenth
+/// The same limit for jobs that only check CRCs, where there is just one thread: a CRC costs a tenth
 /// of the copy of a block, and that copy leaves the block in the cache.
 const CRC_BYTES: usize = 1 << 20;
 

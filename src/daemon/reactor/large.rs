@@ -82,7 +82,7 @@ impl LargePlace {
         connections.turn().mark(key);
     }
 
-    /// Closes the connection that has the place without using it, if others wait.
+    /// Closes the connection that has the place and is too slow to send its payload, if others wait.
     pub(super) fn clear(&mut self, connections: &mut Connections, now: Timestamp) {
         let Some(Holder { connection: key, bytes, since }) = self.holder else { return };
         let limit = START_NANOS + BYTE_NANOS * bytes as u64;

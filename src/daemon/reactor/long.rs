@@ -56,7 +56,7 @@ struct Long {
     busy: bool,
     /// Whether all parts are done and are being flushed.
     flushing: bool,
-    /// The first error of the write.
+    /// The error of a write that failed.
     error: Option<ClientError>,
     /// The answer to a BLOCK_STATUS so far: (bytes, flags).
     allocation: Vec<(u64, u32)>,
@@ -93,7 +93,7 @@ impl Long {
             offset: self.request.offset + self.done,
             length: self.request.length - self.done,
             fua: false,
-            // The client wants all bytes, holes included.
+            // The reply takes all bytes in one piece, without holes.
             df: self.request.df || self.kind == LongKind::ReadAlone,
             ..self.request
         }
@@ -200,7 +200,7 @@ impl Longs {
         self.all.is_empty()
     }
 
-    /// Closes the connection that has the place for large payloads without using it, if others wait.
+    /// Closes the connection that has the place for large payloads and is too slow, if others wait.
     pub(super) fn clear_place(&mut self, connections: &mut Connections, now: Timestamp) {
         self.place.clear(connections, now);
     }
