@@ -1,11 +1,14 @@
-"""What the benchmarks of the daemon share: servers, rounds in which every server has its turn, and tables of what came of it.
+"""What the benchmarks of the daemon share: servers, rounds in which every server has its turn, and tables of
+the results.
 
-Rounds are interleaved: in each of them every server runs each test once, and the server that goes first changes from round to round. So a
-slow minute of the machine hits everybody, and two binaries are compared within each round: a ratio in a table is the median of the
-ratios of the rounds, with the lowest and the highest, and an interval that holds the true median with 95 % confidence.
+Rounds are interleaved: in each of them every server runs each test once, and the server that goes first
+changes from round to round. So a slow minute of the machine hits all of them, and two binaries are compared
+within each round: a ratio in a table is the median of the ratios of the rounds, with the lowest and the
+highest, and an interval that holds the true median with 95 % confidence.
 
-Where a process lies in memory and on which cores its threads settle moves its figures by ten percent for as long as it lives: to tell
-two binaries apart by less, start them several times (`--starts`), with many short rounds.
+Where a process lies in memory and on which cores its threads settle moves its figures by ten percent for as
+long as it lives: to tell two binaries apart by less, start them several times (`--starts`), with many short
+rounds.
 
 It must not know what a test does: that is nbd_load's, and the script's that picks the tests.
 """
@@ -115,7 +118,9 @@ class Calpe(Server):
 
 
 def need_space(options, arrays, files=0):
-    """Ends the program when so many arrays, and files of the volume's size, do not fit: a full tmpfs fails members."""
+    """Ends the program when so many arrays, and files of the volume's size, do not fit: a full tmpfs fails
+    members.
+    """
     size, width = parse_size(options.size), options.data + options.parity
     need = arrays * (size * width // options.data * 11 // 10 + width * MEMBER_EXTRA_BYTES) + files * size
     free = shutil.disk_usage(options.dir).free
@@ -124,9 +129,11 @@ def need_space(options, arrays, files=0):
 
 
 def measure(start_servers, loads, options):
-    """Starts the servers as often as asked, and measures them; `start_servers` appends them to the list that it is given, in a folder.
+    """Starts the servers as often as asked, and measures them; `start_servers` appends them to the list that
+    it is given, in a folder.
 
-    Returns the servers of the last start, ended, and for each load and server's name the samples of all starts, one a round.
+    Returns the servers of the last start, ended, and for each load and server's name the samples of all
+    starts, one a round.
     """
     samples = {load.title: {} for load in loads}
     for number in range(options.starts):
@@ -146,7 +153,9 @@ def measure(start_servers, loads, options):
 
 
 def _measure_start(servers, loads, options):
-    """Fills every server, then runs the rounds; returns for each load and server's name the samples, one a round."""
+    """Fills every server, then runs the rounds; returns for each load and server's name the samples, one a
+    round.
+    """
     size = parse_size(options.size)
     for server in servers:
         nbd_load.fill(server.socket, size)
@@ -181,7 +190,8 @@ def ratios(samples, base, key):
 
 
 def median_interval(values):
-    """Two of the ascending values that have the true median between them with at least 95 % confidence; None when there are too few.
+    """Two of the ascending values that have the true median between them with at least 95 % confidence; None
+    when there are too few.
 
     The count of values below the median is binomial (n, 1/2); this is the sign test's interval.
     """
@@ -192,7 +202,9 @@ def median_interval(values):
 
 
 def cpu_per_operation(samples):
-    """Seconds of the server's CPU time an operation, over all rounds: one round has too few ticks of the kernel's clock."""
+    """Seconds of the server's CPU time an operation, over all rounds: one round has too few ticks of the
+    kernel's clock.
+    """
     return sum(sample["cpu"] for sample in samples) / max(sum(sample["operations"] for sample in samples), 1)
 
 
@@ -209,7 +221,9 @@ def ratio_cell(values):
 
 
 def print_binaries(servers, samples, loads):
-    """The closing table: each binary beside the first, for each variant and test. Nothing when there is one binary."""
+    """The closing table: each binary beside the first, for each variant and test. Nothing when there is one
+    binary.
+    """
     arrays = [server for server in servers if isinstance(server, Calpe)]
     names = list(dict.fromkeys(server.binary for server in arrays))
     variants = list(dict.fromkeys(server.variant for server in arrays))

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Compiles kernels/*.cu to kernels/ptx/*.ptx with a pinned NVRTC; no GPU is needed.
 
-Run through scripts/build-kernels, which installs the pinned compilers and passes their places. With --check nothing
-is written: committed PTX that differs from what the sources give is an error, and each PTX is assembled for the
-architectures of ARCHITECTURES. With --table prints the registers, shared memory and spills of every kernel.
+Run through scripts/build-kernels, which installs the pinned compilers and passes their places. With --check
+nothing is written: committed PTX that differs from what the sources give is an error, and each PTX is
+assembled for the architectures of ARCHITECTURES. With --table prints the registers, shared memory and spills
+of every kernel.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""Load for an NBD server, from the standard library alone: what scripts/bench-nbd and scripts/bench-log measure with.
+"""Load for an NBD server, with the standard library only: scripts/bench-nbd and scripts/bench-log measure
+with it.
 
-Every connection is a process of its own that keeps a number of requests of one size in flight. Requests are packed before the clock
-starts, and replies are counted by their bytes: simple replies have one length when nothing fails. So a turn of the loop
-takes in every reply that has arrived and sends as many requests, and Python is not what limits 4 KiB requests.
+Every connection is a process of its own that keeps a number of requests of one size in flight. Requests are
+packed before the clock starts, and replies are counted by their bytes: simple replies have one length when
+nothing fails. So a turn of the loop takes in every reply that has arrived and sends as many requests, and
+Python is not what limits 4 KiB requests.
 
 It must not know which servers are compared, nor what is done with the figures.
 """
@@ -18,7 +20,8 @@ import time
 MAGIC_REQUEST, MAGIC_REPLY = 0x25609513, 0x67446698
 READ, WRITE, DISCONNECT, FLUSH = 0, 1, 2, 3
 REQUEST_BYTES, REPLY_BYTES = 28, 16
-# Most headers of a connection; then they come round again. A gigabyte in blocks of 4 KiB, which take a third of a second to pack.
+# Most headers of a connection; then they come round again. A gigabyte in blocks of 4 KiB, which take a third
+# of a second to pack.
 PACKED_MAX = 1 << 18
 # Linux takes no more parts in one call.
 IOV_MAX = 1024
@@ -26,7 +29,9 @@ IOV_MAX = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What one test does: `key` is the figure that counts, "iops", "bw" (bytes a second) or "p50" (microseconds)."""
+    """What one test does: `key` is the figure that counts, "iops", "bw" (bytes a second) or "p50"
+    (microseconds).
+    """
 
     title: str
     key: str
@@ -100,7 +105,8 @@ def fill(path, size):
 
 def run(path, load, seconds, size):
     """Runs a load for so many seconds (None: once over `size` bytes); returns its figures as a dict."""
-    # Fork: a spawned process would load this module by its path, which scripts without an extension do not have.
+    # Fork: a spawned process would load this module by its path, which scripts without an extension do not
+    # have.
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(load.connections), context.Queue()
     processes = [context.Process(target=_work, args=(path, load, seconds, size, number, barrier, results))

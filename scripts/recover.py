@@ -3,13 +3,15 @@
 
     scripts/recover.py DEVICE... --output FILE [--force]     devices or files of the array's members, in any order; up to m may be missing
 
-What cannot be recovered is left as zeroes in FILE and listed. --force goes on where what is left of log, stripe map or checksums may
-be older than what was last written, and so may be what FILE gets; it takes pages of the map that are nowhere else from members that
-are not current, and uses members that were rolled back where the others are too few. Exit status: 0 when everything is there, 1 when
-blocks are lost, 2 when the array cannot be read at all.
+What cannot be recovered is left as zeroes in FILE and listed. --force goes on where what is left of log,
+stripe map or checksums may be older than what was last written, and so may be what FILE gets; it takes pages
+of the map that are nowhere else from members that are not current, and uses members that were rolled back
+where the others are too few. Exit status: 0 when everything is there, 1 when blocks are lost, 2 when the
+array cannot be read at all.
 
-Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this program and Calpe
-disagree, one of the three is wrong. Little is kept in memory; a gigabyte takes some two minutes.
+Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this
+program and Calpe disagree, one of the three is wrong. Little is kept in memory; a gigabyte takes some two
+minutes.
 """
 
 import argparse
@@ -28,7 +30,7 @@ UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
 CHECKSUM_PAGES, UPDATE_COUNT, KNOWN_FEATURES = 1 << 1, 1 << 4, 0b10111
 # A hash that no block has.
 UNKNOWN = b"unknown"
-# Hashes are computed side by side; so many blocks are kept in memory.
+# Hashes are computed side by side; this many blocks are kept in memory.
 BLOCKS_AT_ONCE = 2048
 CRC_MARK = bytes.fromhex("6372632d3332630000000001")
 KEY_CONTEXT = b"calpe redo log and pages 2026"
@@ -38,7 +40,8 @@ class Unreadable(Exception):
     """The array cannot be recovered as a whole."""
 
 
-# BLAKE3 of many inputs side by side: each 32-bit word of the state is one long integer with a lane of 64 bits for every input.
+# BLAKE3 of many inputs side by side: each 32-bit word of the state is one long integer with a lane of 64 bits
+# for every input.
 
 IV = [0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19]
 CHUNK_START, CHUNK_END, PARENT, ROOT, KEYED, CONTEXT, MATERIAL = 1, 2, 4, 8, 16, 32, 64
@@ -64,7 +67,9 @@ def words_of(lanes, count):
 
 
 def compress(chaining, message, counters, length, flags, count):
-    """The first eight words of the compression function in every lane; `counters` and `flags` are one number a lane."""
+    """The first eight words of the compression function in every lane; `counters` and `flags` are one number
+    a lane.
+    """
     ones = lanes_of([1] * count)
     mask = ones * 0xFFFFFFFF
     v = chaining + [ones * word for word in IV[:4]]
@@ -167,7 +172,8 @@ CRC = crc_tables()
 
 
 def crc32c_many(blocks):
-    """CRC-32C of blocks side by side: each byte of the state is one long integer with a byte for every block."""
+    """CRC-32C of blocks side by side: each byte of the state is one long integer with a byte for every block.
+    """
     count, data = len(blocks), b"".join(blocks)
     number = lambda string: int.from_bytes(string, "little")
     state = [number(b"\xff" * count)] * 4
@@ -481,7 +487,7 @@ class Array:
         for member in rolled_back:
             print(f"member {member} was rolled back: the space of batch {shown[member].tail} was used again", file=sys.stderr)
         if self.force and len(self.usable) - len(rolled_back) < self.k:
-            # What of them is old does not match the newest checksums; without these it cannot be told.
+            # Old blocks among them do not match the newest checksums; without checksums they cannot be told.
             rolled_back = []
         for member in rolled_back:
             del self.usable[member]
@@ -522,7 +528,9 @@ class Array:
         return Batch(sequence, epoch, durable_upto, tail, data[0x70:0x90], places, records, batch_hash, header_blocks)
 
     def images(self, batch):
-        """Every image of a batch in the order of its payload: member, its block of the ring, record, row, column, hash."""
+        """Every image of a batch in the order of its payload: member, its block of the ring, record, row,
+        column, hash.
+        """
         ordinals = defaultdict(int)
         for nth, record in enumerate(batch.records):
             if not isinstance(record, InPlace):
@@ -553,7 +561,9 @@ class Array:
     # "Reading the log", the end.
 
     def cells_after(self, prefix):
-        """What a prefix of the chain makes of slots: whether they hold data, and ("image"|"fresh"|"zero", hash, place) of blocks."""
+        """What a prefix of the chain makes of slots: whether they hold data, and ("image"|"fresh"|"zero",
+        hash, place) of blocks.
+        """
         holds, cells = {}, defaultdict(dict)
         for number, batch in enumerate(self.chain[:prefix]):
             for nth, record in enumerate(batch.records):
@@ -661,7 +671,8 @@ class Array:
         return self.map_pages + number // per_page, number % per_page * self.width + column
 
     def page(self, index):
-        """Entries of the newest version that is there, None when none is, and what is known of it: "known", "old" when a newer one
+        """Entries of the newest version that is there, None when none is, and what is known of it: "known",
+        "old" when a newer one
         is gone, "unknown" when what cannot be read may be newer."""
         copies, unread = [], False
         named = index in self.named_pages
@@ -738,7 +749,9 @@ class Array:
                 "stripes would be zeroes that hold data; give more of the members, or --force")
 
     def page_hash(self, slot, row, column):
-        """The hash that the pages give a block; None where there are no checksums, UNKNOWN where nobody knows."""
+        """The hash that the pages give a block; None where there are no checksums, UNKNOWN where nobody
+        knows.
+        """
         if not self.record.checksum_kind:
             return None
         index, entry = self.hash_place(slot, row, column)
@@ -779,7 +792,9 @@ class Array:
         return self.block_in_place(slot, row, column)
 
     def good_blocks(self, wanted):
-        """The content of blocks, (slot, row, column) each, that are zeroes or have their hash; others are left out."""
+        """The content of blocks, (slot, row, column) each, that are zeroes or have their hash; others are
+        left out.
+        """
         good, asked, blocks = {}, [], []
         for at in wanted:
             value = self.hash_of(*at)

@@ -7,8 +7,8 @@
 //! nothing and maps nothing, for good.
 //!
 //! So the signals are ignored from before std looks until `main`, and at their default after that.
-//! A stack overflow ends the process by SIGSEGV without a word, as the guard page below each stack
-//! is there all the same. Must be the binary's: the tests of the library keep what std does.
+//! A stack overflow still ends the process by SIGSEGV, though without a message: the guard page below
+//! each stack stays. Must be in the binary: the tests of the library keep the behaviour of std.
 #![allow(unsafe_code)] // sigaction before and in main; each block argues for itself
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -28,7 +28,7 @@ extern "C" fn ignore() {
 }
 
 /// To be called first in `main`.
-pub fn restore() {
+pub(crate) fn restore() {
     set(SigHandler::SigDfl);
 }
 

@@ -18,8 +18,8 @@ pub const PLACE: u32 = 18;
 /// The page that is read.
 pub const PAGE: PageIndex = PageIndex(5);
 
-/// Reads a superblock. One that is accepted must be written and read back alike, and its numbers must be safe to
-/// calculate with.
+/// Reads a superblock. One that is accepted must be written and read back alike, and its numbers must be safe
+/// to calculate with.
 pub fn superblock(data: &[u8]) {
     let _ = Superblock::decode(data);
     let mut copy = padded(data, COPY_BYTES);
@@ -57,8 +57,8 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// Reads the header of a log segment. One that is accepted must be written and read back alike; one that is longer
-/// must say so within bounds.
+/// Reads the header of a log segment. One that is accepted must be written and read back alike; one that is
+/// longer must say so within bounds.
 pub fn log_segment(data: &[u8]) {
     let key = LogKey::derive(ARRAY, SECRET);
     let decode = |bytes: &[u8]| SegmentHeader::decode(&key, ARRAY, MEMBER, PLACE, bytes);

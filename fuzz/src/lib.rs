@@ -1,8 +1,10 @@
-//! Fuzz targets: everything in Calpe that reads bytes from outside, as plain functions that panic when a promise is
-//! broken. libFuzzer drives them through `fuzz_targets/`, and `bin/driver.rs` where there is no libFuzzer.
+//! Fuzz targets: everything in Calpe that reads bytes from outside, as plain functions that panic when a
+//! promise is broken. libFuzzer drives them through `fuzz_targets/`, and `bin/driver.rs` where there is no
+//! libFuzzer.
 //!
-//! Hashes would stop a fuzzer at the door. So a target first gives the bytes to the decoder as they are, then makes
-//! the hashes right, by what docs/on-disk-format.md says of them rather than by Calpe's code, and tries again.
+//! Hashes would stop a fuzzer at the door. So a target first gives the bytes to the decoder as they are, then
+//! makes the hashes right, by what docs/on-disk-format.md says of them rather than by Calpe's code, and tries
+//! again.
 
 pub mod format;
 pub mod nbd;

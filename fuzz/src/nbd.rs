@@ -1,5 +1,5 @@
-//! What is read from sockets: both halves of the NBD protocol. The first byte of an input says into pieces of how many
-//! bytes the stream is cut; nothing may come out otherwise than of the stream in one piece.
+//! What is read from sockets: both halves of the NBD protocol. The first byte of an input says into pieces of
+//! how many bytes the stream is cut; nothing may come out otherwise than of the stream in one piece.
 
 use calpe_core::nbd::{
     ClientConnection, ClientEvent, ClientOptions, Command, ExportInfo, Exports, Extents, HEALTH_DEGRADED,
@@ -12,8 +12,9 @@ pub const EXPORT_BYTES: u64 = 1 << 30;
 
 /// Longest payload with which a read is answered here: what the seeds ask for. More would only be copied.
 const READ_PAYLOAD_MAX: usize = 1024;
-/// What a server may append for each byte it receives: for a request of 28 bytes, the chunks of a read's data, or an
-/// error chunk of 32 + 6 + 256 bytes at most; the longest answer to an option of 16, LIST, has fewer than 256.
+/// What a server may append for each byte it receives: for a request of 28 bytes, the chunks of a read's
+/// data, or an error chunk of 32 + 6 + 256 bytes at most; the longest answer to an option of 16, LIST, has
+/// fewer than 256.
 const OUT_PER_BYTE_MAX: usize = (READ_PAYLOAD_MAX + 294).div_ceil(28);
 /// Bytes of the greeting.
 const GREETING_BYTES: usize = 18;

@@ -113,8 +113,8 @@ pub fn nbd_client() -> Seeds {
     vec![("whole", with_cut(0, &server)), ("cut", with_cut(7, &server))]
 }
 
-/// Both directions of a conversation in which every request is made and answered. Each side answers the whole of
-/// what the other has sent so far, until nothing new comes.
+/// Both directions of a conversation in which every request is made and answered. Each side answers the whole
+/// of what the other has sent so far, until nothing new comes.
 fn conversation() -> (Vec<u8>, Vec<u8>) {
     assert_eq!(TwoExports.list().len(), 2);
     let (mut client, mut server) = (Vec::new(), serve(&[], 0));

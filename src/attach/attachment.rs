@@ -356,7 +356,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// Tells administrators and the supervisor whether connections are missing.
+    /// Publishes whether connections are missing, for administrators and the supervisor.
     fn publish(&self, waiting: bool) {
         let Plan { options, server, export, connections, flags, .. } = &self.plan;
         let kept = Kept {
@@ -374,7 +374,7 @@ impl Attachment {
             tracing::warn!(%error, "cannot tell what is kept");
         }
         let line = if waiting { "waiting for the daemon" } else { "connected" };
-        // Without a supervisor nothing listens.
+        // An error means that there is no supervisor.
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Status(&format!("{}: {line}", server.name))]);
     }
 }
@@ -421,7 +421,7 @@ fn raw(line: &Line) -> Vec<RawFd> {
     line.sockets.iter().map(AsRawFd::as_raw_fd).collect()
 }
 
-/// Has the driver connect the device.
+/// Makes the driver connect the device.
 fn connect(host: &Host, driver: &mut Driver, plan: &Plan) -> Result<(), AttachError> {
     let device = plan.options.device;
     let line = plan.server.connect(plan.connections)?;

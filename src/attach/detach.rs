@@ -25,14 +25,14 @@ const KEEPER: Duration = Duration::from_secs(30);
 /// How long the driver may take to set the device free.
 const FREE: Duration = Duration::from_secs(30);
 
-/// Between two looks.
+/// Time between two checks.
 const STEP: Duration = Duration::from_millis(50);
 
 /// A device that may be detached. While this value exists, nothing can mount the device.
 #[derive(Debug)]
 pub(crate) struct DetachPlan {
     device: DeviceIndex,
-    /// What is attached.
+    /// The name of the attached export.
     name: String,
     claim: File,
 }
@@ -48,7 +48,7 @@ impl DetachPlan {
 /// Checks whether a device may be detached; changes nothing.
 ///
 /// # Errors
-/// When it may not be detached: says what uses it.
+/// When it may not be detached; the error names what uses it.
 pub(crate) fn plan_detach(host: &Host, device: DeviceIndex) -> Result<DetachPlan, AttachError> {
     host.exists(device)?;
     let attached = host.attached(device).ok_or(AttachError::NotAttached { device })?;

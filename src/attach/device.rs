@@ -77,18 +77,18 @@ pub(crate) enum DeviceError {
     /// The kernel could have the driver, but has not loaded it.
     #[error("the kernel has no NBD driver loaded: run 'modprobe nbd' first")]
     NoDriver,
-    /// Somebody uses it.
+    /// It is in use.
     #[error("{device}: in use, {}: end that first", users.join(", "))]
     InUse {
         /// Which.
         device: DeviceIndex,
-        /// By whom.
+        /// Its users.
         users: Vec<String>,
     },
-    /// The system does not let us look.
+    /// The system does not permit access.
     #[error("{}: {source}", shown(path))]
     Io {
-        /// What was looked at.
+        /// The path.
         path: PathBuf,
         /// What the system said.
         source: io::Error,

@@ -27,7 +27,7 @@ const STRANGER_NANOS: u64 = 10_000_000_000;
 /// kernel gave up during the attempt got no socket.
 const SURE_NANOS: u64 = 1_000_000_000;
 
-/// How often the device is looked at when nothing happens, nanoseconds.
+/// How often the device is checked when nothing happens, nanoseconds.
 const LOOK_NANOS: u64 = 5_000_000_000;
 
 /// What a device is attached to.
@@ -69,15 +69,15 @@ pub(super) enum Action {
     /// Offer the kernel a fresh socket for each connection; answer with `Connected`, `NoServer` or
     /// `Stranger`.
     Reconnect,
-    /// Look at the device; answer with `Looked`.
+    /// Check the device; answer with `Looked`.
     Look,
-    /// Tell the log.
+    /// Log something.
     Tell(Tell),
     /// There is nothing left to keep.
     End(End),
 }
 
-/// What the log is told.
+/// A line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tell {
     /// Connections died.
@@ -95,7 +95,7 @@ pub(super) enum Tell {
 pub(super) enum End {
     /// Nothing is attached to it any more.
     Detached,
-    /// Something else is.
+    /// Something else is attached to it.
     TakenOver {
         /// The backend that it shows, if any.
         backend: String,
@@ -451,8 +451,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever dies and comes back when: some time after the server stays, every connection is
-        /// alive.
+        /// Whatever connections die and come back, and when: some time after the server stays up, every
+        /// connection is alive.
         #[test]
         fn in_the_end_every_connection_is_alive(steps in prop::collection::vec((0u8..4, 0usize..4, 0u64..4_000_000_000), 1..40)) {
             let mut world = World::new(4);

@@ -38,7 +38,7 @@ pub(crate) enum LookupError {
     NoArray(String),
 }
 
-/// Who knows arrays.
+/// Looks up arrays.
 pub(crate) trait Directory {
     /// The array of that name or uuid.
     ///

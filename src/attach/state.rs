@@ -25,8 +25,8 @@ pub(crate) const STATE_DIR: &str = "/run/calpe-attach";
 /// Longest file that is read: a keeper writes a few hundred bytes.
 const STATE_BYTES_MAX: u64 = 64 << 10;
 
-/// How often a lock is tried, and the time between two tries: another process that only looks holds
-/// it for microseconds.
+/// How often a lock is tried, and the time between two tries: another process that only checks for a keeper
+/// holds it for microseconds.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -68,7 +68,7 @@ fn named(pid: &Option<u32>) -> String {
 /// What a keeper records about its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kept {
-    /// Of whoever wrote it.
+    /// The version of the program that wrote it.
     pub version: u32,
     /// Which device.
     pub device: DeviceIndex,
@@ -168,15 +168,15 @@ impl StateDir {
     #[must_use]
     pub(crate) fn is_kept(&self, device: DeviceIndex) -> bool {
         let Ok(file) = File::open(self.lock_file(device)) else { return false };
-        // A shared lock: processes that look do not see each other.
+        // A shared lock: processes that check do not see each other.
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
     }
 
     /// The process that keeps a device, if there is one and it is known.
     #[must_use]
     pub(crate) fn keeper(&self, device: DeviceIndex) -> Option<u32> {
-        // The number in the file may be an earlier keeper's: the process that has it now must not
-        // be ended.
+        // The number in the file may be an earlier keeper's: the process that has that number now must not be
+        // ended.
         let written = || {
             let bytes = files::read(&self.lock_file(device), Source::File, STATE_BYTES_MAX).ok()?;
             String::from_utf8(bytes).ok()?.trim().parse().ok()
@@ -223,7 +223,7 @@ impl StateDir {
 }
 
 impl KeeperLock {
-    /// Tells everybody.
+    /// Publishes the record of a keeper.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -264,8 +264,7 @@ mod tests {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o500)).unwrap();
         let state = StateDir::new(&dir.path().join("attached"));
         let told = std::thread::spawn(move || {
-            // Of this thread alone. Root becomes somebody else for files; others stay what they
-            // are.
+            // For this thread alone. Root acts as another user on files; other threads do not.
             nix::unistd::setfsuid(NOBODY);
             state.create().unwrap_err().to_string()
         });
@@ -299,7 +298,7 @@ mod tests {
         lock.write(&kept()).unwrap();
         drop(lock);
         assert_eq!(state.keeper(DEVICE), None, "nobody keeps it");
-        // The next one has not said yet what it keeps.
+        // The next keeper has not recorded yet what it keeps.
         let lock = state.lock(DEVICE).unwrap();
         assert_eq!(state.keeper(DEVICE), Some(std::process::id()));
         fs::write(dir.path().join("nbd3.lock"), "").unwrap();

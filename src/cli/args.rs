@@ -290,7 +290,7 @@ pub(super) struct UpArgs {
     /// Data chunks of a stripe [default: 4]
     #[arg(long, short = 'k', value_name = "K")]
     pub data: Option<u16>,
-    /// Parity chunks of a stripe: so many members may be lost [default: 2]
+    /// Parity chunks of a stripe: this many members may be lost [default: 2]
     #[arg(long, short = 'm', value_name = "M")]
     pub parity: Option<u16>,
     /// Size of the volume, as clients see it [default: 1GiB]
@@ -324,7 +324,7 @@ pub(super) struct CreateArgs {
     /// Data chunks of a stripe
     #[arg(long, short = 'k', value_name = "K")]
     pub data: u16,
-    /// Parity chunks of a stripe: so many members may be lost
+    /// Parity chunks of a stripe: this many members may be lost
     #[arg(long, short = 'm', value_name = "M")]
     pub parity: u16,
     /// Bytes of a chunk: a power of two from 4KiB to 4MiB

@@ -1,5 +1,5 @@
-//! `attach` and `detach`: what to attach, which process stays as the keeper, and the list of
-//! attached devices.
+//! `attach` and `detach`: what to attach, which process stays as the keeper, and the list of attached
+//! devices.
 //!
 //! Unless told to stay in the foreground, `attach` starts itself once more as the keeper, in a
 //! session of its own, and waits for one line of JSON that tells whether the keeper attached the
@@ -66,14 +66,14 @@ impl Directory for Daemons {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Begun {
-    /// Well.
+    /// The device was attached.
     Done {
         /// The line to print.
         line: String,
-        /// More to know, a line each.
+        /// Warnings, a line each.
         warnings: Vec<String>,
     },
-    /// Not at all: the error.
+    /// It was not; the error.
     Failed(String),
 }
 
@@ -146,7 +146,7 @@ pub(super) fn attach(
     if args.foreground {
         say(&format!("{}\n", attachment.describe()))?;
     }
-    // Without a supervisor nothing listens.
+    // An error means that there is no supervisor.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     devices::keep(attachment, &mut directory)?;
     Ok(ExitCode::SUCCESS)
@@ -218,9 +218,9 @@ struct Listed {
     read_only: bool,
     /// Process of its keeper; none when it has none.
     keeper: Option<u32>,
-    /// Requests wait for the daemon.
+    /// Whether requests wait for the daemon.
     waiting: bool,
-    /// Who uses it.
+    /// Its users.
     users: Vec<String>,
 }
 

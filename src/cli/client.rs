@@ -33,9 +33,9 @@ pub(super) const PATIENCE_SECS: u16 = 10;
 /// pinged.
 const WAITED_BEFORE_PING: u32 = 4;
 
-/// How long a request that no device is asked for may take while pings are answered. Reports come
-/// from the threads that serve clients within milliseconds, under load within a few seconds: a
-/// longer wait means that a thread of the daemon hangs.
+/// How long a request that needs no device may take while pings are answered. Reports come from the threads
+/// that serve clients within milliseconds, under load within a few seconds: a longer wait means that a thread
+/// of the daemon hangs.
 const QUESTION_MAX: Duration = Duration::from_secs(60);
 
 /// How long the rest of a reply may take once its first byte has arrived: the daemon has the whole
@@ -54,7 +54,7 @@ pub(super) enum ClientError {
         list(tried)
     )]
     NoDaemon {
-        /// Where was looked.
+        /// The places that were searched.
         tried: Vec<PathBuf>,
     },
     /// There is a socket, and no process behind it.
@@ -76,7 +76,7 @@ pub(super) enum ClientError {
     Forbidden {
         /// The socket.
         socket: PathBuf,
-        /// The user that asks.
+        /// The user of this command.
         own: Owner,
         /// What the system said.
         source: io::Error,
@@ -105,7 +105,7 @@ pub(super) enum ClientError {
         /// How long this command waited.
         waited: Duration,
     },
-    /// The socket belongs to somebody else, and the user did not name it.
+    /// The socket belongs to another user, and the user of this command did not name it.
     #[error(
         "{}: not trusted: {stranger}, and this command runs as {own}; whoever owns a socket decides what is reported and what is done: if you mean that daemon, name it with --socket {}",
         shown(socket),
@@ -114,9 +114,9 @@ pub(super) enum ClientError {
     Untrusted {
         /// The socket.
         socket: PathBuf,
-        /// What is whose.
+        /// The path, and its owner.
         stranger: Stranger,
-        /// Who asks.
+        /// The user of this command.
         own: Owner,
     },
     /// Something other than a daemon's control listens there.
@@ -563,8 +563,7 @@ mod tests {
         std::fs::set_permissions(&hidden, PermissionsExt::from_mode(0o000)).unwrap();
         let looked_for = vec![dir.path().join("nowhere"), socket.clone()];
         let told = thread::spawn(move || {
-            // Of this thread alone. Root becomes somebody else for files; others stay what they
-            // are.
+            // For this thread alone. Root acts as another user on files; other threads do not.
             nix::unistd::setfsuid(NOBODY);
             assert_eq!(find(looked_for).unwrap(), socket, "it is there, as far as can be seen");
             Client::connect(Some(&socket), PATIENCE).unwrap_err()
@@ -592,7 +591,7 @@ mod tests {
         let daemon = thread::spawn(move || {
             let mut orders = greet(&listener);
             let order: Request = read_message(&mut orders, MAX_REQUEST_BYTES).unwrap().unwrap();
-            // Asked whether it is alive, again and again, it works on.
+            // It answers pings, again and again, while it works on the request.
             (0..3).for_each(|_| drop(greet(&listener)));
             let message = format!("done: {order:?}");
             let reply = Reply::Done { message, warnings: vec![], failures: vec![] };
@@ -624,7 +623,7 @@ mod tests {
         let took = began.elapsed();
         assert!(took >= 20 * SHORT && took < 30 * SHORT, "{took:?}");
         assert!(matches!(&told, ClientError::Silent { waited, .. } if *waited == 20 * SHORT), "{told}");
-        // What cannot be sent is told at once.
+        // A request that cannot be sent fails at once.
         let bad = std::ffi::OsString::from_vec(b"/bad\xff".to_vec());
         let told = client.ask(&Request::ListImportable { dirs: vec![bad.into()] }).unwrap_err();
         assert!(told.to_string().contains("cannot be sent") && began.elapsed() < 30 * SHORT, "{told}");

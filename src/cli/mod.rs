@@ -39,8 +39,7 @@ enum CliError {
     /// A device cannot be used.
     #[error(transparent)]
     Device(#[from] crate::member::DeviceError),
-    /// The configuration cannot be used. Each problem starts a line, so that editors find the
-    /// place.
+    /// The configuration cannot be used. Each problem starts a line, so that editors find the place.
     #[error("the configuration cannot be used:\n{0}")]
     Config(#[from] crate::daemon::config::ConfigError),
     /// The daemon could not start, or not stop cleanly.
@@ -49,15 +48,15 @@ enum CliError {
     /// A device was not attached or detached.
     #[error(transparent)]
     Attach(#[from] crate::attach::AttachError),
-    /// The operation that was waited for did not end well, or did not exist.
+    /// The operation that was waited for failed, or did not exist.
     #[error("{0}")]
     Outcome(String),
-    /// The command line makes no sense, whatever the devices and the daemon are like.
+    /// The command line is wrong, whatever the devices and the daemon are like.
     #[error("{0}")]
     Usage(String),
 }
 
-/// Exit code of a command line that makes no sense; the parser uses the same.
+/// Exit code of a wrong command line; the parser uses the same.
 const USAGE: u8 = 2;
 
 impl CliError {
@@ -107,7 +106,7 @@ pub fn main() -> ExitCode {
     }
     match commands::run(cli) {
         Ok(code) => code,
-        // The reader of our output has gone: it has enough.
+        // The reader of the output has gone: it has enough.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             if serves {

@@ -72,8 +72,8 @@ pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, 
     Ok(ExitCode::SUCCESS)
 }
 
-/// `calpe inspect`. A child process opens a local member: a process that waits for a filesystem
-/// which does not answer cannot end, and this one must.
+/// `calpe inspect`. A child process opens a local member: a process that waits for a filesystem that does not
+/// answer cannot end, and this process must be able to.
 pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     if args.here || is_remote(&args.member) {
         return inspect_here(args);

@@ -1,5 +1,5 @@
-//! Translates paths of the command line for the daemon, which has another working directory, and
-//! back, so that messages show the paths as they were typed. Must not know what the paths lead to.
+//! Makes the paths of the command line absolute for the daemon, which has another working directory, and
+//! restores them in its messages as they were typed. Must not know what the paths lead to.
 
 use super::CliError;
 use super::client::ClientError;

@@ -296,7 +296,7 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
 
 /// Why a member is not online, and other remarks.
 fn remarks(member: &MemberReport) -> String {
-    // The count says it.
+    // The count of repaired blocks already says it.
     let conditions = member.conditions.iter().filter(|condition| **condition != Condition::Repaired);
     // A remark that the reason contains is left out.
     let reason = member.reason.as_deref().unwrap_or_default();

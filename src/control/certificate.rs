@@ -13,11 +13,11 @@ pub struct CertificateReport {
     pub role: CertificateRole,
     /// Its file.
     pub file: String,
-    /// Whose it is.
+    /// Subject of the certificate.
     pub subject: String,
     /// Its last second, since 1970.
     pub not_after_unix: u64,
-    /// How it stands with it.
+    /// Whether it is valid, and for how long.
     pub state: CertificateState,
 }
 

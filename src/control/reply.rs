@@ -1,4 +1,4 @@
-//! What the daemon answers.
+//! The daemon's replies.
 
 use super::Status;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub enum Reply {
     Pong(Pong),
     /// State of arrays.
     Status(Status),
-    /// What happened.
+    /// Events.
     Events {
         /// Oldest first.
         events: Vec<Event>,
@@ -24,7 +24,7 @@ pub enum Reply {
     Importable {
         /// In order of name.
         arrays: Vec<Importable>,
-        /// What looks like a member and cannot be used, one line for each.
+        /// Paths that look like members and cannot be used, one line for each.
         #[serde(default)]
         warnings: Vec<String>,
     },
@@ -43,7 +43,7 @@ pub enum Reply {
     Error(RequestError),
 }
 
-/// Who answers.
+/// The daemon that answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pong {
     /// The daemon's [`super::PROTOCOL_VERSION`].
@@ -100,7 +100,7 @@ pub struct Event {
     /// Kind of the event: a name that never changes its meaning.
     #[serde(default)]
     pub kind: String,
-    /// How bad.
+    /// How severe.
     pub severity: Severity,
     /// Name of the array it is about.
     pub array: Option<String>,
@@ -136,13 +136,13 @@ fn once() -> u64 {
     1
 }
 
-/// How bad an event is.
+/// How severe an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// Progress and completion.
     Info,
-    /// Redundancy is reduced or something was repaired: have a look.
+    /// Redundancy is reduced or something was repaired: check it.
     Warning,
     /// Data cannot be served: act.
     Error,

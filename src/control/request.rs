@@ -1,6 +1,6 @@
-//! What can be asked of the daemon. Each request that changes something has a `dry_run`: the daemon
-//! checks everything, changes nothing, and says what would be done. Paths are absolute: the
-//! daemon's working directory is not the client's.
+//! The requests to the daemon. Each request that changes something has a `dry_run`: the daemon checks
+//! everything, changes nothing, and says what would be done. Paths are absolute: the daemon's working
+//! directory is not the client's.
 
 use calpe_core::units::shown;
 use serde::{Deserialize, Serialize};
@@ -52,7 +52,7 @@ pub enum Request {
         /// Do not import it again when the daemon restarts.
         #[serde(default)]
         once: bool,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Stop an array cleanly, and do not serve it again after a restart. Answered by `Done` when it
@@ -63,7 +63,7 @@ pub enum Request {
         /// Even while clients are attached: they lose it.
         #[serde(default)]
         force: bool,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Take a member out for good, as if it had failed. Answered by `Done`.
@@ -72,7 +72,7 @@ pub enum Request {
         array: String,
         /// Which member.
         member: MemberRef,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Take a member out on purpose. Answered by `Done`.
@@ -81,7 +81,7 @@ pub enum Request {
         array: String,
         /// Which member.
         member: MemberRef,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Bring a member back. Answered by `Done`; whether it is rebuilt shows in the status.
@@ -92,7 +92,7 @@ pub enum Request {
         member: MemberRef,
         /// Path of its device, if that has changed.
         path: Option<PathBuf>,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Build a new device for a member. Answered by `Done` when the rebuild has begun.
@@ -105,7 +105,7 @@ pub enum Request {
         new: PathBuf,
         /// Even over recognised data.
         force: bool,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Give up a replacement that is being built; the old device stays. Answered by `Done`.
@@ -114,7 +114,7 @@ pub enum Request {
         array: String,
         /// Which member.
         member: MemberRef,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Start, pause or stop a scrub. Answered by `Done`.
@@ -123,15 +123,14 @@ pub enum Request {
         array: String,
         /// Which.
         action: ScrubAction,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
-    /// Look again at every block that is set aside or called lost. Answered by `Done` when the pass
-    /// has begun.
+    /// Read every block again that is set aside or called lost. Answered by `Done` when the pass has begun.
     Repair {
         /// Name or uuid of the array.
         array: String,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Forget the counts of a member, or of all members and the array. Answered by `Done`.
@@ -140,24 +139,24 @@ pub enum Request {
         array: String,
         /// None: all of them.
         member: Option<MemberRef>,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Make the next batch of a GPU go wrong. Answered by `Done`.
     GpuDrill {
         /// How.
         drill: GpuDrill,
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
     /// Stop the daemon, every array cleanly first. Answered by `Done` before it ends.
     Shutdown {
-        /// Only tell.
+        /// Only say what would be done.
         dry_run: bool,
     },
 }
 
-/// How a GPU goes wrong on purpose.
+/// How a GPU is made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuDrill {

@@ -44,7 +44,7 @@ pub struct ArrayReport {
     /// Its identity; nil, which is null in JSON, where no member was found that tells it.
     #[serde(with = "nil_as_null")]
     pub uuid: Uuid,
-    /// How it is.
+    /// The state of the array.
     pub state: ArrayState,
     /// Its state in a sentence, empty when there is nothing to say. See `explain`.
     pub status: String,
@@ -108,9 +108,8 @@ pub struct ArrayReport {
     /// `unreadable`, and can be neither read nor written.
     #[serde(default)]
     pub unreadable_pages: u64,
-    /// Ranges that were beyond repair or unreadable when the daemon ended, ascending, and that have
-    /// not been looked at since. Ranges that were written or mended just before the end may be
-    /// among them.
+    /// Ranges that were beyond repair or unreadable when the daemon ended, ascending, and that have not been
+    /// read since. Ranges that were written or repaired just before the end may be among them.
     #[serde(default)]
     pub unconfirmed: Vec<LostReport>,
     /// For an array that should be served and is not: the attempts to serve it. The other fields
@@ -144,7 +143,7 @@ pub struct StartReport {
     pub advice: String,
     /// Where its members are looked for.
     pub searched: Vec<String>,
-    /// What was found there and cannot be used, one line for each.
+    /// Paths found there that cannot be used, one line for each.
     pub notes: Vec<String>,
 }
 
@@ -160,11 +159,12 @@ pub struct LostReport {
 /// A redo log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogReport {
-    /// What it is at.
+    /// What it does now.
     pub state: LogState,
     /// Why it is refused.
     pub reason: Option<String>,
-    /// Whether `calpe import --force` goes on where it is refused, and gives up what is in the way.
+    /// Whether `calpe import --force` starts the array although the log is refused, and gives up the content
+    /// that cannot be replayed.
     #[serde(default)]
     pub yields_to_force: bool,
 }
@@ -178,7 +178,7 @@ impl ArrayReport {
     }
 }
 
-/// What a redo log is at.
+/// What a redo log does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogState {
@@ -209,7 +209,7 @@ impl LogState {
     }
 }
 
-/// How an array is.
+/// State of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum ArrayState {
@@ -224,7 +224,7 @@ pub enum ArrayState {
     Waiting,
 }
 
-/// How a member is.
+/// State of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum MemberState {
@@ -294,7 +294,7 @@ pub struct MemberReport {
     pub name: String,
     /// Identity of its device.
     pub uuid: Uuid,
-    /// How it is.
+    /// Its state.
     pub state: MemberState,
     /// Reads that failed, until `calpe clear`.
     pub read: u64,
@@ -346,7 +346,7 @@ pub enum Condition {
     /// was or read-only. It comes back by itself when its own device is there again.
     Displaced,
     /// It is out of service: its server answers and does not give its device, or this host has no
-    /// certificates to ask with. It comes back by itself when that is mended.
+    /// certificates to ask with. It comes back by itself when that is corrected.
     Refused,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
@@ -363,12 +363,12 @@ pub enum Condition {
     Overwritten,
     /// It is out of service, and its device is smaller than it was: it can only be replaced.
     CutOff,
-    /// It is out of service: several devices claim to be it, and nothing tells which is the copy.
+    /// It is out of service: several devices claim to be it, and none can be told to be the copy.
     Claimed,
     /// It is out of service, and may be on a device that the daemon's user may not read.
     Forbidden,
-    /// It is out of service, and operations from before it left have not ended: it cannot come back
-    /// before they have.
+    /// It is out of service, and operations from before it left have not ended: it cannot come back before
+    /// they have.
     Unanswered,
 }
 

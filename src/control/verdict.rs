@@ -295,7 +295,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     };
     let troubled: Vec<&MemberReport> = array.members.iter().filter(is_troubled).collect();
     let may_meet = absent.len() + troubled.len() > usize::from(array.parity);
-    // After a restart it is not known any more which blocks these are.
+    // After a restart it is no longer known which blocks these are.
     let has_unrepaired = array.last_scrub.is_some_and(|scrub| scrub.errors > scrub.repaired);
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
@@ -607,8 +607,7 @@ fn explain_online(array: &ArrayReport) -> Explanation {
     }
 }
 
-/// What to do about a member in service that should be replaced: `advice`, unless a replacement is
-/// under way.
+/// What to do about a member in service that should be replaced: `advice`, unless a replacement is under way.
 fn unless_replaced(
     array: &ArrayReport,
     member: &MemberReport,
@@ -636,7 +635,7 @@ fn is_blocked(member: &MemberReport) -> bool {
     is_displaced(member) || is_refused(member)
 }
 
-/// Whether its server is known to answer, and not to give its device.
+/// Whether its server is known to answer and to withhold its device.
 fn is_refused(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Refused)
 }
@@ -882,7 +881,7 @@ mod tests {
         array.clients = 2;
         let action = explain(&array).action;
         assert!(action.contains("'calpe export --force tank && calpe import --force tank'"), "{action}");
-        // What --force does not lift is not advised.
+        // The advice does not name --force where that would not help.
         array.log.yields_to_force = false;
         let action = explain(&array).action;
         assert!(!action.contains("import --force") && action.contains("scripts/recover.py"), "{action}");
@@ -911,7 +910,7 @@ mod tests {
         assert!(status.contains("is full") && status.contains("3 client requests"), "{status}");
         assert!(action.starts_with("Make room there") && action.contains("'calpe clear tank'"), "{action}");
 
-        // A replay that waits for room, before and after it lets reads go on.
+        // A replay that waits for room, before reads are served, and after.
         array.log.state = LogState::Replaying;
         let Explanation { status, action } = explain(&array);
         assert!(status.contains("being replayed, which waits for room; requests wait"), "{status}");
@@ -920,7 +919,7 @@ mod tests {
         let Explanation { status, .. } = explain(&array);
         assert!(status.contains("waits for room to go in place; reads are served"), "{status}");
 
-        // One that has left for it: the others may share its storage.
+        // A member that has left for lack of room: the others may share its storage.
         let mut array = with_absent(&[MemberState::Missing, MemberState::Missing]);
         array.members[1].conditions = vec![Condition::Full, Condition::Returning];
         let Explanation { status, action } = explain(&array);
@@ -1025,7 +1024,7 @@ mod tests {
         let status = explain(&array).status;
         assert!(status.starts_with("4 KiB of the volume were beyond repair or unreadable when"), "{status}");
         assert!(status.ends_with("is being looked at."), "{status}");
-        // All that the pages tell of may be what an earlier run knew.
+        // All of the page list may be from an earlier run.
         array.unreadable_pages = 1;
         let status = explain(&array).status;
         let pages = "is being looked at. 1 metadata page with checksums cannot be read;";
@@ -1083,7 +1082,7 @@ mod tests {
             action.contains("comes back by itself") && action.contains("'calpe online tank 1' ("),
             "{action}"
         );
-        // These cannot come back, or are not to.
+        // These cannot come back, or must not.
         array.members[1].conditions = vec![Condition::Kept];
         for gone in [Condition::Overwritten, Condition::CutOff] {
             array.members[0].conditions = vec![gone];
@@ -1111,7 +1110,7 @@ mod tests {
         array.set_aside = vec![LostReport { offset: 0, bytes: 8192 }];
         array.set_aside_members = vec![0];
         assert!(explain(&array).action.starts_with("Do not replace member 0, which may alone"));
-        // On one in service, whose reads fail.
+        // For one in service whose reads fail.
         array.set_aside_members = vec![1];
         let action = explain(&array).action;
         assert!(
@@ -1120,7 +1119,7 @@ mod tests {
         );
         assert!(!action.contains("Do not replace member 0"), "{action}");
         assert!(action.contains("Bring it back with 'calpe online tank 0'"), "{action}");
-        // It may have others.
+        // It may have other blocks.
         array.unreadable = vec![LostReport { offset: 65536, bytes: 4096 }];
         let Explanation { status, action } = explain(&array);
         assert!(
@@ -1172,7 +1171,7 @@ mod tests {
         let action = explain(&array).action;
         assert!(action.contains("'calpe replace tank 0 /srv/m0'"), "{action}");
         assert!(action.contains("'calpe online tank 1'") && !action.contains("online tank 0"), "{action}");
-        // Beside one that comes back when there is room.
+        // Beside a member that comes back when there is room.
         array.members[1].state = MemberState::Missing;
         array.members[1].conditions = vec![Condition::Full, Condition::Returning];
         let action = explain(&array).action;
@@ -1205,7 +1204,7 @@ mod tests {
     #[test]
     fn a_device_that_holds_what_may_be_nowhere_else_is_to_be_kept_whatever_becomes_of_others() {
         let mut array = with_absent(&[MemberState::Offline, MemberState::Offline]);
-        // It answers, and does not come back all the same.
+        // It answers, and still does not come back.
         array.members[1].conditions = vec![Condition::Returning, Condition::Kept];
         let action = explain(&array).action;
         assert!(action.starts_with("Keep the device of 1: "), "{action}");
@@ -1232,7 +1231,7 @@ mod tests {
         );
         assert!(told.status.contains("given up") && !told.status.contains("/srv/m2"), "{told:?}");
         assert!(told.action.contains("Make room for /srv/new"), "{told:?}");
-        // One that is built for a member that has no other.
+        // A device that is built for a member that has no other.
         let mut array = with_absent(&[MemberState::Rebuilding]);
         array.members[0].conditions = vec![Condition::Full];
         let told = explain(&array);

@@ -3,8 +3,6 @@
 //! Time, randomness and the outcomes of I/O come in as arguments, so that the simulator in [`testing`]
 //! drives the code that serves. See ARCHITECTURE.md for the map of the layers.
 
-#![warn(unreachable_pub)]
-
 pub mod array;
 pub mod block_io;
 pub mod codec;

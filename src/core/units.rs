@@ -78,8 +78,8 @@ impl BlockHash {
     /// The block was never written: it counts as zeroes, whatever the device holds.
     pub const UNWRITTEN: BlockHash = BlockHash([0; 16]);
 
-    /// The block's content is lost: reading it is an error until it is written whole. It counts as zeroes where
-    /// the rest of its row is coded.
+    /// The block's content is lost: reading it is an error until it is written whole. It counts as zeroes
+    /// where the rest of its row is coded.
     pub const LOST: BlockHash = BlockHash([0xff; 16]);
 
     /// Marks a block that is set aside.
@@ -119,7 +119,8 @@ impl BlockHash {
     }
 }
 
-/// A moment of the monotonic clock in nanoseconds. Its zero is arbitrary; it enters sans-IO layers as an argument.
+/// A moment of the monotonic clock in nanoseconds. Its zero is arbitrary; it enters sans-IO layers as an
+/// argument.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);
 

@@ -15,7 +15,7 @@ pub(super) struct Certificates(Vec<Watched>);
 struct Watched {
     role: CertificateRole,
     facts: CertificateFacts,
-    /// What the last event said of it.
+    /// What the last event reported of it.
     told: CertificateState,
 }
 
@@ -30,7 +30,7 @@ impl Certificates {
         let remote = remote
             .into_iter()
             .map(|facts| (role(&facts, CertificateRole::Remote, CertificateRole::RemoteCa), facts));
-        // A certificate that stays is not told of again.
+        // A certificate that stays is not reported again.
         let told = |facts: &CertificateFacts| {
             let known = self.0.iter().find(|watched| watched.facts == *facts);
             known.map_or(CertificateState::Valid, |watched| watched.told)
@@ -44,8 +44,7 @@ impl Certificates {
         self.0.iter().map(|watched| watched.report(now_unix)).collect()
     }
 
-    /// Tells of certificates that end soon or have ended since the last call. Call it about once a
-    /// second.
+    /// Reports certificates that end soon or have ended since the last call. Call it about once a second.
     pub(super) fn tell(&mut self, events: &EventLog) {
         let now = clock::unix_seconds();
         for (level, text) in self.news(now) {
@@ -103,7 +102,7 @@ mod tests {
         let soon = certificates.news(END - 29 * day);
         assert!(soon.len() == 1 && soon[0].0 == NoticeLevel::Warning, "{soon:?}");
         assert_eq!(certificates.news(END - 28 * day), []);
-        // Read again as it is.
+        // The same certificate is read again.
         certificates.watch(vec![own], Vec::new());
         assert_eq!(certificates.news(END - 27 * day), []);
         let over = certificates.news(END + 1);

@@ -4,8 +4,8 @@ use calpe_core::units::Timestamp;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Now, in nanoseconds since 1970. Monotonic: the system clock is read once, at the first call, and
-/// the monotonic clock counts from there. Divided by 10^9 it is good enough as a date.
+/// Now, in nanoseconds since 1970. Monotonic: the system clock is read once, at the first call, and the
+/// monotonic clock counts from there. Divided by 10^9 it is precise enough as a date.
 #[must_use]
 pub(crate) fn now() -> Timestamp {
     static START: OnceLock<(Instant, Duration)> = OnceLock::new();

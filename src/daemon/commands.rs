@@ -8,14 +8,14 @@ use crate::daemon::members::target;
 use calpe_core::units::shown;
 use calpe_core::volume::NoticeLevel;
 
-/// A request that is to change something, in words.
+/// A request for a change, in words.
 pub(super) struct Command {
     array: Option<String>,
     member: Option<MemberRef>,
     text: String,
 }
 
-/// The command that a request is; none for requests that only ask, and for dry runs.
+/// The command in a request; none for requests that only ask, and for dry runs.
 pub(super) fn command_of(request: &Request) -> Option<Command> {
     let of = |array: &str, member: Option<&MemberRef>, text: String| {
         Some(Command { array: Some(array.to_owned()), member: member.cloned(), text })
@@ -87,7 +87,7 @@ pub(super) fn command_of(request: &Request) -> Option<Command> {
     }
 }
 
-/// Tells of a command and its outcome.
+/// Makes an event of a command and its outcome.
 pub(super) fn note_command(arrays: &Arrays, command: Command, uid: u32, reply: &Reply) {
     let Command { array, member, text } = command;
     let text = match reply {

@@ -1,8 +1,8 @@
 //! The control socket: takes administrators' requests, a line each, and answers them in turn.
 //!
-//! Invariants: only the user of the daemon and root are listened to; a client that is slow, silent
-//! or sends nonsense occupies one of a limited number of threads, and never displaces a client
-//! whose request is being carried out. Must not know what requests mean.
+//! Invariants: only the user of the daemon and root may give orders; a client that is slow, silent or sends
+//! nonsense occupies one of a limited number of threads, and never displaces a client whose request is being
+//! carried out. Must not know what requests mean.
 
 use crate::control::{
     ErrorCode, MAX_REQUEST_BYTES, Reply, Request, RequestError, WireError, read_message, write_message,
@@ -32,8 +32,8 @@ const FIRST_REQUEST_MAX: Duration = Duration::from_secs(5);
 /// How long a client may take for each further request, and for taking a reply.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
-/// How long writing the reason to a client that is turned away may take: as long as filling the
-/// socket's buffer.
+/// How long writing the reason to a client that is turned away may take: long enough to fill the socket's
+/// buffer.
 const REFUSAL_MAX: Duration = Duration::from_millis(100);
 
 /// How long a client that does not read its replies can delay the stop that it ordered.
@@ -51,7 +51,7 @@ impl ControlServer {
     /// Serves `daemon` on a socket at `path`.
     ///
     /// # Errors
-    /// When the socket cannot be had.
+    /// When the socket cannot be bound.
     pub(super) fn start(daemon: Arc<Daemon>, path: &Path) -> Result<ControlServer, ListenError> {
         ControlServer::on(daemon, Listener::bind(&ListenAddress::Unix(path.into()))?)
     }
@@ -122,14 +122,14 @@ struct TurnedAway {
 }
 
 impl TurnedAway {
-    /// Tells the reason to the client and the log.
+    /// Writes the reason to the client and the log.
     fn tell(self) {
         if logging::CONTROL_REFUSALS.admits() {
             tracing::warn!("a client of the control socket was turned away: {}", self.reason);
         }
         let reply = Reply::Error(RequestError { code: ErrorCode::Refused, message: self.reason });
         let mut writer = &self.stream;
-        // A client that does not read it only misses the reason.
+        // A client that does not read only misses the reason.
         let _ = self
             .stream
             .set_write_timeout(Some(REFUSAL_MAX))
@@ -255,8 +255,9 @@ impl Read for Until<'_> {
     }
 }
 
-/// Carries out the requests of a client one by one. An order to stop is passed on by `begin_stop` after its reply, which
-/// the end of the process would cut off otherwise, or when it is clear that the client does not take the reply.
+/// Carries out the requests of a client one by one. `begin_stop` passes on an order to stop after its reply
+/// was written, because the end of the process would cut the reply off, or when the client does not take the
+/// reply in time.
 fn converse(
     mut handle: impl FnMut(Request) -> Reply,
     mut begin_stop: impl FnMut(),
@@ -280,7 +281,7 @@ fn converse(
             Err(error) => return Err(error),
         };
         if stops {
-            // When that fails, the longer limit stands.
+            // When that fails, the longer limit stays.
             let _ = stream.set_write_timeout(Some(REPLY_TO_STOP_MAX));
         }
         let sent = write_message(&mut writer, &reply);

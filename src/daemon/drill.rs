@@ -23,7 +23,7 @@ mod orders {
         set.map_or(DEFAULT_MEMBER_TIMEOUT, Duration::from_secs)
     }
 
-    /// Looks whether there is an order.
+    /// Reads the order, if there is one.
     pub(crate) fn look() {
         let Some(file) = std::env::var_os("CALPE_DRILL") else { return };
         if let Ok(text) = std::fs::read_to_string(&file)

@@ -1,5 +1,5 @@
-//! What happened, for operators: a bounded list that every part of the daemon appends to and the
-//! control server reads, and the state directory keeps. Each event is also logged.
+//! What happened, for operators: a bounded list that every part of the daemon appends to and the control
+//! server reads, and the state directory keeps. Each event is also logged.
 //!
 //! Invariant: sequence numbers rise, also over restarts. Must not decide anything.
 
@@ -30,8 +30,8 @@ const BOUNDS_OF_PASSES: [&str; 7] = [
     "scrub_ended",
 ];
 
-/// Kinds of events that the daemon itself tells of, beside those of arrays. The names never change
-/// their meaning.
+/// Kinds of events that the daemon itself makes, beside those of arrays. The names never change their
+/// meaning.
 pub(super) mod kinds {
     /// An array is served.
     pub(crate) const IMPORTED: &str = "imported";
@@ -43,11 +43,11 @@ pub(super) mod kinds {
     pub(crate) const MEMBER_LEFT_OUT: &str = "member_left_out";
     /// An array was stopped.
     pub(crate) const EXPORTED: &str = "exported";
-    /// An administrator's command, and what became of it.
+    /// An administrator's command, and its outcome.
     pub(crate) const COMMAND: &str = "command";
     /// The connection to a remote member is given up.
     pub(crate) const MEMBER_LOST: &str = "member_lost";
-    /// Something is in the way of a member that would come back by itself: its server answers.
+    /// A member that would come back by itself meets an obstacle: its server answers.
     pub(crate) const MEMBER_BLOCKED: &str = "member_blocked";
     /// A member came back by itself.
     pub(crate) const MEMBER_RETURNED: &str = "member_returned";
@@ -59,8 +59,7 @@ pub(super) mod kinds {
     pub(crate) const STATE_DIR: &str = "state_dir";
 }
 
-/// Kinds that come by the hundred and change nothing about an array: they are no part of its
-/// history.
+/// Kinds that come by the hundred and change nothing about an array: they are not part of its history.
 const NOT_HISTORY: [&str; 5] =
     ["blocks_repaired", "blocks_unreadable", "client_request_failed", "page_repaired", "gpu"];
 
@@ -69,18 +68,17 @@ const NOT_HISTORY: [&str; 5] =
 pub(crate) struct News {
     /// Name of the array it is about.
     pub array: Option<String>,
-    /// Which array of that name, all zeroes where that is not known; none: the one that has the
-    /// name, or had it last.
+    /// Which array of that name, all zeroes where unknown; none: the one that has the name, or had it last.
     pub uuid: Option<Uuid>,
     /// One of [`kinds`], or of those of arrays.
     pub kind: &'static str,
-    /// How bad.
+    /// How severe.
     pub level: NoticeLevel,
     /// The member it is about.
     pub member: Option<u16>,
     /// Where in the volume.
     pub offset: Option<u64>,
-    /// Who asked for it.
+    /// The user that asked for it.
     pub uid: Option<u32>,
     /// What.
     pub text: String,
@@ -125,7 +123,7 @@ impl EventLog {
         EventLog(Arc::new(Inner { ring: Mutex::new(ring), store }))
     }
 
-    /// Appends and logs what an array tells.
+    /// Appends and logs a notice of an array.
     pub(crate) fn push(&self, array: &str, notice: ArrayNotice) {
         self.tell(News {
             array: Some(array.to_owned()),
@@ -182,7 +180,7 @@ impl EventLog {
         ring.push(event);
     }
 
-    /// From now on the name is that of this array.
+    /// Records that the name is that of this array from now on.
     pub(crate) fn name(&self, array: &str, uuid: Uuid) {
         self.ring().arrays.insert(array.to_owned(), uuid);
     }

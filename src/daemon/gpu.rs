@@ -1,8 +1,7 @@
-//! The GPUs of a daemon: started once for all arrays, reported in every status, their failures told
-//! as events.
+//! The GPUs of a daemon: started once for all arrays, listed in every status; their failures become events.
 //!
-//! Invariant: without a GPU that works the daemon does all it does with one, unless told to require
-//! it. Must not know what jobs are.
+//! Invariant: without a working GPU the daemon does everything it does with one, unless it was told to
+//! require one. Must not know what jobs are.
 
 use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuReport};
 use crate::daemon::events::{EventLog, News, kinds};
@@ -20,7 +19,7 @@ use std::sync::Arc;
 /// Name of the file with measurements of GPUs, in the runtime directory.
 const CALIBRATION_NAME: &str = "gpu-calibration.json";
 
-/// Stands in events about GPUs in place of an array's name.
+/// Used in events about GPUs in place of an array's name.
 const EVENTS_OF: &str = "gpu";
 
 /// The GPUs, or why none is used.
@@ -31,8 +30,8 @@ pub(crate) struct Gpus {
 }
 
 impl Gpus {
-    /// Opens and measures the GPUs that are asked for, which takes a second or so at the first
-    /// start. `pool`: where the bytes of jobs lie; `dir`: where measurements are kept.
+    /// Opens and measures the configured GPUs, which takes a second or so at the first start. `pool`: holds
+    /// the bytes of jobs; `dir`: where measurements are kept.
     ///
     /// # Errors
     /// When a GPU is required and none can be used, or one is named that does not exist.
@@ -61,7 +60,7 @@ impl Gpus {
         }
     }
 
-    /// Finds out early whether a required GPU is missing; opens nothing.
+    /// Fails early if a required GPU is missing; opens nothing.
     ///
     /// # Errors
     /// As [`Gpus::start`].
@@ -80,7 +79,7 @@ impl Gpus {
         self.runtime.as_ref().ok().cloned()
     }
 
-    /// Tells operators what has happened to devices since the last call.
+    /// Makes events of what has happened to devices since the last call.
     pub(crate) fn tell(&self, events: &EventLog) {
         let Ok(runtime) = &self.runtime else { return };
         for event in runtime.events() {

@@ -1,10 +1,10 @@
-//! How much memory this process can have. Must not know what it is used for.
+//! How much memory this process may use. Must not know for what.
 
 use std::fs;
 use std::path::Path;
 
-/// Memory in bytes that the host has, or the control group of this process allows, whichever is
-/// less. What cannot be found out counts as no limit.
+/// Memory in bytes that the host has, or the control group of this process allows, whichever is less. A limit
+/// that cannot be read counts as none.
 pub(super) fn bytes() -> u64 {
     let host = nix::sys::sysinfo::sysinfo().map_or(u64::MAX, |info| info.ram_total());
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

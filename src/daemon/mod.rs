@@ -1,8 +1,7 @@
 //! The daemon: the only owner of threads, sockets, clocks and signals.
 //!
-//! A reactor thread drives clients and members; control threads open devices, answer administrators
-//! and talk to the reactor through a mailbox. Everything below this folder is told the time and
-//! handed its bytes.
+//! A reactor thread drives clients and members; control threads open devices, answer administrators and talk
+//! to the reactor through a mailbox. Everything below this folder gets the time and its bytes as arguments.
 
 pub(crate) mod arrays;
 mod certificates;

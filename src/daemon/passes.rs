@@ -6,7 +6,7 @@ use super::arrays::registry::Arrays;
 use crate::control::ScrubAction;
 use calpe_core::volume::AdminRequest;
 
-/// Starts, pauses or stops a scrub, or only tells.
+/// Starts, pauses or stops a scrub, or only says what would happen.
 pub(crate) fn scrub(arrays: &Arrays, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {
     let (id, name) = arrays.find(array, |served| (served.id, served.names.name.clone()))?;
     let request = match action {
@@ -26,7 +26,7 @@ pub(crate) fn scrub(arrays: &Arrays, array: &str, action: ScrubAction, dry_run: 
     Ok(Done { message, warnings: warning.into_iter().collect(), ..Done::default() })
 }
 
-/// Starts a repair, or only tells.
+/// Starts a repair, or only says what would happen.
 pub(crate) fn repair(arrays: &Arrays, array: &str, dry_run: bool) -> Outcome {
     let (id, name) = arrays.find(array, |served| (served.id, served.names.name.clone()))?;
     Ok(Done::line(arrays.ask(id, &name, AdminRequest::Repair, dry_run)?))

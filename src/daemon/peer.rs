@@ -1,7 +1,7 @@
-//! Who is at the other end of a control socket, and who may be; and how a unix socket is connected
-//! to within a time limit.
+//! The user at the other end of a control socket, which users are trusted there, and how to connect to a unix
+//! socket within a time limit.
 //!
-//! Invariant: an identity comes from the kernel, never from what a peer says. Must not know what is
+//! Invariant: an identity comes from the kernel, never from the peer's own words. Must not know what is
 //! spoken.
 
 use calpe_core::units::{Printable, shown};
@@ -62,9 +62,9 @@ impl Owner {
 /// A path that belongs to a user who is not trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stranger {
-    /// What is theirs.
+    /// The path.
     pub path: PathBuf,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
 }
 
@@ -116,7 +116,7 @@ impl Trust {
     /// Checks that the server that was reached is of a trusted user.
     ///
     /// # Errors
-    /// Whose it is.
+    /// When the server belongs to another user.
     pub(crate) fn check_server(&self, socket: &Path, server: Owner) -> Result<(), Stranger> {
         if self.includes(server) { Ok(()) } else { Err(Stranger { path: socket.into(), owner: server }) }
     }
@@ -131,8 +131,8 @@ fn appointed_by_root(dir: &Path) -> Option<Owner> {
     Some(Owner(Uid::from_raw(itself.uid())))
 }
 
-/// Connects to a unix socket. A listener whose backlog is full is waited for only so long: the
-/// error is then of the kind `WouldBlock`.
+/// Connects to a unix socket. Waits for a listener with a full backlog no longer than `patience`; the error
+/// is then of the kind `WouldBlock`.
 ///
 /// # Errors
 /// What the system says.
@@ -176,7 +176,7 @@ mod tests {
         let socket = dir.path().join("s");
         fs::write(&socket, "").unwrap();
         assert_eq!(Trust::new(Owner::own(), None).check_path(&socket), Ok(()));
-        // Seen by somebody else than the owner of these files, unless that is root, whom everybody
+        // As another user than the owner of these files sees it, unless the owner is root, whom everybody
         // trusts.
         let seen_by_alice = Trust::new(ALICE, None).check_path(&socket);
         let expected = Stranger { path: dir.path().into(), owner: Owner::own() };

@@ -1,6 +1,6 @@
-//! Locks that are taken in one order, the lower rank first: two threads that keep to it never wait
-//! for each other. Debug builds, and so all tests, check the order whenever a thread holds two
-//! locks. Must not know what is locked.
+//! Locks that are taken in one order, the lower rank first: two threads that keep to it never wait for each
+//! other. Debug builds, and so all tests, check the order whenever a thread holds two locks. Must not know
+//! what is locked.
 //!
 //! Invariant: a thread takes a lock only while all that it holds have lower ranks.
 
@@ -17,7 +17,7 @@ impl<T, const RANK: u8> Ranked<T, RANK> {
     }
 }
 
-/// What holds such a lock.
+/// The guard of such a lock.
 #[derive(Debug)]
 pub(crate) struct RankedGuard<'a, T> {
     guard: MutexGuard<'a, T>,
@@ -38,7 +38,7 @@ impl<T> DerefMut for RankedGuard<'_, T> {
     }
 }
 
-/// What [`lock`] takes.
+/// A lock that [`lock`] takes.
 pub(crate) trait Lock {
     type Guard<'a>
     where
@@ -65,7 +65,7 @@ impl<T, const RANK: u8> Lock for Ranked<T, RANK> {
         T: 'a;
 
     fn take(&self) -> RankedGuard<'_, T> {
-        // Checked before it waits, so that a deadlock is reported.
+        // Checked before waiting, so that a deadlock is reported.
         let held = Held::new(RANK);
         RankedGuard { guard: self.0.take(), _held: held }
     }

@@ -1,6 +1,6 @@
-//! The running daemon: its arrays, and who carries out which request about them.
+//! The running daemon: its arrays, and the dispatch of requests about them.
 //!
-//! Invariant: what is refused has changed nothing. Must not know how requests arrive.
+//! Invariant: a request that is refused has changed nothing. Must not know how requests arrive.
 
 use super::arrays::configure::configure;
 use super::arrays::memory::Memory;
@@ -39,11 +39,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// Payloads of clients may take the memory divided by this: the rest is for the reads and parity of
-/// their stripes.
+/// Part of the memory that payloads of clients may take, as a divisor: the rest is for the reads and parity
+/// of their stripes.
 const PAYLOAD_SHARE: u64 = 2;
 
-/// By default, metadata may take the memory of the host divided by this.
+/// Part of the host's memory that metadata may take by default, as a divisor.
 const METADATA_PART: u64 = 2;
 
 /// How long the stop of the daemon waits for requests that are being carried out.
@@ -60,7 +60,7 @@ pub(super) struct ServiceConfig {
     /// Bytes of memory that the stripe maps and page caches of all arrays may take; none: half of
     /// what this process can have.
     pub metadata_memory: Option<u64>,
-    /// Takes all memory for requests at the start.
+    /// Whether all memory for requests is taken at the start.
     pub resident: bool,
     /// Clients at one time.
     pub connections_max: usize,
@@ -147,9 +147,8 @@ impl Daemon {
         Ok(self.arrays.accept_on(Listener::bind(address)?))
     }
 
-    /// Goes by these sections from now on, also for arrays that are served, and by those that are
-    /// `gone` from the configuration for as long as their arrays are served. Returns how many
-    /// sessions end by it.
+    /// Replaces the sections of the configuration, also for arrays in service. The sections that are `gone`
+    /// from it count for as long as their arrays are served. Returns how many sessions end as a result.
     pub(super) fn configure(&self, sections: &[ArrayConfig], gone: &[ArrayConfig]) -> usize {
         configure(&self.arrays, sections, gone)
     }
@@ -160,8 +159,8 @@ impl Daemon {
         self.handle_from(request, nix::unistd::getuid().as_raw())
     }
 
-    /// Carries out a request of a user. A request that is to change something becomes an event.
-    /// [`Request::Shutdown`] is accepted only: [`Daemon::begin_stop`] follows the reply.
+    /// Carries out a request of a user. A request for a change becomes an event. [`Request::Shutdown`] is
+    /// only accepted here: [`Daemon::begin_stop`] follows the reply.
     pub(super) fn handle_from(&self, request: Request, uid: u32) -> Reply {
         let command = command_of(&request);
         let reply = self.carry_out(request);
@@ -218,8 +217,8 @@ impl Daemon {
         }
     }
 
-    /// Records progress, for rates, and begins to bring back members that are there again; to be
-    /// called about once a second. Waits for no device.
+    /// Records progress, for rates, and begins to bring back members that are there again; to be called about
+    /// once a second. Waits for no device.
     pub(super) fn observe(&self) {
         self.gpus.tell(&self.arrays.events);
         lock(&self.certificates).tell(&self.arrays.events);
@@ -237,11 +236,11 @@ impl Daemon {
             if whole || (!failed && self.arrays.away(id, &facts).is_empty()) {
                 continue;
             }
-            // An array that is being changed is looked at the next time.
+            // An array that is being changed is observed the next time.
             let Some(change) = self.arrays.try_change(uuid) else { continue };
             let arrays = Arc::clone(&self.arrays);
             let thread = std::thread::Builder::new().name("return".into());
-            // Without a thread it is tried again the next time.
+            // Without a thread, the next call tries again.
             let _ = thread.spawn(move || {
                 if failed {
                     bring_back(&arrays, id, &facts, &change);
@@ -251,7 +250,7 @@ impl Daemon {
         }
     }
 
-    /// The descriptor that becomes readable when somebody asks the daemon to end.
+    /// The descriptor that becomes readable when somebody requests the end of the daemon.
     #[must_use]
     pub(super) fn stop_requested(&self) -> &EventFd {
         &self.stop
@@ -286,8 +285,8 @@ impl Daemon {
         self.arrays.is_alive()
     }
 
-    /// Ends the sessions of clients that the files of TLS do not admit any more. Returns their
-    /// certificates, and how many had none.
+    /// Ends the sessions of clients that the TLS files no longer admit. Returns their certificates, and how
+    /// many had none.
     pub(crate) fn end_untrusted(&self, tls: &ServerTls) -> (Vec<Arc<Peer>>, usize) {
         let mut peers = self.arrays.reactor.peers().unwrap_or_default();
         peers.retain(|peer| tls.trusts(peer).is_err());
@@ -298,7 +297,7 @@ impl Daemon {
         (peers, anonymous.and_then(Result::ok).unwrap_or(0))
     }
 
-    /// Tells from now on when these certificates end.
+    /// Reports from now on when these certificates end.
     pub(crate) fn watch_certificates(&self, server: Vec<CertificateFacts>, remote: Vec<CertificateFacts>) {
         lock(&self.certificates).watch(server, remote);
     }
@@ -357,8 +356,8 @@ impl Daemon {
         Done::line(format!("the daemon stops, {arrays} first"))
     }
 
-    /// Tells whoever runs the daemon to stop it: the process may end at any moment from here on, so
-    /// the reply to [`Request::Shutdown`] is sent first.
+    /// Begins the stop of the daemon: the process may end at any moment from here on, so the reply to
+    /// [`Request::Shutdown`] is sent first.
     pub(super) fn begin_stop(&self) {
         // A full counter has the same effect.
         let _ = self.stop.write(1);

@@ -318,13 +318,13 @@ fn a_failed_array_comes_back_with_its_members() {
 fn a_member_of_a_failed_array_that_is_to_stay_away_does() {
     let bench = Bench::new();
     std::fs::rename(bench.path("m0"), bench.path("m0.away")).unwrap();
-    // The array needs one that was in service until it failed, which is another.
+    // The array needs the member that was in service until it failed, not this one.
     bench.wait_until(|report| report.members[0].state == MemberState::Missing);
     for name in ["m1", "m2"] {
         std::fs::rename(bench.path(name), bench.path(&format!("{name}.away"))).unwrap();
     }
     bench.wait_until(|report| {
-        // It takes note of what is missing.
+        // The daemon records what is missing.
         bench.daemon.observe();
         report.state == ArrayState::Failed
     });
@@ -535,8 +535,7 @@ fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_ta
     assert!(geometry.slots >= 1 << 36);
     let new = NewArray { geometry, regions, ..calpe_core::testing::small_array(1, 0) };
     let superblock = new.superblocks(&[uuid::Uuid::from_u128(1)]).remove(0);
-    // Once as a few KiB that are all there is, once with the size that it claims, where the
-    // filesystem has such.
+    // Once a file of a few KiB, once one of the size that it claims, where the filesystem allows that.
     for bytes in [256 << 10, 1 << 53] {
         let file = std::fs::File::create(dir.path().join("m0")).unwrap();
         if file.set_len(bytes).is_err() {
@@ -566,7 +565,7 @@ fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_ta
             dry_run: false,
         };
         let reply = daemon.handle(import);
-        // Other tests of this process take some, too.
+        // Other tests of this process use memory, too.
         assert!(resident().saturating_sub(before) < 1 << 30, "{bytes}: {reply:?}");
         assert!(daemon.arrays().status(None).unwrap().is_empty(), "{bytes}: {reply:?}");
         if bytes >= 1 << 53 {

@@ -214,8 +214,8 @@ fn serve(shared: &Shared, copies: &Copies, ring: &mut Ring) -> io::Result<()> {
             return Ok(());
         }
         for entry in entries {
-            // SAFETY: whoever pushed it promised it until its end came out of the inbox, where it
-            // is put only after its completion was taken.
+            // SAFETY: the caller that pushed it promised that it stays valid until its end came out of the
+            // inbox, where it is put only after its completion was taken.
             unsafe { ring.push(entry) }
         }
         let entered = ring.enter(Some(NAP), &mut events);
@@ -224,7 +224,7 @@ fn serve(shared: &Shared, copies: &Copies, ring: &mut Ring) -> io::Result<()> {
         under_way -= events.len();
         let ended = events.drain(..).map(|event| (event.user_data, event.result)).collect();
         put(&shared.ended, ended, &copies.inbox_wake);
-        // Operations that have ended are reported all the same.
+        // Operations that have ended are reported even if this failed.
         entered?;
         if is_woken {
             // Entries that were handed over before the wake are taken next.

@@ -744,8 +744,8 @@ mod tests {
     #[test]
     fn a_member_held_by_a_process_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
         let (_dir, path) = dir_with_member();
-        // The lock stays with the open file, which this process has, too; the one that took it is
-        // dead and nobody takes note of that.
+        // The lock stays with the open file, which this process has, too; the process that took it is dead,
+        // and the kernel does not update the lock's owner.
         let file = File::open(&path).unwrap();
         let mut child =
             std::process::Command::new("flock").arg("0").stdin(file.try_clone().unwrap()).spawn().unwrap();

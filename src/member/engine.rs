@@ -66,7 +66,7 @@ const TURN_NANOS_MAX: u64 = 1_000_000_000;
 /// Reserved flight key for the inbox poll.
 const INBOX_KEY: usize = u32::MAX as usize;
 
-/// Bit of the keys of looks at the path of a device; the other bits are the device's number.
+/// Bit of the keys that check the path of a device; the other bits are the device's number.
 const LOOK_BIT: usize = 1 << 31;
 
 /// Result of operations on a device that was released.
@@ -90,9 +90,9 @@ pub(crate) struct MemberIo {
     offloaded: usize,
     /// Whether there is another core for workers.
     may_offload: bool,
-    /// Where threads put outcomes: those of remote devices, and of the rings beside the caller's.
+    /// Where threads put outcomes: those of remote devices, and of the rings beside the engine's.
     inbox: Option<Arc<Inbox>>,
-    /// Operations that remote devices' threads have.
+    /// Operations that the threads of remote devices hold.
     remote_in_flight: usize,
     /// Operations in flight on devices that were not released.
     awaited: usize,
@@ -110,21 +110,21 @@ struct Attached {
     aside: Option<Aside>,
     owner: u32,
     in_flight: u32,
-    /// Of its operations, those that the kernel has.
+    /// Its operations that the kernel has.
     depth: u32,
-    /// Of its operations, those that wait until the kernel has fewer.
+    /// Its operations that wait until the kernel has fewer.
     waiting: VecDeque<usize>,
     released: bool,
     reported_gone: bool,
-    /// When its operations in flight became more than none.
+    /// Since when it has had operations in flight without a pause.
     busy_since: u64,
-    /// When an operation ended last, other than for want of room or memory.
+    /// When an operation last ended, unless it failed for want of room or memory.
     last_end: u64,
-    /// A look at its path that is in flight.
+    /// A check of its path that is in flight.
     look: Option<Box<Look>>,
 }
 
-/// The path that statx is asked about, and the answer. The kernel has pointers to both.
+/// The path given to statx, and the answer. The kernel has pointers to both.
 struct Look {
     path: CString,
     stat: MaybeUninit<libc::statx>,
@@ -139,11 +139,12 @@ impl std::fmt::Debug for Look {
 /// Operations of an owner that have not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stragglers {
-    /// Devices that have had operations in flight for so long as was asked about.
+    /// Devices that have had operations in flight for at least the time asked about.
     pub busy: Vec<DeviceId>,
-    /// Devices without any in flight.
+    /// Number of devices without operations in flight.
     pub idle: usize,
-    /// Time since any of these devices did something. That one lacks room or memory is no sign that the others work.
+    /// Time since an operation on any of these devices ended, other than for want of room or memory: what is
+    /// tried again and fails is no progress.
     pub silence: Duration,
 }
 
@@ -156,7 +157,7 @@ struct Flight {
     /// Bytes transferred so far.
     done: usize,
     retries: u16,
-    /// On a memory-backed file, and with a worker.
+    /// Whether it is on a memory-backed file, and run by a worker.
     offloaded: bool,
     /// When the kernel got it, on the engine's clock.
     since: Option<u64>,
@@ -324,8 +325,7 @@ impl MemberIo {
         match &self.flights[key].op {
             IoOp::Extents { offset, len } => {
                 let (offset, len) = (offset.0, *len);
-                // Only memory answers at once; elsewhere the range counts as all data, which is
-                // allowed, too.
+                // Only memory answers at once; elsewhere the range counts as all data, which is allowed, too.
                 let asked = self.device(device).filter(|_| memory).map(|d| d.extents(offset, len));
                 self.finish(key, Ok(Some(asked.unwrap_or_else(|| vec![Extent { len, hole: false }]))));
             }
@@ -738,7 +738,7 @@ impl Attached {
         self.device.remote().is_none() && !self.device.facts().memory
     }
 
-    /// How many that are.
+    /// The most operations that the kernel may have of it.
     fn depth_max(&self) -> u32 {
         if self.device.holds_up() { aside::DEPTH_MAX } else { DEPTH_MAX }
     }
@@ -820,7 +820,7 @@ mod tests {
             (Bench::with(dir, device), writer.into())
         }
 
-        /// One member file of which whoever asks for something may have to wait.
+        /// One member file whose filesystem may keep callers waiting.
         fn that_holds_up() -> Bench {
             let dir = tempfile::tempdir().unwrap();
             let mut device = Device::create_sparse(&dir.path().join("m.img"), BYTES).unwrap();
@@ -861,7 +861,7 @@ mod tests {
             gone.map(|(owner, id, fault)| (owner, id, fault.errno)).collect()
         }
 
-        /// Looks after files once, and tells what is found.
+        /// Checks the files once, and returns the result.
         fn look(&mut self) -> Vec<(u32, DeviceId, i32)> {
             self.members.look_after_files(&mut self.ring);
             while self.members.attached(ID).is_some_and(|attached| attached.look.is_some()) {
@@ -936,7 +936,7 @@ mod tests {
             }
             let op = read(&bench);
             bench.members.submit(&mut bench.ring, OTHER.0, OTHER.1, IoToken(0), op);
-            // What the kernel reads, it has read before anything is asked for.
+            // The kernel has already finished its reads before this asks for any.
             let mut ended = if memory { 201 } else { 0 };
             while ended < 201 {
                 ended += bench.turn(Duration::from_secs(10));
@@ -1004,7 +1004,7 @@ mod tests {
             match bench.run(IoOp::Extents { offset: ByteOffset(0), len: BYTES }) {
                 Ok(IoValue::Extents(extents)) => {
                     let holes: Vec<bool> = extents.iter().map(|extent| extent.hole).collect();
-                    // Only memory can be asked without waiting.
+                    // Only memory answers without waiting.
                     let expected: &[bool] = if memory { &[true, false, true] } else { &[false] };
                     assert_eq!(holes, expected);
                     assert_eq!(extents.iter().map(|e| e.len).sum::<u64>(), BYTES);
@@ -1151,7 +1151,7 @@ mod tests {
         }
         let attached = bench.members.attached(ID).unwrap();
         assert_eq!((attached.depth, attached.waiting.len()), (DEPTH_MAX, 10));
-        // What ends makes room.
+        // An operation that ends makes room.
         writer.write_all(&[7; 512]).unwrap();
         assert!(bench.wait().result.is_ok());
         assert_eq!(bench.members.attached(ID).unwrap().waiting.len(), 9);
@@ -1206,7 +1206,7 @@ mod tests {
             }
             let path = bench.dir.path().join("m.img");
             drop(bench.members);
-            // Its descriptor is not somebody else's by now.
+            // Its descriptor does not belong to another file by now.
             assert!(Device::open(&path, crate::member::Access::Exclusive).is_err());
         }
     }

@@ -1,5 +1,5 @@
-//! Finds out what uses a file or block device, for error messages: reads /proc and /sys, best
-//! effort. An empty answer means "not known", never "unused". Must not decide what follows from it.
+//! Finds out what uses a file or block device, for error messages: reads /proc and /sys, best effort. An
+//! empty answer means "not known", never "unused". Must not know what the answer decides.
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
@@ -109,8 +109,7 @@ pub(crate) fn dead_holder_of(file: &fs::File) -> Option<u32> {
     dead_flock_holder(meta.dev(), meta.ino())
 }
 
-/// Words for a process for which [`is_dead_and_there`], with its role there ("which listens
-/// there").
+/// Words for a process for which [`is_dead_and_there`] holds, with its role there ("which listens there").
 #[must_use]
 pub(crate) fn words_for_dead(pid: u32, what: &str) -> String {
     format!(

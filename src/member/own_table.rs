@@ -62,7 +62,7 @@ pub(super) fn raise(file: OwnedFd) -> OwnedFd {
         return file;
     }
     fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(COPIED)).map_or(file, |fd| {
-        // SAFETY: opened just now, and nobody else knows of it.
+        // SAFETY: opened just now, and no other code knows of it.
         unsafe { OwnedFd::from_raw_fd(fd) }
     })
 }
@@ -77,7 +77,7 @@ fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
     if returned < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: opened just now, in the table of this thread, and nobody else knows of it.
+    // SAFETY: opened just now, in the table of this thread, and no other code knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(returned as libc::c_int) })
 }
 
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(text, "there");
     }
 
-    /// A message queue forgets whom it is to tell of messages when any descriptor of it is flushed.
+    /// A message queue loses its registration for notices of messages when any descriptor of it is flushed.
     #[test]
     fn a_raised_file_is_not_flushed_by_a_thread_that_leaves() {
         let name = CString::new(format!("/calpe-test-{}", std::process::id())).unwrap();
@@ -123,7 +123,7 @@ mod tests {
                 std::ptr::null_mut::<libc::mq_attr>(),
             )
         };
-        // There is nothing of that kind here.
+        // This host has no message queues.
         let Ok(queue) = owned(queue.into()) else { return };
         // SAFETY: as above.
         unsafe { libc::mq_unlink(name.as_ptr()) };
@@ -133,7 +133,7 @@ mod tests {
             // SAFETY: zeroes are a valid value of it.
             let mut nobody: libc::sigevent = unsafe { std::mem::zeroed() };
             nobody.sigev_notify = libc::SIGEV_NONE;
-            // SAFETY: the queue is open, and what is to be done is in place.
+            // SAFETY: the queue is open, and the structure is initialised.
             unsafe { libc::mq_notify(queue.as_raw_fd(), &raw const nobody) == 0 }
         };
         assert!(is_free() && !is_free());

@@ -5,8 +5,8 @@
 //! A thread that hangs stays until its call ends, and then drops the result. While a call about a
 //! path hangs, no other is started for that path, so repeated attempts do not pile up.
 //!
-//! A call that returns only data is made with a descriptor table of its own ([`within_apart`]), so
-//! that one which hangs keeps nothing of a killed process. Must not know what calls are for.
+//! A call that returns only data is made with a descriptor table of its own ([`within_apart`]), so that a
+//! hanging call keeps nothing of a killed process. Must not know what calls are for.
 
 use super::access::is_remote;
 use super::{DeviceError, own_table};
@@ -124,7 +124,7 @@ enum Manner {
     Shared,
     /// With its own.
     Apart,
-    /// As the first, for as long as its steps end.
+    /// As `Shared`, for as long as its steps end.
     Stepping,
 }
 

@@ -8,10 +8,10 @@ use calpe_core::block_io::Pool;
 /// Most bytes of one registered buffer: what io_uring allows.
 const REGISTERED_MAX: usize = 1 << 30;
 
-/// How far it is.
+/// State of the registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Registration {
-    /// No device needed it so far.
+    /// No device has needed it yet.
     Pending,
     /// The pool's slab is registered.
     Done,

@@ -1,12 +1,11 @@
-//! Why a remote export cannot be a member, or cannot be one any more. Must not know which member it
-//! would be.
+//! Why a remote export cannot be a member, or can no longer be one. Must not know which member it would be.
 
 use calpe_core::nbd::{ClientFatal, UriError};
 use std::io;
 
 impl RemoteError {
-    /// Whether its server was reached and does not give the export, or the settings of this host do
-    /// not allow to ask it: then the network is not the problem.
+    /// Whether its server was reached and does not give the export, or the settings of this host forbid
+    /// asking for it: then the network is not the problem.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -30,7 +29,7 @@ impl RemoteError {
 /// Why a remote device cannot be used. The message goes behind its URI.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The URI will not do.
+    /// The URI cannot be used.
     #[error(transparent)]
     Uri(#[from] UriError),
     /// The host has no address.
@@ -91,7 +90,7 @@ pub enum RemoteError {
     /// A request was refused, or the server failed in it.
     #[error("{doing} failed: {source}")]
     Request {
-        /// What was asked.
+        /// The action that the request was for.
         doing: &'static str,
         /// What the server said.
         source: io::Error,

@@ -196,7 +196,7 @@ impl Ring {
         while !self.backlog.is_empty() {
             let mut submission = self.ring.submission();
             while let Some(entry) = self.backlog.front() {
-                // SAFETY: whoever pushed it promised what push asks for.
+                // SAFETY: the caller that pushed it promised what `push` demands.
                 if unsafe { submission.push(entry) }.is_err() {
                     break;
                 }

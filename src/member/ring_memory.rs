@@ -80,7 +80,7 @@ pub(super) fn build(submissions: u32, completions: u32) -> io::Result<IoUring> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: opened just now, and nobody else knows of it.
+    // SAFETY: opened just now, and no other code knows of it.
     let ring = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
     // SAFETY: `Parameters` is a transparent wrapper of the structure, filled in by the kernel; any
     // bits are valid.
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_ring_in_memory_of_its_own_completes_what_it_is_given_and_maps_no_ring() {
         for (submissions, completions) in [(8, 32), (96, 192), (1024, 8192)] {
-            // What an older kernel refuses is built in the other way.
+            // An older kernel refuses this and gets a ring built in the other way.
             let Ok(mut ring) = build(submissions, completions) else { return };
             // Every place of every queue is used, and more than once.
             for round in 0..20 {

@@ -38,7 +38,7 @@ pub struct CertificateFacts {
     pub role: FileRole,
     /// The file.
     pub file: PathBuf,
-    /// Whose it is.
+    /// The subject of the certificate.
     pub subject: String,
     /// Its last second, since 1970.
     pub not_after_unix: u64,

@@ -341,7 +341,7 @@ fn key_error(error: Error, kind: KeyKind, certificate: &Path, key: &Path) -> Tls
         Error::InvalidCertificate(_) => {
             Source { role: FileRole::Certificate, file: certificate }.unusable(error)
         }
-        // The library's error does not say more than that it does not know the key.
+        // The library's error says only that it does not know the key.
         _ if !kind.is_usable() => key.fault(FileFault::UnusableKey(kind)),
         other => key.unusable(format_args!("the key cannot be used: {other}")),
     }

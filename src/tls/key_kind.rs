@@ -1,5 +1,4 @@
-//! Tells people what kind of key a private key is: the TLS library says only that it does not take
-//! a key.
+//! Names the kind of a private key: the TLS library says only that it does not take a key.
 //!
 //! Reads the outer form of RFC 5208 (PKCS#8), RFC 8017 (PKCS#1) and RFC 5915 (SEC1). Must not know
 //! what a key is used for.
@@ -59,8 +58,7 @@ impl KeyKind {
         kind.unwrap_or(KeyKind::Unreadable)
     }
 
-    /// Whether the library takes keys of this kind. If it does, the fault of the key is another
-    /// one.
+    /// Whether the library takes keys of this kind. If it does, the key has another fault.
     pub(super) fn is_usable(self) -> bool {
         match self {
             KeyKind::Rsa(bits) => RSA_BITS.contains(&bits),

@@ -128,7 +128,7 @@ enum Kind {
 /// A pattern on the names of a certificate, as configurations write it; docs/tls.md has the
 /// grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerPattern {
+pub(crate) struct PeerPattern {
     kind: Kind,
     components: Vec<String>,
     /// For a pattern on the subject.
@@ -183,7 +183,7 @@ impl FromStr for PeerPattern {
 impl PeerPattern {
     /// Whether one of the names matches this pattern.
     #[must_use]
-    pub fn matches(&self, names: &PeerNames) -> bool {
+    pub(crate) fn matches(&self, names: &PeerNames) -> bool {
         let list: &[String] = match self.kind {
             Kind::Any => return true,
             Kind::Common => &names.common,
@@ -210,7 +210,7 @@ fn components(kind: Kind, name: &str) -> Vec<String> {
         // Host names are case-insensitive.
         Kind::Dns => name.to_ascii_lowercase().split('.').map(str::to_owned).collect(),
         Kind::Uri => name.split('/').map(str::to_owned).collect(),
-        // Only the host has none.
+        // Only the host is compared without regard to case.
         Kind::Email => match name.rsplit_once('@') {
             Some((user, host)) => {
                 let host = components(Kind::Dns, host);
@@ -228,16 +228,16 @@ fn glob(pattern: &str, text: &str) -> bool {
 
 /// What a client may do with an export; the weaker right first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Right {
+pub(crate) enum Right {
     /// Read.
     Read,
     /// Read and write.
     Write,
 }
 
-/// Which certificates give which right.
+/// Which right a certificate gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerRules {
+pub(crate) struct PeerRules {
     /// These certificates may read and write.
     pub write: Vec<PeerPattern>,
     /// Those may read.
@@ -249,7 +249,7 @@ pub struct PeerRules {
 impl PeerRules {
     /// The right of a peer; with none, the peer must not learn that the export exists.
     #[must_use]
-    pub fn right_of(&self, names: &PeerNames) -> Option<Right> {
+    pub(crate) fn right_of(&self, names: &PeerNames) -> Option<Right> {
         let listed = |list: &[PeerPattern]| list.iter().any(|pattern| pattern.matches(names));
         let own =
             if listed(&self.write) { Right::Write } else { listed(&self.read).then_some(Right::Read)? };
@@ -261,7 +261,7 @@ impl PeerRules {
 
     /// These rules and `other`: a right needs both.
     #[must_use]
-    pub fn both(&self, other: &PeerRules) -> PeerRules {
+    pub(crate) fn both(&self, other: &PeerRules) -> PeerRules {
         let within = self.within.as_ref().map_or_else(|| other.clone(), |rules| rules.both(other));
         PeerRules { within: Some(Box::new(within)), ..self.clone() }
     }

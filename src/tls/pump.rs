@@ -377,7 +377,7 @@ struct Pump {
     deadline: Option<Instant>,
 }
 
-/// Which half of which side has ended, and who has been told.
+/// Which half of which side has ended, and which sides were told.
 #[derive(Default)]
 struct Ends {
     /// The peer's goodbye was authenticated: nothing more comes from the peer.

@@ -104,7 +104,7 @@ impl Link {
         Link { pumps, client, server }
     }
 
-    /// Sends a word each way and sees it arrive.
+    /// Sends a word each way and checks that it arrives.
     fn works(&self) {
         for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
             plain(from).write_all(b"word").expect("sent");
@@ -114,7 +114,7 @@ impl Link {
         }
     }
 
-    /// Sees that not a byte gets through, and returns why at the server and at the client.
+    /// Checks that not a byte gets through, and returns the reason at the server and at the client.
     fn refused(&self) -> (String, String) {
         let _ = plain(&self.client).write_all(b"secret");
         let mut seen = Vec::new();
@@ -174,8 +174,8 @@ fn a_client_that_ends_its_half_still_gets_its_answers() {
     assert!(pumps.wait(PATIENCE));
 }
 
-/// A peer that has said all it had to say, goodbye included, is still there for the answers,
-/// whatever part of its words waits in the buffers on the way.
+/// A peer that has sent everything, goodbye included, still waits for the answers, whatever part of its bytes
+/// is in the buffers on the way.
 #[test]
 fn an_ended_half_arrives_whole_at_a_side_that_takes_its_time() {
     let world = World::new();
@@ -241,7 +241,7 @@ fn peers_must_prove_who_they_are() {
     assert!(server.contains("UnknownCA"), "{server}");
     let (_, client) = Link::to("elsewhere.example", &world.server_files(), &world.client_files()).refused();
     assert!(client.contains("elsewhere.example"), "{client}");
-    // An expired certificate of one's own is not even loaded.
+    // A certificate of this host that has expired is not even loaded.
     let files = ServerFiles { certificate: expired.certificate, key: expired.key, ..as_expired };
     let error = ServerTls::load(&files).expect_err("expired").to_string();
     assert!(
@@ -275,7 +275,7 @@ fn revoked_certificates_are_refused_also_after_a_reload() {
     tls.renew(&ServerTls::load(&files).expect("sound files"));
     let (server, _) = link_with(&tls).refused();
     assert!(server.contains("Revoked"), "{server}");
-    // Its pump goes on; whoever renewed decides what becomes of it.
+    // Its pump goes on; the caller that renewed the files decides about it.
     before.works();
     let why = tls.trusts(&peer).expect_err("revoked").to_string();
     assert!(why.contains("Revoked"), "{why}");
@@ -470,7 +470,7 @@ fn a_peer_that_leaves_in_the_handshake_or_never_finishes_it_costs_nothing() {
     raw.write_all(&[0x16, 3, 1, 2, 0, 1]).expect("sent");
     drop(server);
     assert!(pumps.wait(Duration::from_secs(1)), "the pump ends with its plain side");
-    // Nobody gives up: the pump does.
+    // No side gives up: the pump does.
     let (raw, server, pumps) = raw_server(&world);
     assert!(!pumps.wait(Duration::from_secs(8)));
     assert!(pumps.wait(Duration::from_secs(4)));
@@ -508,7 +508,7 @@ impl Wire {
         wire
     }
 
-    /// Carries what there is both ways until both are silent, changing what the client sent.
+    /// Carries bytes both ways until both sides are silent, and changes those that the client sent.
     fn carry(&mut self, change: impl Fn(&[u8]) -> Vec<u8>) {
         let mut buf = vec![0; 64 << 10];
         loop {

@@ -258,7 +258,9 @@ def print_row(row):
 
 
 def print_table(rows, limit):
-    """Medians of all rounds (lowest-highest): of the 99th percentiles in ms, of rebuilds and imports in seconds."""
+    """Medians of all rounds (lowest-highest): of the 99th percentiles in ms, of rebuilds and imports in
+    seconds.
+    """
     columns = [(victim, server) for victim in VICTIMS for server in ("calpe", "nbdkit")
                if any((row["victim"], row["server"]) == (victim, server) for row in rows)]
 

@@ -298,7 +298,8 @@ class Calpe:
             return next((int(line.split()[1]) for line in file if line.startswith("VmHWM")), 0) << 10
 
     def cpu(self):
-        """Seconds of a core that it has had, and for each thread seconds for which it could run and had none."""
+        """Seconds of a core that it has had, and for each thread seconds for which it could run and had none.
+        """
         with open(f"/proc/{self.process.pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()
         waited = {}

@@ -1,5 +1,5 @@
-//! The control socket and those at its two ends: whom a command believes, whom the daemon listens to, how many may be silent;
-//! and what reaches a terminal or a log of what others wrote.
+//! The control socket and those at its two ends: whom a command believes, whom the daemon listens to, how
+//! many may be silent; and what reaches a terminal or a log of what others wrote.
 
 use super::support::process::{Daemon, Setup};
 use super::support::{calpe, try_run};

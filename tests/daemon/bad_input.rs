@@ -1,5 +1,5 @@
-//! Everything wrong that a person can type, plug in or pull out, through the real binary: what is said (what, where,
-//! what to do), the exit code, and that nothing is changed where it is refused.
+//! Everything wrong that a person can type, plug in or pull out, through the real binary: what is said (what,
+//! where, what to do), the exit code, and that nothing is changed where it is refused.
 
 use crate::support::tmpfs::Tmpfs;
 use crate::support::{Up, calpe, disk_image, fio_verify, run, signal, try_run};
@@ -39,7 +39,8 @@ impl Place {
         try_run(&mut command)
     }
 
-    /// Runs a command that must fail with this code, says nothing on standard output, and returns what it said.
+    /// Runs a command that must fail with this code, says nothing on standard output, and returns what it
+    /// said.
     #[track_caller]
     fn refused(&self, line: &str, code: i32) -> String {
         let output = self.try_calpe(line);
@@ -890,8 +891,8 @@ fn output_into_a_closed_pipe_is_no_error_and_a_full_one_is_told() {
     up.stop();
 }
 
-/// What a daemon is told is text: no command may wait for an answer to what cannot be sent, and no array is created where no
-/// daemon finds it.
+/// What a daemon is told is text: no command may wait for an answer to what cannot be sent, and no array is
+/// created where no daemon finds it.
 #[test]
 fn a_path_that_is_not_utf8_is_refused_at_once_with_its_bytes() {
     use std::os::unix::ffi::OsStrExt;

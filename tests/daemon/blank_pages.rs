@@ -1,5 +1,5 @@
-//! Copies of the stripe map that were overwritten look as if they were never written. Where no other copy is there, that is told, and
-//! nothing is read as zeroes that was written.
+//! Copies of the stripe map that were overwritten look as if they were never written. Where no other copy is
+//! there, that is told, and nothing is read as zeroes that was written.
 
 use crate::support::image::{BLOCK, Image};
 use crate::support::load::Client;

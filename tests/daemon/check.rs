@@ -1,5 +1,5 @@
-//! `calpe check` through the real binary: what is good is proved good, whatever byte is wrong is named with its member,
-//! and no member is changed by looking.
+//! `calpe check` through the real binary: what is good is proved good, whatever byte is wrong is named with
+//! its member, and no member is changed by looking.
 
 use crate::support::image::{BLOCK, Image, live_log};
 use crate::support::load::{Client, Counts, Load};

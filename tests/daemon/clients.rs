@@ -280,7 +280,8 @@ fn a_sparse_copy_moves_data_and_no_zeroes() {
     up.stop();
 }
 
-/// Asked for 4 GiB less one block, where one stripe was ever written to, and for a stretch of nothing but a hole.
+/// Asked for 4 GiB less one block, where one stripe was ever written to, and for a stretch of nothing but a
+/// hole.
 #[test]
 fn one_answer_about_blocks_covers_a_hole_of_any_length() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,6 @@
-//! The commands as a person types them: the real binary, real files, real sockets. What is checked is the contract with
-//! users: exit codes, JSON fields, refusals that change nothing. Nothing here needs root or a tool that is not ours.
+//! The commands as a person types them: the real binary, real files, real sockets. What is checked is the
+//! contract with users: exit codes, JSON fields, refusals that change nothing. Nothing here needs root or a
+//! tool that is not ours.
 
 use serde_json::Value;
 use std::fs::{self, File};
@@ -186,7 +187,8 @@ fn a_daemon_whose_log_cannot_be_written_goes_on() {
     assert!(daemon.wait().unwrap().success());
 }
 
-/// A log collector that hangs costs lines: with a pipe that is full, commands and the array behind them go on.
+/// A log collector that hangs costs lines: with a pipe that is full, commands and the array behind them go
+/// on.
 #[test]
 fn a_daemon_whose_log_nobody_reads_goes_on() {
     let (mut log, stderr) = std::io::pipe().unwrap();

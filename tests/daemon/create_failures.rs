@@ -1,5 +1,5 @@
-//! Creations that fail on the way, or are killed: what existed is as it was, in content, length and space, and what did not
-//! exist does not.
+//! Creations that fail on the way, or are killed: what existed is as it was, in content, length and space,
+//! and what did not exist does not.
 
 use super::support::serve::Serve;
 use super::support::{calpe, try_run};
@@ -23,8 +23,8 @@ struct Look {
 }
 
 impl Look {
-    /// Whether it is the same file for whoever uses it. ext4 keeps the block of 4 KiB that it took for the map of a file when
-    /// there were more pieces.
+    /// Whether it is the same file for whoever uses it. ext4 keeps the block of 4 KiB that it took for the
+    /// map of a file when there were more pieces.
     fn is_as(&self, before: &Look) -> bool {
         const MAP_BLOCKS: u64 = 8;
         self.bytes == before.bytes

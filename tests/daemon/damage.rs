@@ -1,9 +1,9 @@
-//! Silent damage under load: bytes flipped, sectors zeroed, blocks swapped on up to m members, in every region of a
-//! member, while clients write and read. Every client gets right data, the damage is counted against the members that
-//! were damaged and no others, and a scrub leaves nothing to find.
+//! Silent damage under load: bytes flipped, sectors zeroed, blocks swapped on up to m members, in every
+//! region of a member, while clients write and read. Every client gets right data, the damage is counted
+//! against the members that were damaged and no others, and a scrub leaves nothing to find.
 //!
-//! Superblocks are read at a start and the log after a kill only: they are damaged under load, and after the kill that
-//! ends it, and looked at with the restart that follows.
+//! Superblocks are read at a start and the log after a kill only: they are damaged under load, and after the
+//! kill that ends it, and looked at with the restart that follows.
 
 use crate::support::image::{Damage, Image, live_log};
 use crate::support::load::{Client, Counts, Load};
@@ -145,7 +145,8 @@ impl Bench<'_> {
         self.restart(daemon, &what)
     }
 
-    /// Everything is right, and stays so over a restart, which reads all pages anew and keeps the counts as they are.
+    /// Everything is right, and stays so over a restart, which reads all pages anew and keeps the counts as
+    /// they are.
     fn restart(&mut self, daemon: Daemon, what: &str) -> Daemon {
         let counts = |report: &ArrayReport| report.members.iter().map(|m| m.cksum).collect::<Vec<_>>();
         self.settle(&daemon);

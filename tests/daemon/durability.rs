@@ -1,6 +1,7 @@
-//! Promise 1, through the real process: the daemon is killed under a verified write load, again and again, with all
-//! members there and with some missing before, during and after; nothing that was acknowledged is lost, and no block
-//! is a mix. `CALPE_KILL_CYCLES=200 cargo test --test daemon durability::` does it that often.
+//! Promise 1, through the real process: the daemon is killed under a verified write load, again and again,
+//! with all members there and with some missing before, during and after; nothing that was acknowledged is
+//! lost, and no block is a mix. `CALPE_KILL_CYCLES=200 cargo test --test daemon durability::` does it that
+//! often.
 
 use crate::support::load::{Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, hide, unhide};
@@ -17,8 +18,9 @@ fn cycles(few: u64) -> u64 {
     }
 }
 
-/// Kills the daemon under load, and everything must be there afterwards. Every second time members are missing: from
-/// before the load, or lost during it, and as many more as there may be when the daemon comes back.
+/// Kills the daemon under load, and everything must be there afterwards. Every second time members are
+/// missing: from before the load, or lost during it, and as many more as there may be when the daemon comes
+/// back.
 fn kill_under_load(setup: &Setup, few: u64) {
     let dir = tempfile::tempdir().expect("a directory");
     let (dir, width) = (dir.path(), setup.width());

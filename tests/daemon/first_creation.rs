@@ -1,5 +1,5 @@
-//! `up` over what earlier runs left, and what it says when it ends: after creations that were cut short, with members that cannot be
-//! read, and of arrays that have FAILED.
+//! `up` over what earlier runs left, and what it says when it ends: after creations that were cut short, with
+//! members that cannot be read, and of arrays that have FAILED.
 
 use super::support::serve::{Serve, array, both};
 use super::support::{Up, calpe, signal, try_run};

@@ -1,5 +1,5 @@
-//! Clients that ask for much, or for nothing, in great numbers: others wait for milliseconds, memory and threads stay
-//! within what is stated in conf/calpe.toml.
+//! Clients that ask for much, or for nothing, in great numbers: others wait for milliseconds, memory and
+//! threads stay within what is stated in conf/calpe.toml.
 
 use crate::support::{Up, calpe, run};
 use crate::tls::World;
@@ -19,7 +19,8 @@ const MIB: u64 = 1 << 20;
 /// Longest that anything may take; only a hang gets there.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the daemon may take beyond `memory`, in bytes: itself, one small array, and the connections of this test.
+/// What the daemon may take beyond `memory`, in bytes: itself, one small array, and the connections of this
+/// test.
 const BEYOND_MEMORY: u64 = 96 * MIB;
 
 /// One of these tests at a time: each of them keeps all cores busy.

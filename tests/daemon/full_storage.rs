@@ -1,5 +1,5 @@
-//! Members whose storage is full when the daemon is killed, started and stopped: with the real binary, on filesystems of the tests'
-//! own (tmpfs), which take root to mount; without, those tests say so and end.
+//! Members whose storage is full when the daemon is killed, started and stopped: with the real binary, on
+//! filesystems of the tests' own (tmpfs), which take root to mount; without, those tests say so and end.
 
 use crate::support::fuse::Fuse;
 use crate::support::load::Client;

@@ -1,5 +1,6 @@
-//! NBD clients that are wrong, silent, greedy or gone, over the real socket of a real daemon. What is checked: the
-//! errno or the end that each gets, that everybody else is served meanwhile, and that memory stays bounded.
+//! NBD clients that are wrong, silent, greedy or gone, over the real socket of a real daemon. What is
+//! checked: the errno or the end that each gets, that everybody else is served meanwhile, and that memory
+//! stays bounded.
 
 use crate::support::{Up, run};
 use std::fs;

@@ -1,5 +1,6 @@
-//! Members that do not answer, cannot be opened, or are there twice, and a daemon that panics or is stuck: with the real
-//! binary. What hangs is a filesystem of the tests' own (FUSE), which takes root to mount; without, those tests say so and end.
+//! Members that do not answer, cannot be opened, or are there twice, and a daemon that panics or is stuck:
+//! with the real binary. What hangs is a filesystem of the tests' own (FUSE), which takes root to mount;
+//! without, those tests say so and end.
 
 use crate::support::fuse::{self, Fuse};
 use crate::support::load::Client;
@@ -170,8 +171,8 @@ fn member_state(up: &Up, index: usize) -> String {
     up.status()["members"][index]["state"].as_str().expect("a state").to_owned()
 }
 
-/// Ends a daemon although a member hangs, and tells how long that took. What the kernel cannot take back of what hangs ends
-/// with the thaw.
+/// Ends a daemon although a member hangs, and tells how long that took. What the kernel cannot take back of
+/// what hangs ends with the thaw.
 #[track_caller]
 fn ends_in_time(up: Up, scene: &Scene, signal: &str) -> Duration {
     let (pid, dir) = (up.pid(), up.dir.clone());

@@ -1,6 +1,6 @@
-//! The obligations of a server against malformed requests, over the real sockets of real daemons: tests/nbdsh/malformed.py
-//! sends them, through libnbd with its own checks off where it can, else through a plain socket. No case may fail, and
-//! none may be missing.
+//! The obligations of a server against malformed requests, over the real sockets of real daemons:
+//! tests/nbdsh/malformed.py sends them, through libnbd with its own checks off where it can, else through a
+//! plain socket. No case may fail, and none may be missing.
 
 use crate::support::{Up, calpe, run, try_run};
 use std::fs;

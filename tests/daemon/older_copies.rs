@@ -1,5 +1,5 @@
-//! More members than the array survives are older copies of themselves, and one is as it was last: what is said of that, and
-//! that the one which is newer is not built over.
+//! More members than the array survives are older copies of themselves, and one is as it was last: what is
+//! said of that, and that the one which is newer is not built over.
 
 use crate::support::serve::{Serve, array, both, create};
 use crate::support::{calpe, try_run};

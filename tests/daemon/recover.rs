@@ -1,5 +1,5 @@
-//! docs/on-disk-format.md is enough to recover data with: scripts/recover.py, written from it alone, gets out of the
-//! members of a killed, degraded array what the daemon makes of them, block for block.
+//! docs/on-disk-format.md is enough to recover data with: scripts/recover.py, written from it alone, gets out
+//! of the members of a killed, degraded array what the daemon makes of them, block for block.
 
 use crate::support::image::Image;
 use crate::support::load::{BLOCK, Client, Counts, Load};

@@ -1,4 +1,5 @@
-//! An array whose log cannot be replayed, and which no force starts: everything says that it is FAILED, and what helps.
+//! An array whose log cannot be replayed, and which no force starts: everything says that it is FAILED, and
+//! what helps.
 
 use super::blank_pages::recover;
 use crate::support::image::Image;

@@ -133,7 +133,8 @@ fn what_a_scrub_has_counted_survives_a_kill_right_after_its_end() {
     }
 }
 
-/// Where blocks are beyond repair is a fact that no member keeps: forgotten, a repair would call the volume readable.
+/// Where blocks are beyond repair is a fact that no member keeps: forgotten, a repair would call the volume
+/// readable.
 #[test]
 fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
     let (dir, there) = scene();

@@ -1,5 +1,6 @@
-//! Members on other hosts, through the real binary: servers of several makes, and an array over four hosts that loses two
-//! of them, in every way in which hosts are lost. The hosts are network namespaces, which takes root to make.
+//! Members on other hosts, through the real binary: servers of several makes, and an array over four hosts
+//! that loses two of them, in every way in which hosts are lost. The hosts are network namespaces, which
+//! takes root to make.
 
 use crate::support::load::{Client, Counts, Load};
 use crate::support::pki::Ca;
@@ -281,7 +282,8 @@ fn a_member_of_a_failed_array_that_is_taken_out_is_told_to_stay_away_and_until_w
     up.stop();
 }
 
-/// Servers that lose power, as it were, with what was written and not flushed: more of them than there is parity.
+/// Servers that lose power, as it were, with what was written and not flushed: more of them than there is
+/// parity.
 #[test]
 fn a_flush_fails_after_writes_were_lost_that_nobody_had_flushed() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -515,7 +517,8 @@ fn a_server_that_answers_and_refuses_is_told_and_not_waited_for() {
     ["server", "client"].iter().zip(1..).for_each(|(name, serial)| drop(ca.issue(name, serial)));
     let stranger = Ca::new(&path("stranger"));
     stranger.issue("server", 1);
-    // Folders of servers: one with a certificate that has expired, one that believes clients of the stranger alone.
+    // Folders of servers: one with a certificate that has expired, one that believes clients of the stranger
+    // alone.
     for (folder, until) in [("expired", 2021), ("distrustful", 2090)] {
         let server = ca.issue_until(folder, 7, until);
         fs::create_dir(path(folder)).expect("a folder");
@@ -669,8 +672,8 @@ impl Network {
     #[track_caller]
     fn serve_disk(&self, host: usize, disk: &Path) -> Process {
         let address = format!("10.77.{host}.2");
-        // Not nbdkit: 1.32 ends by an assertion (raw_send_socket) when a client leaves with several requests unanswered,
-        // which is what clients of hosts that stand still do.
+        // Not nbdkit: 1.32 ends by an assertion (raw_send_socket) when a client leaves with several requests
+        // unanswered, which is what clients of hosts that stand still do.
         let options = ["-t", "-e", "0", "-f", "raw", "--discard=unmap", "-b", &address];
         let process = Process::start(self.command(Some(host), "qemu-nbd").args(options).arg(disk));
         until("the host serves", || {
@@ -737,7 +740,8 @@ fn an_array_over_four_hosts_survives_the_loss_of_two_and_catches_them_up() {
     for (turn, (word, lose, give_back)) in scenes.into_iter().enumerate() {
         let lost = [turn, (turn + 1) % 4];
         lost.iter().for_each(|&host| lose(&network, &mut hosts, host));
-        // Whatever waits for a lost host waits no longer than the limit of a request, and some for two of them.
+        // Whatever waits for a lost host waits no longer than the limit of a request, and some for two of
+        // them.
         let took = working.go_on(200);
         eprintln!("hosts {lost:?} {word}: the load went on after {took:?}");
         assert!(took < Duration::from_secs(15), "{word}: {took:?}\n{}", up.log());

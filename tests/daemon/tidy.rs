@@ -5,6 +5,7 @@ mod circles;
 mod fields;
 mod machines;
 mod paths;
+mod width;
 
 use std::collections::BTreeMap;
 use std::fs;

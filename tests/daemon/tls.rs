@@ -1,6 +1,6 @@
-//! TLS and socket activation with real clients and servers: libnbd and qemu (GnuTLS) against our server, our client
-//! against nbdkit, and clients that are strangers, liars or silent. What is checked: who gets in, what the others get,
-//! and that everybody else is served meanwhile.
+//! TLS and socket activation with real clients and servers: libnbd and qemu (GnuTLS) against our server, our
+//! client against nbdkit, and clients that are strangers, liars or silent. What is checked: who gets in, what
+//! the others get, and that everybody else is served meanwhile.
 
 use crate::support::pki::{Ca, Identity};
 use crate::support::{Up, calpe, disk_image, run, signal, try_run};
@@ -31,7 +31,7 @@ fn free_port() -> u16 {
 }
 
 /// A daemon with a certificate, an array `tank`, and clients' certificates.
-pub struct World {
+pub(crate) struct World {
     pub dir: tempfile::TempDir,
     pub ca: Ca,
     pub server: Identity,
@@ -39,7 +39,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new() -> World {
+    pub(crate) fn new() -> World {
         let dir = tempfile::tempdir().expect("a folder");
         let ca = Ca::new(&dir.path().join("pki"));
         let server = ca.issue("server", 1);
@@ -57,7 +57,7 @@ impl World {
     }
 
     /// Writes the configuration, with more lines for `[listen]`.
-    pub fn config(&self, listen: &str) -> PathBuf {
+    pub(crate) fn config(&self, listen: &str) -> PathBuf {
         let dir = self.dir.path();
         let config = dir.join("calpe.toml");
         let text = format!(
@@ -72,13 +72,13 @@ impl World {
         config
     }
 
-    pub fn serve(&self, more: &str) -> Up {
+    pub(crate) fn serve(&self, more: &str) -> Up {
         let listen = format!("tcp = \"127.0.0.1:{}\"\n{more}", self.port);
         Up::serve(self.dir.path(), &self.config(&listen))
     }
 
     /// A folder of a client as libnbd and qemu want it.
-    pub fn client_dir(&self, name: &str, ca: &Path, identity: Option<&Identity>) -> PathBuf {
+    pub(crate) fn client_dir(&self, name: &str, ca: &Path, identity: Option<&Identity>) -> PathBuf {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir).expect("a folder");
         fs::copy(ca, dir.join("ca-cert.pem")).expect("copied");
@@ -90,22 +90,22 @@ impl World {
     }
 
     /// A client that is welcome.
-    pub fn friend(&self) -> PathBuf {
+    pub(crate) fn friend(&self) -> PathBuf {
         self.client_dir("friend", &self.ca.certificate(), Some(&self.ca.issue("friend", 10)))
     }
 
-    pub fn uri(&self, client: &Path) -> String {
+    pub(crate) fn uri(&self, client: &Path) -> String {
         format!("nbds://localhost:{}/tank?tls-certificates={}", self.port, client.display())
     }
 
-    pub fn size_over(&self, client: &Path) -> Result<String, String> {
+    pub(crate) fn size_over(&self, client: &Path) -> Result<String, String> {
         let output = try_run(Command::new("nbdinfo").arg("--size").arg(self.uri(client)));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
     #[track_caller]
-    pub fn welcome(&self, client: &Path) {
+    pub(crate) fn welcome(&self, client: &Path) {
         assert_eq!(self.size_over(client), Ok(VOLUME.to_string()));
     }
 
@@ -149,7 +149,7 @@ impl Drop for Running {
     }
 }
 
-pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !reached() {
         assert!(Instant::now() < deadline, "not reached: {what}");
@@ -401,7 +401,8 @@ struct Client {
 }
 
 impl Client {
-    /// Sends what there is, and receives until an event comes that is not payload; payload is appended to `data`.
+    /// Sends what there is, and receives until an event comes that is not payload; payload is appended to
+    /// `data`.
     fn next(&mut self, data: &mut Vec<u8>) -> ClientEvent {
         loop {
             match self.connection.poll_event() {

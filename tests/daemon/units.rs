@@ -1,5 +1,5 @@
-//! The systemd units of conf/: valid together, without a circle among what is started at boot, and with few rights. Needs
-//! systemd-analyze; where it is not installed, only the text is looked at.
+//! The systemd units of conf/: valid together, without a circle among what is started at boot, and with few
+//! rights. Needs systemd-analyze; where it is not installed, only the text is looked at.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,8 +19,8 @@ fn unit(name: &str) -> String {
     fs::read_to_string(conf().join("systemd").join(name)).expect("a unit")
 }
 
-/// A folder with the units as they would be installed, all enabled; an instance of the template with a filesystem on its
-/// device; and a filesystem for /var, which is mounted after the former's device is there.
+/// A folder with the units as they would be installed, all enabled; an instance of the template with a
+/// filesystem on its device; and a filesystem for /var, which is mounted after the former's device is there.
 fn install(dir: &Path, change: impl Fn(&str, &str) -> String) {
     for name in UNITS {
         // The program need not be installed here.
@@ -80,8 +80,8 @@ fn units_are_valid_together_and_boot_has_no_circle() {
     assert!(good && about_us.is_empty(), "{said}");
 }
 
-/// What would be wrong without what keeps the circles away: default dependencies put a unit behind local filesystems, and so
-/// does a directory on one of them.
+/// What would be wrong without what keeps the circles away: default dependencies put a unit behind local
+/// filesystems, and so does a directory on one of them.
 #[test]
 fn a_circle_would_be_found() {
     let own = |text: &str| text.replace("DefaultDependencies=no\n", "");

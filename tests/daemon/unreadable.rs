@@ -1,5 +1,5 @@
-//! What the status says of blocks that cannot be read, and of those who met them: it is true soon, it is forgotten when it
-//! is true no more, also over a kill, and nothing counts twice.
+//! What the status says of blocks that cannot be read, and of those who met them: it is true soon, it is
+//! forgotten when it is true no more, also over a kill, and nothing counts twice.
 
 use crate::support::image::Image;
 use crate::support::load::Client;

@@ -1,6 +1,6 @@
-//! The suite of a real device: every batch that is computed there against the same job on the CPU, and kernels at lengths
-//! and distances that no batch has. Without a device each test says so and passes; with CALPE_GPU_TEST=require that is
-//! a failure. `scripts/gpu-test` runs it, with faults and benchmarks.
+//! The suite of a real device: every batch that is computed there against the same job on the CPU, and
+//! kernels at lengths and distances that no batch has. Without a device each test says so and passes; with
+//! CALPE_GPU_TEST=require that is a failure. `scripts/gpu-test` runs it, with faults and benchmarks.
 #![allow(unsafe_code)] // a device is given addresses; the bed keeps what they point to
 
 mod bed;

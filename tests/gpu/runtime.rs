@@ -1,5 +1,5 @@
-//! The runtime of GPUs against devices in memory that fail in every way: each job is answered once, with the bytes that
-//! the CPU computes, and nothing that a lost device does later is ever seen.
+//! The runtime of GPUs against devices in memory that fail in every way: each job is answered once, with the
+//! bytes that the CPU computes, and nothing that a lost device does later is ever seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -227,7 +227,8 @@ fn jobs_of_all_kinds_and_lengths_are_done_in_batches_with_the_bytes_of_the_cpu()
 fn what_no_device_can_do_or_should_do_comes_back_in_order() {
     let _threads = THREADS.read();
     let device = FakeDevice { slot_bytes: 1 << 20, ..slow(ms(150)) };
-    // Said to take 0.1 ms and do 1 GB/s beside a CPU of 100 MB/s; in truth so slow that nothing ends meanwhile.
+    // Said to take 0.1 ms and do 1 GB/s beside a CPU of 100 MB/s; in truth so slow that nothing ends
+    // meanwhile.
     let bench = bench(&config(), vec![device], vec![Costs::linear(1e-4, 1e9, 1e8)]);
     let pool = &bench.pool;
     let of_blocks = |blocks: usize| {
@@ -324,7 +325,8 @@ fn what_a_lost_device_writes_later_is_never_seen() {
     let config = GpuConfig { hang_after: ms(60), ..config() };
     let bench = bench(&config, vec![FakeDevice::default()], eager());
     bench.driver.inject(0, 0, Fault::Late(ms(600)));
-    // Encoding with outputs of four blocks; the first half keeps its answers, the other gives the memory back.
+    // Encoding with outputs of four blocks; the first half keeps its answers, the other gives the memory
+    // back.
     let tags: Vec<u64> = (0..40).map(|nth| 21 + nth * 28).collect();
     assert!(bench.offer(tags.iter().map(|&tag| (Tag(tag), job(&bench.pool, tag))).collect()).is_empty());
     let started = Instant::now();

@@ -1,9 +1,9 @@
 """Malformed and unusual requests against a real daemon, each case named after the obligation that it checks.
 
-Driven by tests/daemon/malformed.rs:  python3 malformed.py SOCKET READ_ONLY_SOCKET
-The first export is 64 MiB, 2+1, with a redo log and checksums, writable, new; the second is the same, read-only.
-libnbd sends what it can be made to send (strict mode off); a plain socket sends the rest. Every case ends in "ok",
-or the whole run fails.
+Driven by tests/daemon/malformed.rs:  python3 malformed.py SOCKET READ_ONLY_SOCKET The first export is 64 MiB,
+2+1, with a redo log and checksums, writable, new; the second is the same, read-only. libnbd sends what it can
+be made to send (strict mode off); a plain socket sends the rest. Every case ends in "ok", or the whole run
+fails.
 """
 
 import errno

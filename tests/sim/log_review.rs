@@ -238,7 +238,7 @@ fn a_failed_array_in_which_a_flush_was_waited_for_can_be_stopped() {
 
 /// Members of a failed array come back, with or without their unflushed writes.
 #[test]
-pub fn clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then() {
+pub(crate) fn clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then() {
     // Bytes of both data columns, written in place as a part of a stripe.
     const BYTES: usize = 2 * CHUNK - BLOCK;
     for (flushed, caches_lost, all) in
@@ -1280,7 +1280,7 @@ fn divided(world: &SimWorld) -> SimArray {
 
 /// Data written on the other side stays until an administrator explicitly gives it up.
 #[test]
-pub fn a_device_of_another_history_is_not_built_over() {
+pub(crate) fn a_device_of_another_history_is_not_built_over() {
     let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
     let mut sim = divided(&world);
     let refused = online(&mut sim, 0, 0).expect_err("it holds what is nowhere else").to_string();

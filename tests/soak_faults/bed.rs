@@ -1,5 +1,5 @@
-//! An array over exports that go wrong, and some local files, with the daemon that serves it. Must not know what is tried on it,
-//! or why.
+//! An array over exports that go wrong, and some local files, with the daemon that serves it. Must not know
+//! what is tried on it, or why.
 
 use crate::fault_server::{Door, Export, Keep, Offer, Rule, Server};
 use crate::load::until;
@@ -28,7 +28,7 @@ use uuid::Uuid;
 const NAME: &str = "soak";
 
 /// Size of the volume: small, for it is compared after each round, and large enough for hundreds of stripes.
-pub const VOLUME: u64 = 32 << 20;
+pub(crate) const VOLUME: u64 = 32 << 20;
 
 const BLOCK: u64 = 4096;
 
@@ -36,23 +36,23 @@ const BLOCK: u64 = 4096;
 const SPARE_HOSTS: usize = 2;
 
 /// Seconds that a server may take to answer; what docs/remote.md promises is derived from it.
-pub const REMOTE_TIMEOUT_S: u64 = 2;
+pub(crate) const REMOTE_TIMEOUT_S: u64 = 2;
 
 /// A daemon that is told to stop has this long, however its members behave.
-pub const STOP_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Longest that an administrator waits for an answer.
 const ADMIN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// k+m.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     pub data: usize,
     pub parity: usize,
 }
 
 impl Shape {
-    pub fn width(self) -> usize {
+    pub(crate) fn width(self) -> usize {
         self.data + self.parity
     }
 }
@@ -76,7 +76,7 @@ impl std::fmt::Display for Shape {
 
 /// What array.
 #[derive(Clone, Copy, Debug)]
-pub struct Build {
+pub(crate) struct Build {
     pub shape: Shape,
     pub chunk: u64,
     pub checksum: &'static str,
@@ -86,7 +86,7 @@ pub struct Build {
 }
 
 impl Build {
-    pub fn draw(shape: Shape, seed: u64) -> Build {
+    pub(crate) fn draw(shape: Shape, seed: u64) -> Build {
         let mut random = Random::new(seed);
         Build {
             shape,
@@ -97,7 +97,7 @@ impl Build {
         }
     }
 
-    pub fn stripe_bytes(&self) -> u64 {
+    pub(crate) fn stripe_bytes(&self) -> u64 {
         self.shape.data as u64 * self.chunk
     }
 
@@ -120,13 +120,13 @@ struct Host {
 
 /// Where the device of a member is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub(crate) enum Place {
     Host(usize),
     Local(PathBuf),
 }
 
 /// See the head of this file.
-pub struct Bed {
+pub(crate) struct Bed {
     pub build: Build,
     pub dir: PathBuf,
     binary: PathBuf,
@@ -147,7 +147,7 @@ pub struct Bed {
 
 impl Bed {
     /// Creates the array; nothing serves it yet.
-    pub fn new(dir: &Path, binary: &Path, build: Build, seed: u64) -> Bed {
+    pub(crate) fn new(dir: &Path, binary: &Path, build: Build, seed: u64) -> Bed {
         fs::create_dir_all(dir.join("members")).expect("a directory");
         let mut random = Random::new(seed);
         let log = File::create(dir.join("faults.log")).expect("a log");
@@ -245,7 +245,7 @@ impl Bed {
     }
 
     /// Writes a line to the log of what was done.
-    pub fn note(&mut self, text: &str) {
+    pub(crate) fn note(&mut self, text: &str) {
         let at = self.begun.elapsed().as_secs_f64();
         for line in text.lines() {
             writeln!(self.log, "{at:10.3} {line}").expect("logged");
@@ -253,12 +253,12 @@ impl Bed {
     }
 
     /// Where clients connect.
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("run/nbd.sock")
     }
 
     /// Members behind a server.
-    pub fn remote(&self) -> Vec<usize> {
+    pub(crate) fn remote(&self) -> Vec<usize> {
         (0..self.members.len()).filter(|&member| matches!(self.members[member], Place::Host(_))).collect()
     }
 
@@ -279,7 +279,7 @@ impl Bed {
 /// The daemon.
 impl Bed {
     /// Starts it; it is there when [`Bed::report`] says something.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         assert!(self.daemon.is_none(), "it runs");
         let options = File::options().create(true).append(true).open(self.dir.join("daemon.log"));
         let log = options.expect("a log");
@@ -291,14 +291,14 @@ impl Bed {
     }
 
     /// How it ended, if it did so by itself.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         let status = self.daemon.as_mut()?.try_wait().expect("ours")?;
         self.daemon = None;
         self.note(&format!("the daemon ended: {status}"));
         Some(status)
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.daemon.take() {
             child.kill().expect("killed");
             child.wait().expect("reaped");
@@ -306,8 +306,9 @@ impl Bed {
         }
     }
 
-    /// Tells it to stop, as Ctrl-C does. Returns how it ended; none if it did not within its time, after which it is killed.
-    pub fn stop(&mut self) -> Option<ExitStatus> {
+    /// Tells it to stop, as Ctrl-C does. Returns how it ended; none if it did not within its time, after
+    /// which it is killed.
+    pub(crate) fn stop(&mut self) -> Option<ExitStatus> {
         let mut child = self.daemon.take()?;
         self.note("daemon told to stop");
         crate::support::signal(&child, "INT");
@@ -325,7 +326,7 @@ impl Bed {
     }
 
     /// Asks the daemon; none if it does not answer.
-    pub fn ask(&self, request: &Request) -> Option<Reply> {
+    pub(crate) fn ask(&self, request: &Request) -> Option<Reply> {
         let mut stream = UnixStream::connect(self.dir.join("run/control.sock")).ok()?;
         stream.set_read_timeout(Some(ADMIN_PATIENCE)).ok()?;
         write_message(&mut stream, request).ok()?;
@@ -333,7 +334,7 @@ impl Bed {
     }
 
     /// The state of the array; none while it is not served.
-    pub fn report(&self) -> Option<ArrayReport> {
+    pub(crate) fn report(&self) -> Option<ArrayReport> {
         match self.ask(&Request::Status { array: Some(NAME.into()) })? {
             Reply::Status(Status { mut arrays, .. }) => arrays.pop(),
             _ => None,
@@ -341,28 +342,28 @@ impl Bed {
     }
 
     /// Carries out what an administrator wants, as far as it is granted. Returns whether it was.
-    pub fn admin(&mut self, request: &Request) -> bool {
+    pub(crate) fn admin(&mut self, request: &Request) -> bool {
         let reply = self.ask(request);
         self.note(&format!("{request:?}: {reply:?}"));
         matches!(reply, Some(Reply::Done { .. }))
     }
 
-    pub fn online(&mut self, member: usize) -> bool {
+    pub(crate) fn online(&mut self, member: usize) -> bool {
         let member = MemberRef::Index(member as u16);
         self.admin(&Request::Online { array: NAME.into(), member, path: None, dry_run: false })
     }
 
-    pub fn offline(&mut self, member: usize) -> bool {
+    pub(crate) fn offline(&mut self, member: usize) -> bool {
         let member = MemberRef::Index(member as u16);
         self.admin(&Request::Offline { array: NAME.into(), member, dry_run: false })
     }
 
-    pub fn scrub(&mut self) -> bool {
+    pub(crate) fn scrub(&mut self) -> bool {
         self.admin(&Request::Scrub { array: NAME.into(), action: ScrubAction::Start, dry_run: false })
     }
 
     /// Events since one, and which is the next.
-    pub fn events(&self, since: u64) -> (Vec<String>, u64) {
+    pub(crate) fn events(&self, since: u64) -> (Vec<String>, u64) {
         match self.ask(&Request::Events { since }) {
             Some(Reply::Events { events, next }) => {
                 (events.into_iter().map(|event| event.text).collect(), next)
@@ -401,7 +402,7 @@ impl Bed {
 /// What goes wrong.
 impl Bed {
     /// Makes something happen to a member.
-    pub fn do_event(&mut self, member: usize, event: Event) {
+    pub(crate) fn do_event(&mut self, member: usize, event: Event) {
         self.note(&format!("member {member}: {event:?}"));
         match event {
             Event::Fault { ops, part, act, one_in, count, ms } => {
@@ -444,7 +445,7 @@ impl Bed {
     }
 
     /// Opens doors whose time is over; to be called often.
-    pub fn tick(&mut self) {
+    pub(crate) fn tick(&mut self) {
         let now = Instant::now();
         for host in &mut self.hosts {
             if host.reopens.is_some_and(|at| at <= now) {
@@ -455,7 +456,7 @@ impl Bed {
     }
 
     /// All faults are off.
-    pub fn heal(&mut self) {
+    pub(crate) fn heal(&mut self) {
         self.note("faults off");
         for host in &mut self.hosts {
             host.reopens = None;
@@ -467,7 +468,7 @@ impl Bed {
     }
 
     /// Every server loses its power.
-    pub fn power_cut(&mut self, keep: Keep) {
+    pub(crate) fn power_cut(&mut self, keep: Keep) {
         self.note(&format!("power cut of all servers, {keep:?}"));
         for host in &self.hosts {
             if let Some(export) = &host.export {
@@ -477,7 +478,7 @@ impl Bed {
     }
 
     /// The copy of a member takes its place.
-    pub fn roll_back(&mut self, member: usize) {
+    pub(crate) fn roll_back(&mut self, member: usize) {
         let Some(copy) = self.copies.remove(&member) else { return };
         self.note(&format!("member {member} is rolled back to its copy"));
         let place = self.members[member].clone();
@@ -493,7 +494,7 @@ impl Bed {
     }
 
     /// The devices of two members change places; nothing serves the array.
-    pub fn swap(&mut self, one: usize, other: usize) {
+    pub(crate) fn swap(&mut self, one: usize, other: usize) {
         let (Place::Host(one_host), Place::Host(other_host)) = (&self.members[one], &self.members[other])
         else {
             return;
@@ -557,7 +558,7 @@ impl Bed {
     }
 
     /// How often each kind of fault has struck.
-    pub fn struck(&self) -> BTreeMap<String, u64> {
+    pub(crate) fn struck(&self) -> BTreeMap<String, u64> {
         let mut all = self.struck_before.clone();
         for export in self.hosts.iter().filter_map(|host| host.export.as_ref()) {
             for (kind, count) in export.struck() {
@@ -568,7 +569,7 @@ impl Bed {
     }
 
     /// How often requests to a member were answered with an error that a device may be given up for.
-    pub fn errors_of(&self, member: usize) -> u64 {
+    pub(crate) fn errors_of(&self, member: usize) -> u64 {
         let errors = ["EIO", "ENOSPC", "ENOMEM", "EPERM", "EINVAL"];
         let count = |export: &Export| -> u64 {
             let struck = export.struck();
@@ -578,7 +579,7 @@ impl Bed {
     }
 
     /// The server of a member, if it has one, owes no answer for long, and is connected.
-    pub fn server_is_well(&self, member: usize) -> bool {
+    pub(crate) fn server_is_well(&self, member: usize) -> bool {
         let well = |export: &Export| export.is_well() && export.connections() > 0;
         match &self.members[member] {
             place @ Place::Host(_) => self.export_at(place).is_some_and(well),
@@ -587,7 +588,7 @@ impl Bed {
     }
 
     /// Takes note of who took whose place, and clears away what is not used any more.
-    pub fn settle_replacements(&mut self, report: &ArrayReport) {
+    pub(crate) fn settle_replacements(&mut self, report: &ArrayReport) {
         for (member, (new, old_uuid)) in std::mem::take(&mut self.building) {
             let seat = &report.members[member];
             if seat.replacement.is_some() {
@@ -613,7 +614,7 @@ impl Bed {
     }
 
     /// Leaves everything for people to look at, and says what an offline check finds.
-    pub fn keep(&mut self, to: &Path) {
+    pub(crate) fn keep(&mut self, to: &Path) {
         if let Some(report) = self.report() {
             let json = serde_json::to_string_pretty(&report).expect("JSON");
             fs::write(self.dir.join("status.json"), json).expect("written");

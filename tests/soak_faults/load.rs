@@ -1,5 +1,6 @@
-//! What clients do meanwhile, and the judge of what they may see: reads and writes of all sizes over NBD, checked against the
-//! oracle of the simulator. Errors are counted, never believed: what a failed request has changed is known to nobody.
+//! What clients do meanwhile, and the judge of what they may see: reads and writes of all sizes over NBD,
+//! checked against the oracle of the simulator. Errors are counted, never believed: what a failed request has
+//! changed is known to nobody.
 
 use crate::support::load::Client;
 use calpe_core::nbd::{Command, Request};
@@ -12,16 +13,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Bytes of a block, which no crash may tear.
-pub const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 const SECTORS: usize = BLOCK / SECTOR;
 
 /// Requests on their way at one time.
 const DEPTH: usize = 10;
 
-/// Longest that a request may take: longer than anything that the array waits for (a request to a member, a retry, a removal),
-/// several times over.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+/// Longest that a request may take: longer than anything that the array waits for (a request to a member, a
+/// retry, a removal), several times over.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Blocks of one read of those that compare the whole volume.
 const COMPARED_AT_ONCE: usize = 64;
@@ -32,7 +33,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(800);
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Done {
+pub(crate) struct Done {
     pub requests: u64,
     /// Requests that ended in an error.
     pub errors: u64,
@@ -40,7 +41,7 @@ pub struct Done {
 
 /// What those say to a load who break the daemon under it.
 #[derive(Debug, Default)]
-pub struct Control {
+pub(crate) struct Control {
     /// No new requests.
     pub stop: AtomicBool,
     /// How often the daemon was killed or stopped: connections that it had before may end.
@@ -53,14 +54,14 @@ pub struct Control {
 
 impl Control {
     /// The load has ended, and nobody has told it to.
-    pub fn over_by_itself(&self) -> bool {
+    pub(crate) fn over_by_itself(&self) -> bool {
         self.over.load(Ordering::Acquire) && !self.last.load(Ordering::Acquire)
     }
 }
 
 /// How a load ended.
 #[derive(Debug)]
-pub enum End {
+pub(crate) enum End {
     /// It was told to stop, and everything was answered; or it was over at the last crash.
     Stopped,
     /// The connection is gone.
@@ -73,7 +74,7 @@ pub enum End {
 
 /// The result of comparing the whole volume.
 #[derive(Debug, Default)]
-pub struct Compared {
+pub(crate) struct Compared {
     pub blocks: u64,
     /// Could not be read at once, and then could.
     pub late: u64,
@@ -89,7 +90,7 @@ enum Flight {
 }
 
 /// See the head of this file.
-pub struct Load {
+pub(crate) struct Load {
     socket: PathBuf,
     oracle: Oracle,
     random: Random,
@@ -110,7 +111,7 @@ struct Entry {
 
 impl Load {
     /// The load of a volume of zeroes; `begun`: when all times begin.
-    pub fn new(socket: &Path, bytes: u64, stripe_bytes: u64, seed: u64, begun: Instant) -> Load {
+    pub(crate) fn new(socket: &Path, bytes: u64, stripe_bytes: u64, seed: u64, begun: Instant) -> Load {
         Load {
             socket: socket.to_owned(),
             oracle: Oracle::new(bytes),
@@ -123,7 +124,7 @@ impl Load {
     }
 
     /// What was written so far is settled.
-    pub fn turn_page(&mut self) {
+    pub(crate) fn turn_page(&mut self) {
         self.diary.clear();
     }
 
@@ -132,7 +133,7 @@ impl Load {
     }
 
     /// What was written to a sector since the volume was compared last, and the flushes in between.
-    pub fn history(&self, sector: usize) -> String {
+    pub(crate) fn history(&self, sector: usize) -> String {
         let mut told = String::new();
         for Entry { at, written, end } in &self.diary {
             let at = at.as_secs_f64();
@@ -150,8 +151,9 @@ impl Load {
         told
     }
 
-    /// Reads and writes until told to stop, over crashes of the daemon; `pace`: what is waited for after each answer.
-    pub fn run(&mut self, control: &Control, pace: Duration) -> End {
+    /// Reads and writes until told to stop, over crashes of the daemon; `pace`: what is waited for after each
+    /// answer.
+    pub(crate) fn run(&mut self, control: &Control, pace: Duration) -> End {
         loop {
             let crashes = control.crashes.load(Ordering::Acquire);
             let end = self.run_once(&control.stop, pace);
@@ -274,7 +276,8 @@ impl Load {
         }
     }
 
-    /// Up to `most` sectors, in whole units; every second time near the start of the volume, where requests meet.
+    /// Up to `most` sectors, in whole units; every second time near the start of the volume, where requests
+    /// meet.
     fn draw(&mut self, most: usize, unit: usize) -> (usize, usize) {
         let units = self.oracle.sectors() / unit;
         let near = if self.random.one_in(2) { units / 16 + 1 } else { units };
@@ -340,7 +343,7 @@ impl Load {
     ///
     /// # Errors
     /// When the connection ends, or an answer does not come.
-    pub fn compare(&mut self, power_was_cut: bool) -> io::Result<Compared> {
+    pub(crate) fn compare(&mut self, power_was_cut: bool) -> io::Result<Compared> {
         let floor = if power_was_cut { Floor::Flushed } else { Floor::Answered(self.oracle.now()) };
         let mut client = Client::connect_within(&self.socket, Some(PATIENCE))?;
         let mut compared = Compared::default();
@@ -396,7 +399,7 @@ fn bytes(sectors: usize) -> u64 {
 }
 
 /// Waits until something is so, looking often.
-pub fn until(limit: Duration, mut reached: impl FnMut() -> bool) -> bool {
+pub(crate) fn until(limit: Duration, mut reached: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + limit;
     while !reached() {
         if Instant::now() >= deadline {

@@ -1,10 +1,11 @@
-//! Faults that pass, against the real daemon: members behind servers that err, hang, cut connections and lose their caches at
-//! random, at most m of them sick at any moment, with the daemon killed and restarted in between. When all faults are over every
-//! block must be readable and right, and the array whole again. `scripts/soak-faults` runs it for as long as asked; without
-//! its variables it is a run of half a minute.
+//! Faults that pass, against the real daemon: members behind servers that err, hang, cut connections and lose
+//! their caches at random, at most m of them sick at any moment, with the daemon killed and restarted in
+//! between. When all faults are over every block must be readable and right, and the array whole again.
+//! `scripts/soak-faults` runs it for as long as asked; without its variables it is a run of half a minute.
 //!
-//! CALPE_SOAK_FAULTS_MINUTES, _GEOMETRIES ("2+2 4+2"), _SEED, _ROUND (one round over and over), _KINDS ("all", "all -rot", "storms", or names of
-//! plan.rs), _BINARY (another calpe), _KEEP (where violations are kept).
+//! CALPE_SOAK_FAULTS_MINUTES, _GEOMETRIES ("2+2 4+2"), _SEED, _ROUND (one round over and over), _KINDS
+//! ("all", "all -rot", "storms", or names of plan.rs), _BINARY (another calpe), _KEEP (where violations are
+//! kept).
 
 mod bed;
 #[path = "../support/fault_server/mod.rs"]

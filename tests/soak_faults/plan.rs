@@ -1,16 +1,17 @@
-//! What goes wrong in one round: drawn from a seed, and written down before anything is done. A round is made of waves. In most of them up
-//! to m members are sick, as often and as differently as it comes; when the array says that all are whole again, others
-//! are next. In a rolling wave each member has its turn as soon as there is room for it: when fewer than m are sick or not
-//! whole yet.
+//! What goes wrong in one round: drawn from a seed, and written down before anything is done. A round is made
+//! of waves. In most of them up to m members are sick, as often and as differently as it comes; when the
+//! array says that all are whole again, others are next. In a rolling wave each member has its turn as soon
+//! as there is room for it: when fewer than m are sick or not whole yet.
 
 use crate::fault_server::{Act, Cut, Door, Effect, Errno, Keep, Op, Ops};
 use calpe_core::testing::Random;
 use std::fmt;
 use std::time::Duration;
 
-/// A kind of fault, and the rule of the crash-safety design ("Faults that pass") without which arrays do not stand it.
+/// A kind of fault, and the rule of the crash-safety design ("Faults that pass") without which arrays do not
+/// stand it.
 #[derive(Debug)]
-pub struct Kind {
+pub(crate) struct Kind {
     pub name: &'static str,
     /// How often it is drawn, relative to others.
     pub weight: u64,
@@ -19,7 +20,7 @@ pub struct Kind {
 
 /// What a kind is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub(crate) enum What {
     /// Reads fail for a moment.
     ReadErrors,
     /// Hundreds of reads fail.
@@ -63,15 +64,15 @@ pub enum What {
 }
 
 impl What {
-    /// More members than the parity covers have it at once. Nothing may be lost all the same, for nothing is damaged; only
-    /// errors while it lasts are nobody's fault.
-    pub fn is_storm(self) -> bool {
+    /// More members than the parity covers have it at once. Nothing may be lost all the same, for nothing is
+    /// damaged; only errors while it lasts are nobody's fault.
+    pub(crate) fn is_storm(self) -> bool {
         matches!(self, What::AllReadErrors | What::AllManyReadErrors | What::AllShortages | What::AllCuts)
     }
 }
 
 /// All kinds.
-pub const KINDS: &[Kind] = &[
+pub(crate) const KINDS: &[Kind] = &[
     Kind { name: "read-errors", weight: 6, what: What::ReadErrors },
     Kind { name: "many-read-errors", weight: 2, what: What::ManyReadErrors },
     Kind { name: "write-errors", weight: 3, what: What::WriteErrors },
@@ -94,13 +95,13 @@ pub const KINDS: &[Kind] = &[
     Kind { name: "all-cuts", weight: 2, what: What::AllCuts },
 ];
 
-/// A daemon that starts after a kill opens its members, and reads on when they have been reachable for two seconds; its
-/// replay is what follows.
+/// A daemon that starts after a kill opens its members, and reads on when they have been reachable for two
+/// seconds; its replay is what follows.
 const OPENED_MS: u64 = 1900;
 
 /// A part of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub(crate) enum Part {
     All,
     Superblocks,
     Log,
@@ -112,7 +113,7 @@ pub enum Part {
 
 /// Something that happens to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// Requests meet this fault; `count` at most, one in `one_in`, for `ms`.
     Fault {
         ops: Ops,
@@ -140,7 +141,7 @@ pub enum Event {
 
 /// What happens to the daemon in the middle of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crash {
+pub(crate) enum Crash {
     Kill,
     /// The daemon is killed, and every server loses its power.
     Power(Keep),
@@ -150,7 +151,7 @@ pub enum Crash {
 
 /// An event, with its time since the phase began and its member.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub(crate) struct Step {
     pub at_ms: u64,
     pub member: usize,
     pub event: Event,
@@ -158,7 +159,7 @@ pub struct Step {
 
 /// Some members are sick for a while. When all of them are whole again, others may be next.
 #[derive(Clone, Debug)]
-pub struct Wave {
+pub(crate) struct Wave {
     /// Members that may be sick.
     pub sick: Vec<usize>,
     pub kinds: Vec<&'static Kind>,
@@ -179,7 +180,7 @@ pub struct Wave {
 
 /// The turn of a member in a rolling wave.
 #[derive(Clone, Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// Chooses among those who can have it.
     pub pick: u64,
     pub kind: &'static Kind,
@@ -189,19 +190,20 @@ pub struct Turn {
 
 /// See the head of this file.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub seed: u64,
     pub waves: Vec<Wave>,
     /// What a client waits for after each answer.
     pub pace: Duration,
     /// At the end, when clients rest.
     pub scrub: bool,
-    /// Everything is compared once more with these members out: the members of the last wave show what they hold.
+    /// Everything is compared once more with these members out: the members of the last wave show what they
+    /// hold.
     pub without: Vec<usize>,
 }
 
 /// What there is to draw from.
-pub struct Bench<'a> {
+pub(crate) struct Bench<'a> {
     pub width: usize,
     pub parity: usize,
     /// Members that have a server.
@@ -210,7 +212,7 @@ pub struct Bench<'a> {
 }
 
 impl Plan {
-    pub fn draw(seed: u64, bench: &Bench<'_>) -> Plan {
+    pub(crate) fn draw(seed: u64, bench: &Bench<'_>) -> Plan {
         let mut random = Random::new(seed);
         let mut waves: Vec<Wave> = Vec::new();
         for _ in 0..1 + random.below(4) {
@@ -232,7 +234,7 @@ impl Plan {
     }
 
     /// Whether every server loses its power.
-    pub fn cuts_power(&self) -> bool {
+    pub(crate) fn cuts_power(&self) -> bool {
         self.waves.iter().any(Wave::cuts_power)
     }
 }
@@ -349,7 +351,7 @@ impl Wave {
     }
 
     /// Whether only a scrub finds what was done.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         self.kinds.iter().any(|kind| kind.what == What::Rot)
     }
 
@@ -407,7 +409,7 @@ fn draw_kind(bench: &Bench<'_>, random: &mut Random) -> &'static Kind {
 }
 
 /// How long an event goes on.
-pub fn lasts(event: &Event) -> u64 {
+pub(crate) fn lasts(event: &Event) -> u64 {
     match event {
         Event::Fault { ms, .. } | Event::Door(_, ms) | Event::Power(_, ms) => *ms,
         _ => 0,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 /// Something that must never happen.
 #[derive(Debug)]
-pub enum Violation {
+pub(crate) enum Violation {
     /// Blocks that cannot be read though all faults are over.
     Lost { blocks: usize, text: String },
     /// Blocks that show what they cannot.
@@ -17,7 +17,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         match self {
             Violation::Lost { text, .. } | Violation::Wrong { text, .. } => text,
             Violation::StaysFailed(text) | Violation::Other(text) => text,
@@ -27,7 +27,7 @@ impl Violation {
 
 /// Figures of one geometry.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub arrays: u64,
     pub rounds: u64,
     pub waves: u64,
@@ -55,7 +55,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn note(&mut self, violation: &Violation) {
+    pub(crate) fn note(&mut self, violation: &Violation) {
         match violation {
             Violation::Lost { blocks, .. } => self.lost += *blocks as u64,
             Violation::Wrong { blocks, .. } => self.wrong += *blocks as u64,
@@ -64,7 +64,7 @@ impl Tally {
         }
     }
 
-    pub fn add_struck(&mut self, struck: BTreeMap<String, u64>) {
+    pub(crate) fn add_struck(&mut self, struck: BTreeMap<String, u64>) {
         for (kind, count) in struck {
             *self.struck.entry(kind).or_default() += count;
         }
@@ -72,7 +72,7 @@ impl Tally {
 }
 
 /// The closing table: a row for each figure, a column for each geometry.
-pub fn table(tallies: &[(String, Tally)]) -> String {
+pub(crate) fn table(tallies: &[(String, Tally)]) -> String {
     let mut out = String::new();
     let mut row = |name: &str, value: &dyn Fn(&Tally) -> u64| {
         let _ = write!(out, "{name:<42}");

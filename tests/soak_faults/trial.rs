@@ -1,5 +1,5 @@
-//! Rounds on one array after the other: faults under load, the daemon killed in the middle, and when all faults are over,
-//! every block compared. Must not know which faults there are.
+//! Rounds on one array after the other: faults under load, the daemon killed in the middle, and when all
+//! faults are over, every block compared. Must not know which faults there are.
 
 use crate::bed::{Bed, Build, Shape, VOLUME};
 use crate::load::{BLOCK, Compared, Control, End, Load, until};
@@ -21,10 +21,11 @@ const ROUNDS_OF_ARRAY: u64 = 40;
 /// Directories of violations that are kept.
 const KEPT_MAX: usize = 6;
 
-/// An array whose members are all there is served within this time: servers are looked for every five seconds.
+/// An array whose members are all there is served within this time: servers are looked for every five
+/// seconds.
 const SERVED_WITHIN: Duration = Duration::from_secs(60);
-/// A member that lost its connection is back within this time: 7 s of quarantine, 15 s between two attempts, 2 s until what is
-/// on it is believed to stay, and the work.
+/// A member that lost its connection is back within this time: 7 s of quarantine, 15 s between two attempts,
+/// 2 s until what is on it is believed to stay, and the work.
 const BACK_BY_ITSELF_WITHIN: Duration = Duration::from_secs(45);
 /// An administrator looks first, and then acts, ...
 const COMMAND_AFTER: Duration = Duration::from_millis(500);
@@ -41,12 +42,13 @@ const LOOK: Duration = Duration::from_millis(50);
 const ROLLING_MAX: Duration = Duration::from_secs(40);
 const SCRUB_WITHIN: Duration = Duration::from_secs(120);
 
-/// A daemon that starts knows that a member was given up, and not that its connection was lost: it does not come back by itself.
+/// A daemon that starts knows that a member was given up, and not that its connection was lost: it does not
+/// come back by itself.
 const RESTART_FORGETS_LOSSES: bool = true;
 
 /// What is tried.
 #[derive(Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub seed: u64,
     /// This round, over and over, in place of others.
     pub round: Option<u64>,
@@ -57,7 +59,7 @@ pub struct Settings {
 }
 
 /// Rounds of one geometry until the time is over.
-pub fn trial(shape: Shape, settings: &Settings) -> Tally {
+pub(crate) fn trial(shape: Shape, settings: &Settings) -> Tally {
     let mut tally = Tally::default();
     let mut seeds = Random::new(settings.seed ^ ((shape.data as u64) << 40 | (shape.parity as u64) << 32));
     let mut kept = 0;
@@ -415,8 +417,8 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Waits until every member is in service and nothing is left to be done, with the commands that the documents tell
-    /// people to use. `by_command`: members that need not come back by themselves.
+    /// Waits until every member is in service and nothing is left to be done, with the commands that the
+    /// documents tell people to use. `by_command`: members that need not come back by themselves.
     fn whole_again(&mut self, by_command: &[bool], control: &Control) -> Result<()> {
         let begun = Instant::now();
         let mut commanded: BTreeMap<usize, Instant> = BTreeMap::new();
@@ -594,7 +596,7 @@ fn describe(report: &ArrayReport) -> String {
 }
 
 /// Where violations are kept.
-pub fn keep_dir() -> PathBuf {
+pub(crate) fn keep_dir() -> PathBuf {
     std::env::var_os("CALPE_SOAK_FAULTS_KEEP")
         .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("soak-faults"), PathBuf::from)
 }

@@ -28,17 +28,17 @@ const ENDED: u8 = 3;
 const FROZEN_IN_PART: u8 = 4;
 
 /// Numbers of requests.
-pub const LOOKUP: u32 = 1;
-pub const GETATTR: u32 = 3;
-pub const READ: u32 = 15;
-pub const WRITE: u32 = 16;
-pub const FSYNC: u32 = 20;
+pub(crate) const LOOKUP: u32 = 1;
+pub(crate) const GETATTR: u32 = 3;
+pub(crate) const READ: u32 = 15;
+pub(crate) const WRITE: u32 = 16;
+pub(crate) const FSYNC: u32 = 20;
 
 /// No test needs it frozen longer; after a failed test, the waiting processes get free.
 const FROZEN_MAX: Duration = Duration::from_secs(180);
 
 /// A mounted filesystem; unmounted when dropped.
-pub struct Fuse {
+pub(crate) struct Fuse {
     mount: PathBuf,
     state: Arc<AtomicU8>,
     /// The kind of request that is frozen, if not all are.
@@ -51,7 +51,7 @@ pub struct Fuse {
 impl Fuse {
     /// Mounts the files of `backing` at `mount`, an empty directory. Returns None if that is not possible
     /// here.
-    pub fn mount(backing: &Path, mount: &Path) -> Option<Fuse> {
+    pub(crate) fn mount(backing: &Path, mount: &Path) -> Option<Fuse> {
         let device = File::options().read(true).write(true).open("/dev/fuse").ok()?;
         // The descriptor travels as standard input.
         let options = "fd=0,rootmode=40000,user_id=0,group_id=0,allow_other";
@@ -83,28 +83,28 @@ impl Fuse {
     }
 
     /// Whether a request of this kind was taken and waits for its answer.
-    pub fn holds(&self, kind: u32) -> bool {
+    pub(crate) fn holds(&self, kind: u32) -> bool {
         self.held.load(Ordering::SeqCst) & 1 << kind != 0
     }
 
     /// Stops answering requests of this kind, and only those.
-    pub fn freeze_only(&self, kind: u32) {
+    pub(crate) fn freeze_only(&self, kind: u32) {
         self.kind.store(kind, Ordering::SeqCst);
         self.state.store(FROZEN_IN_PART, Ordering::SeqCst);
     }
 
     /// Stops answering requests.
-    pub fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.state.store(FROZEN, Ordering::SeqCst);
     }
 
     /// Stops taking requests.
-    pub fn turn_deaf(&self) {
+    pub(crate) fn turn_deaf(&self) {
         self.state.store(DEAF, Ordering::SeqCst);
     }
 
     /// Answers the waiting requests, and all later ones.
-    pub fn thaw(&self) {
+    pub(crate) fn thaw(&self) {
         self.state.store(RUNNING, Ordering::SeqCst);
     }
 }

@@ -16,12 +16,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a block of data, parity, log and pages.
-pub const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 const SECTOR: usize = 512;
 
 /// A kind of damage to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Damage {
+pub(crate) enum Damage {
     /// One bit of one byte.
     Flip,
     /// One sector reads as zeroes.
@@ -31,7 +31,7 @@ pub enum Damage {
 }
 
 /// See the head of this file.
-pub struct Image {
+pub(crate) struct Image {
     pub path: PathBuf,
     file: File,
     bytes: u64,
@@ -39,7 +39,7 @@ pub struct Image {
 }
 
 impl Image {
-    pub fn open(path: &Path) -> Image {
+    pub(crate) fn open(path: &Path) -> Image {
         let device = Device::open(path, Access::ReadOnly).expect("a member");
         let superblock = read_superblock(&device).expect("a superblock");
         let mut options = File::options();
@@ -52,12 +52,12 @@ impl Image {
     }
 
     /// The copies of the superblock.
-    pub fn copies(&self) -> Vec<Range<u64>> {
+    pub(crate) fn copies(&self) -> Vec<Range<u64>> {
         all_copy_offsets(self.bytes).iter().map(|at| at.0..at.0 + COPY_BYTES as u64).collect()
     }
 
     /// Offsets of the blocks of a region that are not zero.
-    pub fn blocks(&self, kind: RegionKind) -> Vec<u64> {
+    pub(crate) fn blocks(&self, kind: RegionKind) -> Vec<u64> {
         let region = self.superblock.region(kind).expect("a logged array");
         let bytes = self.read(region.offset.0, region.len as usize);
         let used = bytes.chunks_exact(BLOCK as usize).map(|block| block.iter().any(|&byte| byte != 0));
@@ -69,7 +69,7 @@ impl Image {
 
     /// Offsets of the blocks of the data region that are not zero and lie in wanted columns. `wanted` gets
     /// the column and the number of data columns.
-    pub fn columns(&self, wanted: impl Fn(u16, u16) -> bool) -> Vec<u64> {
+    pub(crate) fn columns(&self, wanted: impl Fn(u16, u16) -> bool) -> Vec<u64> {
         let Superblock { geometry, member, .. } = self.superblock;
         let map = Map::new(&geometry);
         let start = self.superblock.data_region().offset.0;
@@ -78,7 +78,7 @@ impl Image {
         blocks.filter(|&at| wanted(column(at), geometry.data)).collect()
     }
 
-    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, offset: u64, len: usize) -> Vec<u8> {
         let start = offset / BLOCK * BLOCK;
         let whole = self.read_blocks(start, offset + len as u64);
         let from = (offset - start) as usize;
@@ -86,7 +86,7 @@ impl Image {
     }
 
     /// Writes the bytes, by rewriting the whole blocks that hold them.
-    pub fn write(&self, offset: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let start = offset / BLOCK * BLOCK;
         let mut whole = self.read_blocks(start, offset + bytes.len() as u64);
         let from = (offset - start) as usize;
@@ -102,21 +102,21 @@ impl Image {
     }
 
     /// Flips one bit of a byte drawn from a range. Returns both, so that the same flip can undo it.
-    pub fn flip(&self, range: Range<u64>, random: &mut Random) -> (u64, u8) {
+    pub(crate) fn flip(&self, range: Range<u64>, random: &mut Random) -> (u64, u8) {
         let at = range.start + random.below(range.end - range.start);
         let bit = 1 << random.below(8);
         self.flip_at(at, bit);
         (at, bit)
     }
 
-    pub fn flip_at(&self, at: u64, bit: u8) {
+    pub(crate) fn flip_at(&self, at: u64, bit: u8) {
         let byte = self.read(at, 1)[0];
         self.write(at, &[byte ^ bit]);
     }
 
     /// Damages the block at an offset; `others` are blocks that it may be swapped with. Returns whether bytes
     /// have changed.
-    pub fn damage(&self, damage: Damage, offset: u64, others: &[u64], random: &mut Random) -> bool {
+    pub(crate) fn damage(&self, damage: Damage, offset: u64, others: &[u64], random: &mut Random) -> bool {
         let before = self.read(offset, BLOCK as usize);
         match damage {
             Damage::Flip => {
@@ -186,7 +186,7 @@ impl Aligned {
 }
 
 /// For each member, the blocks of its log that a replay needs and that are noted as flushed.
-pub fn live_log(images: &[Image]) -> Vec<Vec<u64>> {
+pub(crate) fn live_log(images: &[Image]) -> Vec<Vec<u64>> {
     let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
     let start = images.iter().map(|image| image.superblock.redo.start).max().expect("a member");
     let counts = |header: &&SegmentHeader| header.batch.epoch.number >= start.epoch;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bytes of a block, which a crash must not tear.
-pub const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 const SECTORS: usize = BLOCK / SECTOR;
 
@@ -23,7 +23,7 @@ const SECTORS: usize = BLOCK / SECTOR;
 const DEPTH: usize = 24;
 
 /// A connection to an export.
-pub struct Client {
+pub(crate) struct Client {
     stream: UnixStream,
     connection: ClientConnection,
     input: Vec<u8>,
@@ -34,21 +34,21 @@ pub struct Client {
 }
 
 /// The end of a request: its cookie and its result, for a read with the bytes.
-pub type Answer = (u64, Result<Vec<u8>, Failure>);
+pub(crate) type Answer = (u64, Result<Vec<u8>, Failure>);
 
 impl Client {
     /// Connects to the only export behind a socket.
-    pub fn connect(socket: &Path) -> io::Result<Client> {
+    pub(crate) fn connect(socket: &Path) -> io::Result<Client> {
         Client::connect_within(socket, None)
     }
 
     /// The same; with a limit, any longer wait is an error.
-    pub fn connect_within(socket: &Path, limit: Option<Duration>) -> io::Result<Client> {
+    pub(crate) fn connect_within(socket: &Path, limit: Option<Duration>) -> io::Result<Client> {
         Client::connect_to(socket, "", limit)
     }
 
     /// The same to an export by its name.
-    pub fn connect_to(socket: &Path, name: &str, limit: Option<Duration>) -> io::Result<Client> {
+    pub(crate) fn connect_to(socket: &Path, name: &str, limit: Option<Duration>) -> io::Result<Client> {
         let options = ClientOptions::for_export(name).expect("a name that can travel");
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(limit)?;
@@ -69,22 +69,22 @@ impl Client {
     }
 
     /// The server's description of its export.
-    pub fn export(&self) -> &calpe_core::nbd::RemoteExport {
+    pub(crate) fn export(&self) -> &calpe_core::nbd::RemoteExport {
         self.connection.export().expect("connected")
     }
 
     /// Bytes that came over the socket so far.
-    pub fn received(&self) -> u64 {
+    pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
     /// Bytes of the export.
-    pub fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         self.connection.export().expect("connected").size
     }
 
     /// Sends a request, with the payload of a write.
-    pub fn submit(&mut self, request: &Request, payload: &[u8]) -> io::Result<u64> {
+    pub(crate) fn submit(&mut self, request: &Request, payload: &[u8]) -> io::Result<u64> {
         let cookie =
             self.connection.submit(request, &mut self.out).expect("a request that the server offered");
         if request.command == Command::Read {
@@ -96,7 +96,7 @@ impl Client {
     }
 
     /// Waits for the next answer.
-    pub fn next(&mut self) -> io::Result<Answer> {
+    pub(crate) fn next(&mut self) -> io::Result<Answer> {
         loop {
             while let Some(event) = self.connection.poll_event() {
                 match event {
@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Sends one request and waits for its answer; no other may be on its way.
-    pub fn call(&mut self, request: &Request, payload: &[u8]) -> io::Result<Result<Vec<u8>, Failure>> {
+    pub(crate) fn call(&mut self, request: &Request, payload: &[u8]) -> io::Result<Result<Vec<u8>, Failure>> {
         self.submit(request, payload)?;
         self.next().map(|(_, result)| result)
     }
@@ -183,14 +183,14 @@ struct Block {
 
 /// Counts of what the load did.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub(crate) struct Counts {
     pub writes: AtomicU64,
     pub reads: AtomicU64,
     pub flushes: AtomicU64,
 }
 
 /// The expected content of the volume, and the load that changes it.
-pub struct Load {
+pub(crate) struct Load {
     blocks: Vec<Block>,
     /// Blocks of a whole stripe.
     stripe: usize,
@@ -208,7 +208,7 @@ enum Flight {
 
 impl Load {
     /// A load on a volume of zeroes.
-    pub fn new(bytes: u64, stripe_bytes: u64, seed: u64) -> Load {
+    pub(crate) fn new(bytes: u64, stripe_bytes: u64, seed: u64) -> Load {
         Load {
             blocks: vec![Block::default(); bytes as usize / BLOCK],
             stripe: stripe_bytes as usize / BLOCK,
@@ -223,7 +223,7 @@ impl Load {
     ///
     /// # Errors
     /// When the connection ends, as it does when the daemon is killed.
-    pub fn run(&mut self, client: &mut Client, stop: &AtomicBool, counts: &Counts) -> io::Result<()> {
+    pub(crate) fn run(&mut self, client: &mut Client, stop: &AtomicBool, counts: &Counts) -> io::Result<()> {
         loop {
             let stopping = stop.load(Ordering::Relaxed);
             while !stopping && self.flights.len() < DEPTH {
@@ -258,7 +258,7 @@ impl Load {
 
     /// Call it when the connection has ended: reads everything. Each block of a write on its way may or may
     /// not have been written; the content read is the expected one from now on.
-    pub fn settle(&mut self, client: &mut Client) -> io::Result<()> {
+    pub(crate) fn settle(&mut self, client: &mut Client) -> io::Result<()> {
         self.flights.clear();
         for first in (0..self.blocks.len()).step_by(64) {
             let range = first..(first + 64).min(self.blocks.len());
@@ -271,7 +271,7 @@ impl Load {
     }
 
     /// The same, with the content of the volume read by another client.
-    pub fn settle_on(&mut self, volume: &[u8]) {
+    pub(crate) fn settle_on(&mut self, volume: &[u8]) {
         assert_eq!(volume.len(), self.blocks.len() * BLOCK);
         self.flights.clear();
         volume.chunks_exact(BLOCK).enumerate().for_each(|(at, bytes)| self.settle_block(at, bytes));

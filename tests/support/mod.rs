@@ -2,13 +2,13 @@
 //! integration tests, each of which uses only a part of it.
 #![allow(dead_code)]
 
-pub mod fuse;
-pub mod image;
-pub mod load;
-pub mod pki;
-pub mod process;
-pub mod serve;
-pub mod tmpfs;
+pub(crate) mod fuse;
+pub(crate) mod image;
+pub(crate) mod load;
+pub(crate) mod pki;
+pub(crate) mod process;
+pub(crate) mod serve;
+pub(crate) mod tmpfs;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub fn is_over(pid: u32) -> bool {
 
 /// Runs a command to its end and returns what it printed; panics when it fails.
 #[track_caller]
-pub fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output = try_run(command);
     assert!(
         output.status.success(),
@@ -41,21 +41,21 @@ pub fn run(command: &mut Command) -> String {
 
 /// Runs a command to its end.
 #[track_caller]
-pub fn try_run(command: &mut Command) -> Output {
+pub(crate) fn try_run(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().unwrap_or_else(|error| {
         panic!("{command:?} could not be run: {error}; 'scripts/test clients' installs the NBD clients")
     })
 }
 
 /// The calpe binary.
-pub fn calpe() -> Command {
+pub(crate) fn calpe() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_calpe"));
     command.env_remove("CALPE_SOCKET");
     command
 }
 
 /// A running `calpe up`.
-pub struct Up {
+pub(crate) struct Up {
     pub dir: PathBuf,
     child: Child,
 }
@@ -63,7 +63,7 @@ pub struct Up {
 impl Up {
     /// Starts `calpe up --dir DIR/data EXTRA...` and waits until it answers.
     #[track_caller]
-    pub fn start(dir: &Path, extra: &[&str]) -> Up {
+    pub(crate) fn start(dir: &Path, extra: &[&str]) -> Up {
         let data = dir.join("data");
         let mut command = calpe();
         command.arg("up").arg("--dir").arg(&data).args(extra);
@@ -73,7 +73,7 @@ impl Up {
     /// Starts `calpe up` as [`Up::start`] does and copies a disk image to the volume, flushed. The image
     /// stays in `dir`.
     #[track_caller]
-    pub fn start_with_image(dir: &Path, extra: &[&str], bytes: usize, seed: u64) -> (Up, PathBuf) {
+    pub(crate) fn start_with_image(dir: &Path, extra: &[&str], bytes: usize, seed: u64) -> (Up, PathBuf) {
         let image = dir.join("image");
         disk_image(&image, bytes, seed);
         let up = Up::start(dir, extra);
@@ -84,14 +84,14 @@ impl Up {
     /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it
     /// answers.
     #[track_caller]
-    pub fn serve(dir: &Path, config: &Path) -> Up {
+    pub(crate) fn serve(dir: &Path, config: &Path) -> Up {
         let mut command = calpe();
         command.arg("serve").arg("--config").arg(config);
         Up::spawn(dir, command)
     }
 
     #[track_caller]
-    pub fn spawn(dir: &Path, command: Command) -> Up {
+    pub(crate) fn spawn(dir: &Path, command: Command) -> Up {
         let mut up = Up::begin(dir, command);
         let deadline = Instant::now() + PATIENCE;
         while !up.is_serving() {
@@ -106,7 +106,7 @@ impl Up {
 
     /// Starts a daemon without waiting for anything.
     #[track_caller]
-    pub fn begin(dir: &Path, mut command: Command) -> Up {
+    pub(crate) fn begin(dir: &Path, mut command: Command) -> Up {
         let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
         let child = command
             .stdin(Stdio::null())
@@ -125,32 +125,32 @@ impl Up {
     }
 
     /// What the daemon has printed.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
     /// The process id of the daemon.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("data/nbd.sock")
     }
 
-    pub fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket().display())
     }
 
     /// Path of a member file.
-    pub fn member(&self, index: usize) -> PathBuf {
+    pub(crate) fn member(&self, index: usize) -> PathBuf {
         let members = self.status();
         let name = members["members"][index]["name"].as_str().expect("a member name");
         PathBuf::from(name)
     }
 
     /// A `calpe` command addressed to this daemon.
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = calpe();
         command.arg("--socket").arg(self.dir.join("data/control.sock")).args(args);
         command
@@ -158,13 +158,13 @@ impl Up {
 
     /// Runs a command that must succeed.
     #[track_caller]
-    pub fn calpe(&self, args: &[&str]) -> String {
+    pub(crate) fn calpe(&self, args: &[&str]) -> String {
         run(&mut self.command(args))
     }
 
     /// The status of the array as JSON.
     #[track_caller]
-    pub fn status(&self) -> serde_json::Value {
+    pub(crate) fn status(&self) -> serde_json::Value {
         let text = self.calpe(&["status", "--json"]);
         let status: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(status["output_version"], 1);
@@ -172,19 +172,19 @@ impl Up {
     }
 
     /// Name of the array.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         self.status()["name"].as_str().expect("a name").to_owned()
     }
 
     /// Waits until the array has no rebuild left.
     #[track_caller]
-    pub fn wait_quiet(&self) {
+    pub(crate) fn wait_quiet(&self) {
         self.calpe(&["wait", &self.name()]);
     }
 
     /// Scrubs, and returns (errors, repaired).
     #[track_caller]
-    pub fn scrub(&self) -> (u64, u64) {
+    pub(crate) fn scrub(&self) -> (u64, u64) {
         self.calpe(&["scrub", &self.name(), "-w"]);
         let status = self.status();
         let last = &status["last_scrub"];
@@ -193,7 +193,7 @@ impl Up {
 
     /// Stops the daemon as Ctrl-C would, and expects a clean end.
     #[track_caller]
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         signal(&self.child, "INT");
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -207,13 +207,13 @@ impl Up {
     }
 
     /// Sends a signal by name; the daemon may or may not survive it.
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         signal(&self.child, name);
     }
 
     /// Waits for the daemon to end by itself.
     #[track_caller]
-    pub fn ended(mut self) -> std::process::ExitStatus {
+    pub(crate) fn ended(mut self) -> std::process::ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().expect("the daemon is ours") {
@@ -225,7 +225,7 @@ impl Up {
     }
 
     /// kill -9.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("reaped");
     }
@@ -240,12 +240,12 @@ impl Drop for Up {
 }
 
 /// Sends a signal by name.
-pub fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     run(Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()));
 }
 
 /// A file of pseudo-random bytes with runs of zeroes in it, as disk images have.
-pub fn disk_image(path: &Path, bytes: usize, seed: u64) {
+pub(crate) fn disk_image(path: &Path, bytes: usize, seed: u64) {
     let mut random = calpe_core::testing::Random::new(seed);
     let mut content = vec![0; bytes];
     for block in content.chunks_mut(64 * 1024) {
@@ -259,7 +259,7 @@ pub fn disk_image(path: &Path, bytes: usize, seed: u64) {
 /// Runs fio with checksums in every block, with mixed sizes and a queue: writes, then reads back and
 /// compares.
 #[track_caller]
-pub fn fio_verify(uri: &str, megabytes: u64, seed: u64) {
+pub(crate) fn fio_verify(uri: &str, megabytes: u64, seed: u64) {
     run(Command::new("fio").args([
         "--name=verify",
         "--ioengine=nbd",

@@ -11,26 +11,26 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// A certificate authority with a folder to put files into.
-pub struct Ca {
+pub(crate) struct Ca {
     dir: PathBuf,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 /// The files of one identity.
 #[derive(Clone)]
-pub struct Identity {
+pub(crate) struct Identity {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
 impl Ca {
     /// Makes a CA, with its certificate at `DIR/ca-cert.pem`.
-    pub fn new(dir: &Path) -> Ca {
+    pub(crate) fn new(dir: &Path) -> Ca {
         Ca::new_until(dir, 2090)
     }
 
     /// The same, valid until the first of January of a year.
-    pub fn new_until(dir: &Path, year: i32) -> Ca {
+    pub(crate) fn new_until(dir: &Path, year: i32) -> Ca {
         fs::create_dir_all(dir).expect("a folder");
         let mut params = CertificateParams::new(vec![]).expect("no names");
         let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -43,17 +43,17 @@ impl Ca {
         Ca { dir: dir.into(), issuer }
     }
 
-    pub fn certificate(&self) -> PathBuf {
+    pub(crate) fn certificate(&self) -> PathBuf {
         self.dir.join("ca-cert.pem")
     }
 
     /// Signs a certificate and writes `NAME-cert.pem` and `NAME-key.pem`, names as libnbd and qemu want them.
-    pub fn issue(&self, name: &str, serial: u64) -> Identity {
+    pub(crate) fn issue(&self, name: &str, serial: u64) -> Identity {
         self.issue_until(name, serial, 2090)
     }
 
     /// The same, valid until the first of January of a year.
-    pub fn issue_until(&self, name: &str, serial: u64, year: i32) -> Identity {
+    pub(crate) fn issue_until(&self, name: &str, serial: u64, year: i32) -> Identity {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
         let mut params = CertificateParams::new(names).expect("sound names");
         (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
@@ -61,7 +61,7 @@ impl Ca {
     }
 
     /// The same with other names: one with `://` is a URI, one with `@` an email address, any other a host.
-    pub fn issue_to(&self, name: &str, serial: u64, names: &[&str]) -> Identity {
+    pub(crate) fn issue_to(&self, name: &str, serial: u64, names: &[&str]) -> Identity {
         let mut params = CertificateParams::new(vec![]).expect("no names");
         params.subject_alt_names = names
             .iter()
@@ -79,7 +79,7 @@ impl Ca {
     }
 
     /// The same, valid for some days from now on.
-    pub fn issue_for_days(&self, name: &str, serial: u64, days: u64) -> Identity {
+    pub(crate) fn issue_for_days(&self, name: &str, serial: u64, days: u64) -> Identity {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
         let mut params = CertificateParams::new(names).expect("sound names");
         params.not_before = date_time_ymd(2020, 1, 1);
@@ -107,7 +107,7 @@ impl Ca {
     }
 
     /// Revokes certificates by their serial numbers; writes `crl.pem`.
-    pub fn revoke(&self, serials: &[u64]) -> PathBuf {
+    pub(crate) fn revoke(&self, serials: &[u64]) -> PathBuf {
         let revoked = |serial: &u64| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
             revocation_time: date_time_ymd(2021, 1, 1),

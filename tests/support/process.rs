@@ -25,7 +25,7 @@ const NAME: &str = "calpe";
 
 /// The shape of an array.
 #[derive(Clone, Copy)]
-pub struct Setup {
+pub(crate) struct Setup {
     pub data: usize,
     pub parity: usize,
     pub checksum: &'static str,
@@ -34,24 +34,24 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         self.data + self.parity
     }
 
-    pub fn stripe_bytes(&self) -> u64 {
+    pub(crate) fn stripe_bytes(&self) -> u64 {
         self.data as u64 * self.chunk
     }
 }
 
 /// An array of `calpe up` in a directory, with the daemon that serves it.
-pub struct Daemon {
+pub(crate) struct Daemon {
     dir: PathBuf,
     child: Child,
 }
 
 impl Daemon {
     /// Starts `calpe up` and waits until it answers.
-    pub fn start(dir: &Path, setup: &Setup) -> Daemon {
+    pub(crate) fn start(dir: &Path, setup: &Setup) -> Daemon {
         let log =
             fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
         let mut command = calpe();
@@ -73,11 +73,11 @@ impl Daemon {
         daemon
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("data/nbd.sock")
     }
 
@@ -88,7 +88,7 @@ impl Daemon {
     }
 
     #[track_caller]
-    pub fn done(&self, request: &Request) -> String {
+    pub(crate) fn done(&self, request: &Request) -> String {
         match self.try_ask(request) {
             Some(Reply::Done { message, .. }) => message,
             other => panic!("{request:?}: {other:?}\n{}", self.log()),
@@ -96,7 +96,7 @@ impl Daemon {
     }
 
     #[track_caller]
-    pub fn report(&self) -> ArrayReport {
+    pub(crate) fn report(&self) -> ArrayReport {
         match self.try_ask(&Request::Status { array: Some(NAME.into()) }) {
             Some(Reply::Status(mut status)) => status.arrays.remove(0),
             other => panic!("{other:?}\n{}", self.log()),
@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     #[track_caller]
-    pub fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Daemon) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Daemon) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !reached(self) {
             assert!(Instant::now() < deadline, "not reached: {what}\n{}", self.log());
@@ -112,16 +112,16 @@ impl Daemon {
         }
     }
 
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("reaped");
     }
 
-    pub fn member(&self, index: usize) -> PathBuf {
+    pub(crate) fn member(&self, index: usize) -> PathBuf {
         member(&self.dir, index)
     }
 
-    pub fn fail(&self, index: usize) {
+    pub(crate) fn fail(&self, index: usize) {
         self.done(&Request::Fail {
             array: NAME.into(),
             member: MemberRef::Index(index as u16),
@@ -130,7 +130,7 @@ impl Daemon {
     }
 
     /// Brings members back and waits until they are in service.
-    pub fn bring_back(&mut self, members: &[usize]) {
+    pub(crate) fn bring_back(&mut self, members: &[usize]) {
         for &index in members {
             self.done(&Request::Online {
                 array: NAME.into(),
@@ -146,7 +146,7 @@ impl Daemon {
     }
 
     /// Scrubs, and returns how many errors there were.
-    pub fn scrub(&mut self) -> u64 {
+    pub(crate) fn scrub(&mut self) -> u64 {
         // Several scrubs may end within a second, so the time of the last one does not tell them apart.
         let (_, since) = self.events(0);
         self.done(&Request::Scrub { array: NAME.into(), action: ScrubAction::Start, dry_run: false });
@@ -167,7 +167,7 @@ impl Daemon {
     }
 
     /// Stops the daemon cleanly.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.done(&Request::Shutdown { dry_run: false });
         self.until("the daemon has ended", |daemon| match daemon.child.try_wait().expect("ours") {
             Some(status) => {
@@ -187,19 +187,19 @@ impl Drop for Daemon {
     }
 }
 
-pub fn member(dir: &Path, index: usize) -> PathBuf {
+pub(crate) fn member(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("data/member-{index:02}.img"))
 }
 
 /// Moves the files of members away; [`unhide`] puts them back.
-pub fn hide(dir: &Path, members: &[usize]) {
+pub(crate) fn hide(dir: &Path, members: &[usize]) {
     fs::create_dir_all(dir.join("away")).expect("a directory");
     for &index in members {
         fs::rename(member(dir, index), dir.join(format!("away/{index}"))).expect("moved away");
     }
 }
 
-pub fn unhide(dir: &Path, members: &[usize]) {
+pub(crate) fn unhide(dir: &Path, members: &[usize]) {
     for &index in members {
         fs::rename(dir.join(format!("away/{index}")), member(dir, index)).expect("moved back");
     }

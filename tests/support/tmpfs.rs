@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Its mount point; unmounted when dropped.
-pub struct Tmpfs(PathBuf);
+pub(crate) struct Tmpfs(PathBuf);
 
 impl Tmpfs {
     /// Mounts it. Prints a line and returns None if this user may not mount.
-    pub fn mount(at: PathBuf, megabytes: u64) -> Option<Tmpfs> {
+    pub(crate) fn mount(at: PathBuf, megabytes: u64) -> Option<Tmpfs> {
         fs::create_dir_all(&at).expect("a directory");
         let size = format!("size={megabytes}m");
         let mut command = Command::new("mount");
@@ -22,16 +22,16 @@ impl Tmpfs {
         None
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    pub fn remount(&self, options: &str) {
+    pub(crate) fn remount(&self, options: &str) {
         run(Command::new("mount").args(["-o", &format!("remount,{options}")]).arg(&self.0));
     }
 
     /// Fills it up to `kib` KiB of free space.
-    pub fn leave_room(&self, kib: u64) {
+    pub(crate) fn leave_room(&self, kib: u64) {
         let used = run(Command::new("df").args(["--block-size=1K", "--output=used"]).arg(&self.0));
         let used: u64 = used.lines().last().and_then(|line| line.trim().parse().ok()).expect("a number");
         self.remount(&format!("size={}k", used + kib));

@@ -1,4 +1,5 @@
-"""The scene `boot`: a machine whose systemd starts our units as docs/attach.md says, with a filesystem on an array in /etc/fstab.
+"""The scene `boot`: a machine whose systemd starts our units as docs/attach.md says, with a filesystem on an
+array in /etc/fstab.
 
 Must not know qemu, or how the machine was made (build-system).
 """
@@ -56,7 +57,8 @@ class System(Rig):
 
 
 def system(run, geometry, filesystem, degraded):
-    """Boots with a filesystem on a partition of the array, mounted from /etc/fstab; daemon and keeper die under it and come back; shuts down in order; boots
+    """Boots with a filesystem on a partition of the array, mounted from /etc/fstab; daemon and keeper die
+    under it and come back; shuts down in order; boots
     again, and finds all that was durable in a filesystem that was left clean."""
     with System(run, geometry, filesystem, member_bytes=320 * MIB // geometry.data) as rig:
         rig.boot()
@@ -111,7 +113,9 @@ def system(run, geometry, filesystem, degraded):
 
 
 def check_order(console):
-    """At shutdown the mount went first, then the device, then the daemon, and nothing failed or was killed for being late."""
+    """At shutdown the mount went first, then the device, then the daemon, and nothing failed or was killed
+    for being late.
+    """
     wanted = [r"Unmounted (srv\.mount|.*/srv\.)", rf"Stopped {re.escape(KEEPER)}", rf"Stopped {re.escape(DAEMON)}"]
     places = [[match.start() for match in re.finditer(pattern, console)] for pattern in wanted]
     check(all(places), f"not all was stopped: {places}\n{tail(console)}")

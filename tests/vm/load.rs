@@ -1,11 +1,13 @@
-//! The load of the virtual-machine suite and its oracle: `vm-load write` changes files (or extents of a raw device), makes
-//! each change durable and only then says so in a log; `vm-load verify` reads such a log and demands that everything that was
-//! said to be durable is there, bit for bit, and that what was under way is old or new in every block, never anything else.
-//! Must not know what lies below: a filesystem, a device, Calpe or not.
+//! The load of the virtual-machine suite and its oracle: `vm-load write` changes files (or extents of a raw
+//! device), makes each change durable and only then says so in a log; `vm-load verify` reads such a log and
+//! demands that everything that was said to be durable is there, bit for bit, and that what was under way is
+//! old or new in every block, never anything else. Must not know what lies below: a filesystem, a device,
+//! Calpe or not.
 //!
-//! The log has one line for each change of each thread, in the thread's order: `b THREAD FILE VERSION BLOCKS` before the change
-//! begins (0 blocks: the file is removed), and `d THREAD FILE VERSION` when it is durable. A change is announced while the one
-//! before it is still under way, so that a log whose last line is lost in a crash has still announced all that can have reached a disk.
+//! The log has one line for each change of each thread, in the thread's order: `b THREAD FILE VERSION BLOCKS`
+//! before the change begins (0 blocks: the file is removed), and `d THREAD FILE VERSION` when it is durable.
+//! A change is announced while the one before it is still under way, so that a log whose last line is lost in
+//! a crash has still announced all that can have reached a disk.
 
 use calpe_core::testing::Random;
 use clap::{Parser, Subcommand};

@@ -1,15 +1,17 @@
 """What a power cut may leave of disks with volatile caches, from a log of dm-log-writes.
 
-All members are slices (dm-linear) of one disk under dm-log-writes, which logs each write when it became durable: writes with
-FUA when they complete, others when a flush covers them. Each prefix of that log is a state that a power cut can leave, and so is
-a prefix with any of the writes of the flush under way (`torn`). The members are cut out of such states on the host; there
-`calpe check` must prove them consistent, and the daemon, started on a copy of them, must serve all that was durable.
+All members are slices (dm-linear) of one disk under dm-log-writes, which logs each write when it became
+durable: writes with FUA when they complete, others when a flush covers them. Each prefix of that log is a
+state that a power cut can leave, and so is a prefix with any of the writes of the flush under way (`torn`).
+The members are cut out of such states on the host; there `calpe check` must prove them consistent, and the
+daemon, started on a copy of them, must serve all that was durable.
 
-A mark in the log tells that a change was durable (fsync returned) when it was made. One flush is all members' flush
-here: that a flush of one member says nothing about another is what the project's crash simulator covers.
+A mark in the log tells that a change was durable (fsync returned) when it was made. One flush is all members'
+flush here: that a flush of one member says nothing about another is what the project's crash simulator
+covers.
 
-Format of the log (Documentation/admin-guide/device-mapper/log-writes.rst): a super block, then entries, each in a sector of
-its own, followed by what was written.
+Format of the log (Documentation/admin-guide/device-mapper/log-writes.rst): a super block, then entries, each
+in a sector of its own, followed by what was written.
 """
 
 import concurrent.futures
@@ -26,7 +28,8 @@ from scenes import absent_members, expect_state
 MAGIC, VERSION = 0x6A736677736872, 1
 FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
 SECTOR = 512
-# Of each member, at its place on the one disk. A first MiB that is nobody's keeps a scan from taking the disk for member 0.
+# Of each member, at its place on the one disk. A first MiB that is nobody's keeps a scan from taking the disk
+# for member 0.
 MEMBER_BYTES = 40 * MIB
 LEAD_BYTES = MIB
 # Points checked at a time: one for each core of a small machine.
@@ -108,7 +111,9 @@ class Oracle:
         self.begun = [line for line in self.lines if line.startswith("b ")]
 
     def after(self, marks):
-        """The first `marks` changes are durable, one more may be under way. A number beyond the truth is a false claim."""
+        """The first `marks` changes are durable, one more may be under way. A number beyond the truth is a
+        false claim.
+        """
         done = self.begun[:marks]
         lines = []
         for line in done:
@@ -181,7 +186,9 @@ def look_raw(run, point, oracle):
 
 
 def look_filesystem(run, point, oracle):
-    """The filesystem on the volume: its journal is replayed, then it must be clean, then its files are compared."""
+    """The filesystem on the volume: its journal is replayed, then it must be clean, then its files are
+    compared.
+    """
     def look(volume):
         replay = subprocess.run(["e2fsck", "-p", volume], capture_output=True, text=True)
         # 1: corrected, which is what replaying the journal counts as.
@@ -202,7 +209,9 @@ def look_filesystem(run, point, oracle):
 
 
 def record(run, geometry, degraded, filesystem, changes):
-    """Runs a load in the machine on members under dm-log-writes. (path of the log, the load's own log, absent members)"""
+    """Runs a load in the machine on members under dm-log-writes. (path of the log, the load's own log, absent
+    members)
+    """
     width = geometry.width
     big = LEAD_BYTES + width * MEMBER_BYTES
     rig = Rig(run, geometry, "ext4", member_bytes=0, extra={"big": big, "log": 1024 * MIB})
@@ -249,7 +258,8 @@ def replay(run, geometry, degraded, changes, sample, look, filesystem=False):
     last = max(number for number, entry in enumerate(entries) if entry.change)
     marked = sum(entry.change for entry in entries)
     check(marked == changes, f"{marked} marks of {changes} changes are in the log")
-    # A point is after an entry: each flush and FUA, each mark; and one write between two of them, which may have been lost.
+    # A point is after an entry: each flush and FUA, each mark; and one write between two of them, which may
+    # have been lost.
     durable = [n for n in range(first, last + 1) if entries[n].flags & (FLUSH | FUA | MARK)]
     between = [n for n in range(first, last + 1) if not entries[n].flags & (FLUSH | FUA | MARK)]
     if sample:
@@ -260,7 +270,8 @@ def replay(run, geometry, degraded, changes, sample, look, filesystem=False):
     base = os.path.dirname(path)
     disks = Disks(os.path.join(base, "disks"), geometry.width, path, size)
     counts = {"points": 0, "torn": 0}
-    # The changes that states claimed to have come, and those of which a state refuted it. One change can have many states.
+    # The changes that states claimed to have come, and those of which a state refuted it. One change can have
+    # many states.
     claimed, refuted = set(), set()
     marks = 0
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
@@ -299,15 +310,17 @@ def replay(run, geometry, degraded, changes, sample, look, filesystem=False):
         settle(0)
     flushes = sum(1 for entry in entries[first:last + 1] if entry.flags & FLUSH)
     fuas = sum(1 for entry in entries[first:last + 1] if entry.flags & FUA)
-    # A state may hold the change that is under way, not the one after it; only where that undoes itself is the claim true: a file
-    # made and removed, 1 in 200.
+    # A state may hold the change that is under way, not the one after it; only where that undoes itself is
+    # the claim true: a file made and removed, 1 in 200.
     check(len(refuted) * 2 >= len(claimed) > 0, f"the comparison believes what it is told: {sorted(refuted)} of {sorted(claimed)}")
     return (f"{changes} changes, {last - first} entries, {flushes} flushes, {fuas} FUA; {counts['points']} states checked and served, "
             f"{counts['torn']} of them torn, {len(refuted)} of {len(claimed)} false claims refuted")
 
 
 def tear(run, entries, number, disks, directory, absent):
-    """Puts some of the writes of the flush that is under way on a copy: those up to the next flush, FUA or mark, by chance."""
+    """Puts some of the writes of the flush that is under way on a copy: those up to the next flush, FUA or
+    mark, by chance.
+    """
     for entry in entries[number + 1:]:
         if entry.flags & (FLUSH | FUA | MARK):
             return
@@ -323,7 +336,9 @@ def tear(run, entries, number, disks, directory, absent):
 
 
 def raw(run, geometry, filesystem, degraded):
-    """Changes of the raw device, each made durable; a short log whose every point is checked, and a long one by samples."""
+    """Changes of the raw device, each made durable; a short log whose every point is checked, and a long one
+    by samples.
+    """
     short = replay(run, geometry, degraded, run.few(12, 8), run.few(0, 40), look_raw)
     if run.quick:
         return short

@@ -1,8 +1,9 @@
-"""The scenes of `recipes`: what README.md, docs/attach.md and docs/systemd.md tell a person to type is typed as it stands, on empty
-disks, in this order. The documents are read when a scene runs: a recipe that changes is tested as it is then.
+"""The scenes of `recipes`: what README.md, docs/attach.md and docs/systemd.md tell a person to type is typed
+as it stands, on empty disks, in this order. The documents are read when a scene runs: a recipe that changes
+is tested as it is then.
 
-What no document can say literally is put in here: names of disks in place of `...`, and the section that `calpe create`
-prints, for calpe.toml. Must not know qemu.
+What no document can say literally is put in here: names of disks in place of `...`, and the section that
+`calpe create` prints, for calpe.toml. Must not know qemu.
 """
 
 import base64
@@ -134,7 +135,9 @@ class Bare(System):
 
 
 def installed(run, geometry, filesystem, degraded):
-    """The same, then docs/systemd.md and docs/attach.md up to a filesystem that a boot mounts from /etc/fstab."""
+    """The same, then docs/systemd.md and docs/attach.md up to a filesystem that a boot mounts from
+    /etc/fstab.
+    """
     with Bare(run, geometry, filesystem, member_bytes=96 * MIB) as rig:
         members = list(rig.disks)
         rig.start()

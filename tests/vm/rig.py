@@ -16,8 +16,8 @@ MIB = 1 << 20
 
 # An unmounted filesystem is checked by its own tool, which must find nothing at all and may change nothing.
 FSCK = {"ext4": f"e2fsck -fn {DEVICE}", "xfs": f"xfs_repair -n {DEVICE}"}
-# Blocks of 4 KiB, which is what the load takes for one: those of a small filesystem are smaller, and a page in four of them is not
-# old or new as a whole after a power cut.
+# Blocks of 4 KiB, which is what the load takes for one: those of a small filesystem are smaller, and a page
+# in four of them is not old or new as a whole after a power cut.
 MKFS = {"ext4": f"mkfs.ext4 -q -F -b 4096 {DEVICE}", "xfs": f"mkfs.xfs -q -f {DEVICE}"}
 
 
@@ -55,7 +55,8 @@ class Rig:
         if self.vm:
             self.vm.cut()
 
-    # -- the machine -----------------------------------------------------------------------------------------------
+    # -- the machine
+    # -----------------------------------------------------------------------------------------------
 
     def boot(self):
         self.boots += 1
@@ -85,7 +86,8 @@ class Rig:
         self.vm.cut()
         check(not complaints, "the kernel complains:\n" + "\n".join(complaints[:10]))
 
-    # -- the array -------------------------------------------------------------------------------------------------
+    # -- the array
+    # -------------------------------------------------------------------------------------------------
 
     def create(self, devices=None, options=""):
         devices = devices or [f"/dev/members/m{index}" for index in range(self.geometry.width)]
@@ -114,8 +116,8 @@ class Rig:
         return state, [state for _, state in members]
 
     def attach(self):
-        # The driver sends again what a dead connection had under way when the request's time is up, not sooner: a short time
-        # makes short scenes.
+        # The driver sends again what a dead connection had under way when the request's time is up, not
+        # sooner: a short time makes short scenes.
         self.sh(f"calpe attach {ARRAY} {DEVICE} --connections 4 --timeout 10 2>> /tmp/attach.log")
         # The capacity is set by the driver after it has answered.
         self.vm.until(f"test $(cat /sys/block/nbd0/size) -gt 0", what="the device has its size")
@@ -128,7 +130,8 @@ class Rig:
         self.sh(f"calpe scrub {ARRAY} -w 2>&1", 300)
         self.sh(f"calpe status --test {ARRAY} 2>&1")
 
-    # -- filesystems -----------------------------------------------------------------------------------------------
+    # -- filesystems
+    # -----------------------------------------------------------------------------------------------
 
     def make_filesystem(self):
         self.sh(MKFS[self.filesystem], 120)
@@ -144,7 +147,8 @@ class Rig:
         check(status == 0, f"the filesystem is not clean (exit status {status}):\n{output}")
         return 1
 
-    # -- the load --------------------------------------------------------------------------------------------------
+    # -- the load
+    # --------------------------------------------------------------------------------------------------
 
     def load(self, seed, to=MOUNT, log="/tmp/load.log", **options):
         """Runs a load to its end; what it did."""
@@ -191,7 +195,9 @@ class Rig:
 
 
 def condense(history):
-    """A log without the changes that later durable ones of the same file have replaced; the oracle reads the same from it."""
+    """A log without the changes that later durable ones of the same file have replaced; the oracle reads the
+    same from it.
+    """
     lines = [line.split(" ") for line in history[:history.rfind("\n") + 1].splitlines()]
     durable = {}
     for kind, thread, file, version, *_ in lines:

@@ -1,4 +1,6 @@
-"""The virtual-machine suite: chooses scenes, runs them, prints a table. Started by scripts/vm-test, which builds what it needs."""
+"""The virtual-machine suite: chooses scenes, runs them, prints a table. Started by scripts/vm-test, which
+builds what it needs.
+"""
 
 import argparse
 import concurrent.futures

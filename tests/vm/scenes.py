@@ -1,7 +1,8 @@
 """The scenes: what is done to a machine that lives on an array, and what must hold afterwards.
 
-Each is a function of a run, a geometry, a filesystem and whether m members are absent all the time; it returns its counts as
-text and raises `Failed` or `VmError` when anything is not as it must be. Must not know qemu.
+Each is a function of a run, a geometry, a filesystem and whether m members are absent all the time; it
+returns its counts as text and raises `Failed` or `VmError` when anything is not as it must be. Must not know
+qemu.
 """
 
 import time
@@ -11,13 +12,17 @@ from vm import VmError
 
 
 def absent_members(rig, degraded):
-    """The members that a degraded scene does without: the first and the last ones, as many as there is parity."""
+    """The members that a degraded scene does without: the first and the last ones, as many as there is
+    parity.
+    """
     width, parity = rig.geometry.width, rig.geometry.parity
     return [f"m{index}" for index in ([0] + list(range(width - 1, 0, -1)))[:parity]] if degraded else []
 
 
 def begin(run, geometry, filesystem, degraded, **options):
-    """A rig with a served and attached array. Degraded: it was whole once, and m of its disks are not plugged in now."""
+    """A rig with a served and attached array. Degraded: it was whole once, and m of its disks are not plugged
+    in now.
+    """
     rig = Rig(run, geometry, filesystem, **options)
     rig.boot()
     rig.create()
@@ -39,7 +44,8 @@ def expect_state(rig, wanted):
 
 
 def end_and_compare(rig, seed):
-    """Ends the load and detaches the device: what was durable is there, then and in a clean filesystem that is mounted again.
+    """Ends the load and detaches the device: what was durable is there, then and in a clean filesystem that
+    is mounted again.
     (changes, files, blocks)"""
     rig.end_load()
     changes = rig.durable()
@@ -54,7 +60,9 @@ def end_and_compare(rig, seed):
 
 
 def attach(run, geometry, filesystem, degraded):
-    """Attach, look at what the kernel was told, make and fill a filesystem, check it, detach, attach again, compare."""
+    """Attach, look at what the kernel was told, make and fill a filesystem, check it, detach, attach again,
+    compare.
+    """
     with begin(run, geometry, filesystem, degraded) as rig:
         offered = limits(rig)
         counts = [0, 0, 0]
@@ -118,7 +126,9 @@ def notices(rig, seed):
 
 
 def kill(run, geometry, filesystem, degraded):
-    """The daemon is killed under the mounted filesystem, and restarted cleanly; the load goes on and nothing is lost."""
+    """The daemon is killed under the mounted filesystem, and restarted cleanly; the load goes on and nothing
+    is lost.
+    """
     kills, upgrades = run.few(6, 2), run.few(2, 1)
     with begin(run, geometry, filesystem, degraded) as rig:
         rig.make_filesystem()
@@ -144,7 +154,9 @@ def kill(run, geometry, filesystem, degraded):
 
 
 def members(run, geometry, filesystem, degraded):
-    """m members fail in three ways under the mount: told so, pulled out, and erring; each time they come back or are replaced."""
+    """m members fail in three ways under the mount: told so, pulled out, and erring; each time they come back
+    or are replaced.
+    """
     parity, width = geometry.parity, geometry.width
     erring, pulled = list(range(parity)), list(range(parity, 2 * parity))
     told = list(range(width - parity, width))
@@ -237,7 +249,8 @@ def power(run, geometry, filesystem, degraded):
                 files, blocks = rig.verify(run.seed + number, of=f"{MOUNT}/c{number}", history=histories[number])
                 if number == cycle:
                     total[0], total[1] = total[0] + files, total[1] + blocks
-                    # A claim that what was only announced is durable must be refuted, or the comparison is blind.
+                    # A claim that what was only announced is durable must be refuted, or the comparison is
+                    # blind.
                     status, _ = rig.try_verify(run.seed + cycle, of=place, history=boasting(histories[number]))
                     claims += status != 0
         check(total[0] > 0, "no cut came after a durable change")

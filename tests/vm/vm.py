@@ -2,10 +2,10 @@
 
 Owns the qemu process and its sockets. Must not know what a scene checks.
 
-What a power cut is here: `cut()` ends qemu by SIGKILL. What the guest had in memory (page cache, the daemon, requests on
-their way) is gone. What virtio had completed stays, flushed or not, because it is in the page cache of the host: these cuts
-show that nothing is missing after a flush and that a torn sequence of writes is mended; that *unflushed* writes may vanish
-is what the scene `log-writes` shows.
+What a power cut is here: `cut()` ends qemu by SIGKILL. What the guest had in memory (page cache, the daemon,
+requests on their way) is gone. What virtio had completed stays, flushed or not, because it is in the page
+cache of the host: these cuts show that nothing is missing after a flush and that a torn sequence of writes is
+mended; that *unflushed* writes may vanish is what the scene `log-writes` shows.
 """
 
 import base64
@@ -24,7 +24,9 @@ class VmError(Exception):
 
 
 class Vm:
-    """A machine with `disks`, a list of (serial, path). `directory` holds its sockets, console and report; `append` goes to the kernel."""
+    """A machine with `disks`, a list of (serial, path). `directory` holds its sockets, console and report;
+    `append` goes to the kernel.
+    """
 
     booted = 0
 
@@ -37,7 +39,8 @@ class Vm:
         self.number = 0
         self.process = None
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- life
+    # ------------------------------------------------------------------------------------------------------
 
     def boot(self, seconds=180):
         for name in ("ctl", "qmp"):
@@ -96,10 +99,13 @@ class Vm:
     def __exit__(self, *_):
         self.cut()
 
-    # -- commands --------------------------------------------------------------------------------------------------
+    # -- commands
+    # --------------------------------------------------------------------------------------------------
 
     def sh(self, script, seconds=120):
-        """Runs a shell script in the guest (`sh -eu`) and returns what it printed; an exit status other than 0 raises."""
+        """Runs a shell script in the guest (`sh -eu`) and returns what it printed; an exit status other than
+        0 raises.
+        """
         status, output = self.try_sh(script, seconds)
         if status != 0:
             raise VmError(f"exit status {status} of\n    {script.strip()}\nwhich printed\n{output}")
@@ -123,7 +129,8 @@ class Vm:
                 raise VmError(f"not within {seconds} s: {what or script}\n{output}")
             time.sleep(0.2)
 
-    # -- hardware --------------------------------------------------------------------------------------------------
+    # -- hardware
+    # --------------------------------------------------------------------------------------------------
 
     def add_disk(self, serial, path):
         node, drive = f"d-{serial}", self._drive(serial, path)
@@ -144,7 +151,8 @@ class Vm:
         with open(self.console, errors="replace") as console:
             return [line.strip() for line in console if bad.search(line) and not benign.search(line)]
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------------------
 
     def _path(self, name):
         return os.path.join(self.directory, name)

@@ -1,5 +1,5 @@
-//! Drives the targets without libFuzzer, blindly: no compiler but rustc is needed. Also writes the seeds, and tries
-//! single inputs.
+//! Drives the targets without libFuzzer, blindly: no compiler but rustc is needed. Also writes the seeds, and
+//! tries single inputs.
 //!
 //!     driver mutate TARGET SECONDS CRASHES    mutated seeds for so long; an input that fails is left in the folder CRASHES
 //!     driver replay TARGET FILE               one input
@@ -75,7 +75,8 @@ fn mutate(target: &Target, time: Duration, crashes: &Path) -> Result<(), Box<dyn
     Ok(())
 }
 
-/// One change: a flipped bit, a byte, a number at the edge of its range, bytes put in, taken out, or from another seed.
+/// One change: a flipped bit, a byte, a number at the edge of its range, bytes put in, taken out, or from
+/// another seed.
 fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let at = random.below(input.len() + 1);
     let (tail, some) = (input.len() - at, 1 + random.below(16));

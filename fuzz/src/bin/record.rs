@@ -1,5 +1,5 @@
-//! Records what NBD clients and servers say to each other, as inputs of the targets `nbd_server` and `nbd_client`.
-//! scripts/record-seeds runs it.
+//! Records what NBD clients and servers say to each other, as inputs of the targets `nbd_server` and
+//! `nbd_client`. scripts/record-seeds runs it.
 //!
 //!     record proxy LISTEN SERVER FOLDER NAME    between clients and a server, until killed; a file for each direction
 //!                                               of each connection: FOLDER/nbd_server/NAME-N, FOLDER/nbd_client/NAME-N

@@ -1,12 +1,12 @@
-//! What status says of members that come back by themselves. Words only: `verdict` decides which
+//! The sentences of a status about members that come back by themselves. Words only: `verdict` decides which
 //! members these are.
 
 use super::{is_displaced, is_refused, names};
 use crate::control::{ArrayReport, ArrayState, Condition, MemberReport};
 use calpe_core::units::Printable;
 
-/// What to do about members that come back by themselves: never replace them, unless what is in
-/// their place cannot serve.
+/// What to do about members that come back by themselves: never replace them, unless the device in their
+/// place cannot serve.
 pub(super) fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let (full, rest): (Vec<&MemberReport>, Vec<_>) =
         members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));

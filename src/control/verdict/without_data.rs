@@ -1,5 +1,5 @@
-//! What status says of an array with ranges that cannot be served: beyond repair, set aside,
-//! unreadable for now, or not looked at yet. Words only: `verdict` decides which ranges these are.
+//! The sentences of a status about ranges of an array that cannot be served: beyond repair, set aside,
+//! unreadable for now, or not read yet. Words only: `verdict` decides which ranges these are.
 
 use super::returning::wait_for;
 use super::{
@@ -42,17 +42,17 @@ fn unread_besides(parts: &[LostReport]) -> String {
     }
 }
 
-/// Whether ranges of the volume cannot be served, or are not known to be there.
+/// Whether ranges of the volume cannot be served, or may be missing.
 pub(super) fn lacks_data(array: &ArrayReport) -> bool {
     !array.lost.is_empty() || !array.set_aside.is_empty() || is_unread(array)
 }
 
-/// Whether ranges cannot be read for now, or were not looked at so far.
+/// Whether ranges cannot be read for now, or have not been read yet.
 fn is_unread(array: &ArrayReport) -> bool {
     !array.unreadable.is_empty() || !array.unconfirmed.is_empty() || array.unreadable_pages > 0
 }
 
-/// Whether members that are out of service may hold what cannot be served.
+/// Whether members that are out of service may hold ranges that cannot be served.
 fn may_be_away(array: &ArrayReport) -> bool {
     let own = || array.members.iter().filter(|member| array.set_aside_members.contains(&member.index));
     let is_set_aside_there =
@@ -70,7 +70,7 @@ pub(super) fn explain_without_data(array: &ArrayReport) -> Explanation {
     }
 }
 
-/// Adds which members are not in service, and what to do about them where nothing else says so.
+/// Adds which members are not in service, and what to do about them unless another sentence says so.
 pub(super) fn beside_absent(
     array: &ArrayReport,
     absent: &[&MemberReport],

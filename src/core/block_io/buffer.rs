@@ -88,8 +88,8 @@ impl Pool {
             None => {
                 self.0.overflows.fetch_add(1, Ordering::Relaxed);
                 let layout = Layout::from_size_align(pages * PAGE, PAGE).expect("buffer size in range");
-                // SAFETY: the layout has a non-zero size. Zeroed by the allocator, which leaves the pages of a large
-                // range to the kernel: what is announced and never arrives costs no memory.
+                // SAFETY: the layout has a non-zero size. Zeroed by the allocator, which leaves the pages of
+                // a large range to the kernel: what is announced and never arrives costs no memory.
                 let start = unsafe { alloc_zeroed(layout) };
                 let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
                 Region { start, home: Home::Heap(layout) }
@@ -135,7 +135,8 @@ impl fmt::Debug for Pool {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: every region holds the slab's Arc, so none is left; base and length are those of the mapping.
+        // SAFETY: every region holds the slab's Arc, so none is left; base and length are those of the
+        // mapping.
         let unmapped = unsafe { nix::sys::mman::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
     }
@@ -170,7 +171,8 @@ impl Drop for Region {
     }
 }
 
-/// The unique, writable handle of a byte range. Splits into disjoint handles, joins again, freezes into [`Buf`].
+/// The unique, writable handle of a byte range. Splits into disjoint handles, joins again, freezes into
+/// [`Buf`].
 pub struct BufMut {
     region: Arc<Region>,
     start: NonNull<u8>,
@@ -295,7 +297,8 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Buddy allocator over pages. Free lists are stacks whose stale entries are recognised by `state` on popping.
+/// Buddy allocator over pages. Free lists are stacks whose stale entries are recognised by `state` on
+/// popping.
 struct Buddy {
     free: Vec<Vec<u32>>,
     state: Vec<u8>,

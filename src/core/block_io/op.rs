@@ -45,7 +45,8 @@ pub enum IoOp {
         /// Whether the space may be given back (punch a hole, unmap).
         may_unmap: bool,
     },
-    /// Tell which parts of a range are holes (known to read as zeroes). Advisory: all data is a right answer.
+    /// Report which parts of a range are holes (known to read as zeroes). Advisory: reporting all of it as
+    /// data is a right answer.
     Extents {
         /// Where to start.
         offset: ByteOffset,
@@ -82,9 +83,8 @@ pub enum IoFaultKind {
     Medium,
     /// The device is not there any more (ENODEV, ENXIO, EBADF, ESTALE, a short transfer, a deleted file).
     Gone,
-    /// The storage under the device is full (ENOSPC, EDQUOT): it ends when space is freed. Any
-    /// write can fail so, also one over old data on thin or copy-on-write storage, and so can a
-    /// flush.
+    /// The storage under the device is full (ENOSPC, EDQUOT): it ends when space is freed. Any write can fail
+    /// so, even one over old data on thin or copy-on-write storage, and so can a flush.
     NoSpace,
     /// The host lacks memory, descriptors or the like (ENOMEM, EAGAIN, EMFILE, ENOBUFS...): it says
     /// nothing about the device, and is temporary.
@@ -94,8 +94,8 @@ pub enum IoFaultKind {
 }
 
 impl IoFaultKind {
-    /// Whether the same operation can succeed later although nothing is done to the device (rule T4 of the crash-safety
-    /// design).
+    /// Whether the same operation can succeed later although nothing is done to the device (rule T4 of the
+    /// crash-safety design).
     #[must_use]
     pub fn passes(self) -> bool {
         matches!(self, IoFaultKind::NoSpace | IoFaultKind::Shortage)

@@ -42,8 +42,9 @@ impl CopyPlace {
     }
 }
 
-/// Offsets of the copies on a device of this size (rounded down to 4 KiB), in the order of [`CopyPlace::ALL`]. On a
-/// device too small to be a member, below 64 KiB, the tail copies fall on the head ones.
+/// Offsets of the copies on a device of this size (rounded down to 4 KiB), in the order of
+/// [`CopyPlace::ALL`]. On a device too small to be a member, below 64 KiB, the tail copies fall on the head
+/// ones.
 #[must_use]
 pub fn all_copy_offsets(device_bytes: u64) -> [ByteOffset; 4] {
     let tail = (device_bytes & !(ROW_BYTES - 1)).saturating_sub(END);
@@ -60,11 +61,12 @@ pub fn superblock_offsets(device_bytes: u64, sequence: u64) -> [ByteOffset; 2] {
     if sequence.is_multiple_of(2) { [head_a, tail_a] } else { [head_b, tail_b] }
 }
 
-/// Decodes what was read at a place.
+/// Decodes the bytes read at a place.
 ///
 /// # Errors
-/// See [`Superblock::decode`]; [`FormatError::Misplaced`] where no update with this sequence goes: such a copy did not get there by
-/// an update, and the next one could go over the newest that the device has.
+/// See [`Superblock::decode`]; [`FormatError::Misplaced`] if no update with this sequence goes to this place:
+/// such a copy did not get there by an update, and the next update could overwrite the newest copy of the
+/// device.
 pub fn decode_copy(place: CopyPlace, bytes: &[u8]) -> Result<Superblock, FormatError> {
     let superblock = Superblock::decode(bytes)?;
     let is_even_place = matches!(place, CopyPlace::HeadA | CopyPlace::TailA);
@@ -119,11 +121,12 @@ pub struct Identity {
     pub device: Uuid,
 }
 
-/// The current superblock: of the whole copies the one with the highest sequence; among equals the first given.
+/// The current superblock: of the whole copies the one with the highest sequence; among equals the first
+/// given.
 ///
 /// # Errors
-/// When there is none, when the newest is refused ([`FormatError::refused_sequence`]), or when copies of different
-/// devices are mixed.
+/// When there is none, when the newest is refused ([`FormatError::refused_sequence`]), or when copies of
+/// different devices are mixed.
 pub fn newest(
     copies: impl IntoIterator<Item = Result<Superblock, FormatError>>,
 ) -> Result<Superblock, NewestError> {
@@ -163,15 +166,13 @@ pub fn newest(
     }
 }
 
-/// As [`newest`], of a device's four copies as they were read: each with its I/O error as text, or
-/// decoded. An update goes to one slot, at both ends. So where neither copy of a slot can be read,
-/// the newest may be there: it is not known then, and an older one is not taken for it (rule T3).
-/// One that can be read at one end only is known well enough: an update that is not at both ends
-/// was not complete.
+/// As [`newest`], of a device's four copies as they were read: each with its I/O error as text, or decoded.
+/// An update goes to one slot, at both ends. So where neither copy of a slot can be read, the newest may be
+/// there: the newest is then unknown, and an older one does not take its place (rule T3). One readable end is
+/// enough: an update that is not at both ends was not complete.
 ///
-/// Where both copies of the other slot were read and are damaged, the newest may have been there,
-/// and may have said that the array is not clean: the one that is left counts as not clean, and the
-/// log is read.
+/// Where both copies of the other slot were read and are damaged, the newest may have been there, and may
+/// have said that the array is not clean: the remaining one counts as not clean, and the log is read.
 ///
 /// # Errors
 /// As [`newest`], and [`NewestError::Unreadable`].
@@ -196,18 +197,18 @@ pub fn newest_read(
     Ok(newest)
 }
 
-/// Copies that should be whole and are not, and why, of a device's four as they were read: each
-/// with its I/O error as text, or decoded. An update is written to both ends of a device, so a copy
-/// is missing where only the other end has it, and both copies of a slot are missing where a device
-/// has had two superblocks, as updates go to either slot in turn. What a crash leaves is no damage:
-/// one that is merely older than the other end's, or that is cleared.
+/// Copies that should be whole and are not, and why, of a device's four as they were read: each with its I/O
+/// error as text, or decoded. An update is written to both ends of a device, so a copy is missing if only the
+/// other end has it. Both copies of a slot are missing if a device has had two superblocks, because updates
+/// go to the two slots in turn. The traces of a crash are no damage: a copy that is older than the other
+/// end's, or that is cleared.
 #[must_use]
 pub fn damaged_copies(
     copies: &[Result<Result<Superblock, FormatError>, String>; 4],
 ) -> Vec<(CopyPlace, String)> {
     let valid = |at: usize| matches!(copies[at], Ok(Ok(_)));
     let newest = copies.iter().flatten().flatten().max_by_key(|copy| copy.sequence);
-    // A device that is being built may have had its first alone.
+    // A device that is being built may have had its first superblock alone.
     let has_both_slots =
         newest.is_some_and(|copy| copy.sequence > FIRST_SEQUENCE && copy.role != Role::Replacement);
     let fault = |at: usize| match &copies[at] {
@@ -313,7 +314,8 @@ mod tests {
         let copies = |device: &[u8]| {
             all_copy_offsets(DEVICE).map(|at| Ok(Superblock::decode(&device[at.0 as usize..][..COPY_BYTES])))
         };
-        // Both ends are cleared, then each is written: every state that a crash can leave between two sectors.
+        // Both ends are cleared, then each is written: every state that a crash can leave between two
+        // sectors.
         for what in [&[CLEARED_BYTE; COPY_BYTES], &*new.encode()] {
             for end in superblock_offsets(DEVICE, 8).map(|offset| offset.0 as usize) {
                 for sector in (0..COPY_BYTES).step_by(512) {

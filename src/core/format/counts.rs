@@ -1,5 +1,5 @@
-//! The counts of a superblock, and why a member must not be written to: its counts are impossible,
-//! or its features forbid it. Pure; where the fields lie is not known here.
+//! The counts of a superblock, and why a member must not be written to: its counts are impossible, or its
+//! features forbid it. Pure. Must not know where the fields lie.
 
 use super::features::{KNOWN_RO_COMPAT, bit_names};
 use super::{COUNT_END, COUNTED_IN_A_LIFE, Superblock};

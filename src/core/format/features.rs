@@ -11,13 +11,13 @@ pub(super) const KNOWN_INCOMPAT: u64 = REDO_LOG | CHECKSUM_PAGES | STRIPE_MAP | 
 const REDO_LOG: u64 = 1 << 0;
 /// Incompat bit: every block has a hash in the pages.
 pub(super) const CHECKSUM_PAGES: u64 = 1 << 1;
-/// Incompat bit: the pages tell which slot holds which stripe.
+/// Incompat bit: the stripe map in the pages tells which slot holds which stripe.
 const STRIPE_MAP: u64 = 1 << 2;
 /// Incompat bit: updates are counted, and a member that left has its tail recorded. Always set by
 /// this version; an image without it has counted none, and is upgraded by its next update.
 pub(super) const UPDATE_COUNT: u64 = 1 << 4;
-/// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this version's
-/// refusal can name them.
+/// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this
+/// version's refusal can name them.
 const INCOMPAT_NAMES: [(u32, &str); 5] =
     [(0, "redo-log"), (1, "checksum-pages"), (2, "stripe-map"), (3, "cas-volume"), (4, "update-count")];
 

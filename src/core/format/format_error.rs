@@ -79,8 +79,8 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// The sequence of a copy that is whole but refused. Such a copy outranks older ones: falling back to them would
-    /// undo what a newer version wrote.
+    /// The sequence of a copy that is whole but refused. Such a copy outranks older ones: falling back to
+    /// them would undo what a newer version wrote.
     #[must_use]
     pub fn refused_sequence(&self) -> Option<u64> {
         match self {

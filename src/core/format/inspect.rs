@@ -147,8 +147,8 @@ struct FeatureReport {
 }
 
 impl Inspection {
-    /// Puts together what was read of a device of this size; the copies in the order of [`CopyPlace::ALL`]. A copy that
-    /// could not be read at all is given as the text of its I/O error.
+    /// Puts together what was read of a device of this size; the copies in the order of [`CopyPlace::ALL`]. A
+    /// copy that could not be read at all is given as the text of its I/O error.
     #[must_use]
     pub fn new(
         path: String,

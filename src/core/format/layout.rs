@@ -1,9 +1,10 @@
 //! Where things lie on a member: pure arithmetic from the shape of an array and the size of its members.
 //!
-//! Head superblocks, a gap to 1 MiB, log, pages, data, tail superblocks at the very end; each region starts on a 1 MiB
-//! boundary, so that partitions, erase blocks and RAID underneath stay aligned. Everything is derived from the number
-//! of slots and grows with it, so "how many slots fit" is a search and `member_bytes_for` its inverse.
-//! docs/on-disk-format.md explains the sizes. Knows nothing of devices, and nothing of what the regions hold.
+//! Head superblocks, a gap to 1 MiB, log, pages, data, tail superblocks at the very end; each region starts
+//! on a 1 MiB boundary, so that partitions, erase blocks and RAID underneath stay aligned. Everything is
+//! derived from the number of slots and grows with it, so "how many slots fit" is a search and
+//! `member_bytes_for` its inverse. docs/on-disk-format.md explains the sizes. Knows nothing of devices, and
+//! nothing of what the regions hold.
 
 use super::{
     COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, PageLayout,
@@ -20,8 +21,8 @@ pub const MIN_REGION_OFFSET: u64 = MIB;
 /// Both slots of the superblock, at the end of the device.
 const TAIL_BYTES: u64 = 2 * COPY_BYTES as u64;
 
-/// The log ring takes this part of the data region: 1/64 costs 1.6 % of the space and holds, for a member that is
-/// overwritten at random, enough to gather many writes to one row before they go in place.
+/// The log ring takes this part of the data region: 1/64 costs 1.6 % of the space and holds, for a member
+/// that is overwritten at random, enough to gather many writes to one row before they go in place.
 const LOG_FRACTION: u64 = 64;
 /// A smaller ring would be truncated, hence every metadata page written back, several times a second.
 const LOG_MIN: u64 = 16 * MIB;
@@ -34,16 +35,17 @@ const LOG_SMALL_MIN: u64 = 4 * MIB;
 /// ...nor less than this many chunks: a write of a whole column beside notes, a reserve and a skipped end.
 const LOG_CHUNKS_MIN: u64 = 4;
 
-/// Free slots for writes that go to fresh slots: one of so many stripes, so that the reserve costs no more than the
-/// log. A slot that a write gave up is used again only after two more flush rounds, the one that makes the record
-/// durable and the one of the note that says so; the reserve must hold all whole stripes written meanwhile...
+/// Free slots for writes that go to fresh slots: one for this many stripes, so that the reserve costs no more
+/// than the log. A slot that a write gave up is used again only after two more flush rounds, the one that
+/// makes the record durable and the one of the note that says so; the reserve must hold all whole stripes
+/// written meanwhile...
 const RESERVE_FRACTION: u64 = 64;
 /// ...at least a few, so that the smallest array can have some in flight in each round...
 const RESERVE_MIN: u64 = 8;
 /// ...and at most what fast devices write in a few rounds: 1 GiB of data with 4 data chunks of 64 KiB.
 const RESERVE_MAX: u64 = 4096;
 
-/// What is known of an array before the size of its members is.
+/// The part of a geometry that is known before the size of the members is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrayShape {
     /// Data chunks of a stripe, at least 1.
@@ -93,7 +95,7 @@ pub enum LayoutError {
         /// What was asked for.
         found: u64,
     },
-    /// The volume cannot be had on any device.
+    /// No device is large enough for the volume.
     #[error("a volume of {} would need members larger than any device can be: choose a smaller size", HumanSize(*.volume_bytes))]
     Impossible {
         /// What was asked for.
@@ -119,8 +121,8 @@ pub fn member_bytes_for(volume_bytes: u64, shape: ArrayShape) -> Result<u64, Lay
     shape.member_bytes(slots).ok_or(LayoutError::Impossible { volume_bytes })
 }
 
-/// Geometry and regions of an array whose smallest member has `member_bytes`. With a volume size, exactly that one;
-/// without, the largest that fits.
+/// Geometry and regions of an array whose smallest member has `member_bytes`. With a volume size, exactly
+/// that one; without, the largest that fits.
 ///
 /// # Errors
 /// When the shape or size is out of range, or the member too small.
@@ -140,7 +142,7 @@ pub fn geometry_for(
         Some(bytes) => bytes,
         None => {
             let stripes = partition_point(slots, |stripes| stripes + 1 + reserve_for(stripes + 1) <= slots);
-            // A volume beyond what offsets can address loses its last stripes, not its existence.
+            // A volume beyond what offsets can address loses its last stripes, and is still created.
             let bytes = u128::from(stripes) * u128::from(shape.stripe_bytes());
             u64::try_from(bytes).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES)
         }
@@ -238,11 +240,11 @@ impl ArrayShape {
         Some(regions)
     }
 
-    /// Bytes of metadata pages on each member. There is room for checksums also where none are kept: what is rounded up
-    /// here is small beside the data, and a layout then depends on the shape alone.
+    /// Bytes of metadata pages on each member. Room for checksums is included even if none are kept: it is
+    /// small beside the data, and so a layout depends on the shape alone.
     fn page_bytes(&self, slots: u64) -> Option<u64> {
         let &ArrayShape { data, parity, chunk, sector } = self;
-        // The size of the volume has no part in it.
+        // The size of the volume does not matter here.
         let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0 };
         PageLayout::new(geometry, true).region_bytes().checked_next_multiple_of(REGION_ALIGN)
     }
@@ -320,7 +322,8 @@ mod tests {
             check_regions(&geometry, &regions, member)?;
             prop_assert_eq!(leftover_bytes(member, &regions), 0);
             prop_assert_eq!(leftover_bytes(member + 12345, &regions), 12345 & !4095);
-            // One block less does not do, and no volume size given means at least this one.
+            // One block less does not suffice, and without a volume size the largest volume is at least this
+            // one.
             let needed = LayoutError::TooSmall { found: member - ROW_BYTES, needed: member };
             prop_assert_eq!(geometry_for(member - ROW_BYTES, shape, Some(volume)), Err(needed));
             prop_assert!(geometry_for(member, shape, None).unwrap().0.volume_bytes >= volume);
@@ -332,7 +335,7 @@ mod tests {
             match geometry_for(bytes, shape, None) {
                 Ok((geometry, regions)) => {
                     check_regions(&geometry, &regions, bytes)?;
-                    // Nothing worth having is left: one stripe more would not fit.
+                    // No useful space is left: one stripe more would not fit.
                     let more = geometry.volume_bytes.saturating_add(shape.stripe_bytes());
                     if let Ok(member) = member_bytes_for(more, shape) {
                         prop_assert!(member > bytes & !(ROW_BYTES - 1));

@@ -1,5 +1,5 @@
-//! The numbers of the format: its versions, sizes, and the limits of what is counted. Uses nothing
-//! else of the format, so that everything in it may use these.
+//! The numbers of the format: its versions, sizes, and the limits of its counts. Uses no other part of the
+//! format, so that every part may use it.
 
 use crate::units::ROW_BYTES;
 
@@ -15,15 +15,16 @@ pub const COUNTED_IN_A_LIFE: u64 = 1 << 56;
 /// Bytes of one copy: room for 255 member records, and few enough that both slots fit a small head area.
 pub const COPY_BYTES: usize = 16 * 1024;
 
-/// Version of the format that this code writes. A higher major version is refused, a higher minor one is read.
+/// Version of the format that this code writes. A higher major version is refused, a higher minor one is
+/// read.
 pub const FORMAT_MAJOR: u16 = 1;
 /// See [`FORMAT_MAJOR`].
 pub const FORMAT_MINOR: u16 = 0;
 
 /// Members of an array: the field of 256 elements has that many distinct non-zero coefficients.
 pub const MAX_MEMBERS: u16 = 255;
-/// Replacements under construction at one time: half an array of the widest kind; the copy has room for no more than
-/// 224 beside the other tables.
+/// Replacements under construction at one time: half an array of the widest kind; the copy has room for no
+/// more than 224 beside the other tables.
 pub const MAX_REPLACEMENTS: usize = 128;
 /// Regions of a member: three today, and room for several log lanes.
 pub const MAX_REGIONS: usize = 16;
@@ -36,8 +37,8 @@ pub const MAX_CHUNK_BYTES: u32 = 4 << 20;
 /// Largest device and largest volume: file offsets and NBD clients' offsets are signed 64-bit numbers.
 pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 
-/// Members out of service whose tail is recorded: as many as there is room for. More than m are never out while an array lives; a
-/// member without a record is rebuilt.
+/// Members out of service whose tail is recorded: as many as there is room for. No more than m are ever out
+/// while an array lives; a member without a record is rebuilt.
 pub const MAX_LEFT: usize = 100;
 
 /// Members that are out of service with the update at which they left: what fits into a copy.

@@ -1,11 +1,13 @@
-//! The redo log's segments: one segment is one member's piece of a batch. See docs/on-disk-format.md, "Redo log".
+//! The redo log's segments: one segment is one member's piece of a batch. See docs/on-disk-format.md, "Redo
+//! log".
 //!
-//! A segment is whole 4 KiB blocks: the header blocks (fixed fields, places, records), then the payload: for each
-//! in-place record, in order, the member's own blocks in row order. Everything but the payload is the same on every
-//! member, save the fields that say whose piece it is. Which member holds which column is not known here.
+//! A segment is whole 4 KiB blocks: the header blocks (fixed fields, places, records), then the payload: for
+//! each in-place record, in order, the member's own blocks in row order. Everything but the payload is the
+//! same on every member, except the fields that say to which member the piece belongs. Must not know which
+//! member holds which column.
 //!
-//! Invariants: `decode` accepts exactly what `encode` writes for the same array, member and place, and never reads or
-//! allocates beyond the bytes it is given, whatever they are.
+//! Invariants: `decode` accepts exactly what `encode` writes for the same array, member and place, and never
+//! reads or allocates beyond the bytes it is given, whatever they are.
 
 use super::{COUNT_END, MAX_CHUNK_BYTES, MAX_MEMBERS};
 use crate::units::{BlockHash, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
@@ -19,15 +21,16 @@ pub const LOG_BLOCK_BYTES: usize = 4096;
 /// The place of a member that had no part in a batch.
 pub const NO_PLACE: u32 = u32::MAX;
 
-/// Longest header in blocks, 16 MiB: four whole stripes of 255 chunks of 4 MiB fit, one of which takes 4 MiB of hashes.
-/// Bounds what a header that is not verified yet can make a reader read.
+/// Longest header in blocks, 16 MiB: four whole stripes of 255 chunks of 4 MiB fit, one of which takes 4 MiB
+/// of hashes. Bounds what a header that is not verified yet can make a reader read.
 pub const MAX_HEADER_BLOCKS: u32 = 4096;
 
 /// First bytes of every segment.
 const MAGIC: [u8; 8] = *b"CALPELOG";
-/// Goes before the shared bytes when they are hashed, so that the hash of a batch is never that of a header or page.
+/// Precedes the shared bytes when they are hashed, so that the hash of a batch never equals that of a header
+/// or page.
 const BATCH_DOMAIN: [u8; 8] = *b"CALPEBAT";
-/// Purpose of the key, as BLAKE3's key derivation wants it: fixed for all versions of the format.
+/// Purpose of the key for BLAKE3's key derivation: the same for all versions of the format.
 const KEY_CONTEXT: &str = "calpe redo log and pages 2026";
 /// Rows of the largest chunk.
 const MAX_ROWS: u32 = MAX_CHUNK_BYTES / ROW_BYTES as u32;
@@ -101,8 +104,8 @@ pub struct InPlaceRecord {
     pub rows: u32,
     /// Modified columns, ascending.
     pub columns: Vec<u16>,
-    /// New hash of each modified block, by column, then row. A column has payload on its member for those of its
-    /// blocks whose hash [`BlockHash::is_stored`].
+    /// New hash of each modified block, by column, then row. A column has payload on its member for those of
+    /// its blocks whose hash [`BlockHash::is_stored`].
     pub hashes: Vec<BlockHash>,
 }
 
@@ -130,8 +133,8 @@ pub struct SegmentHeader {
     pub header_blocks: u32,
     /// Blocks of payload.
     pub payload_blocks: u32,
-    /// A replay wrote it on a member that lacked it: it is true of the array, but does not show
-    /// what this member did.
+    /// Whether a replay wrote it on a member that lacked it: it is true of the array, but does not show what
+    /// this member did.
     pub rewritten: bool,
 }
 
@@ -264,7 +267,8 @@ impl Batch {
     }
 }
 
-/// The header of a batch in bytes and hashed, of which each member's piece is a copy with its own first fields.
+/// The header of a batch in bytes and hashed, of which each member's piece is a copy with its own first
+/// fields.
 #[derive(Clone, Debug)]
 pub struct Manifest {
     key: LogKey,
@@ -291,8 +295,8 @@ impl Manifest {
     /// Writes the header of `member`'s piece with `payload_blocks` blocks of payload to the start of `out`.
     ///
     /// # Panics
-    /// When `out` is shorter than [`Manifest::header_bytes`], the member has no place in the batch, or the piece would
-    /// end beyond what places can name.
+    /// When `out` is shorter than [`Manifest::header_bytes`], the member has no place in the batch, or the
+    /// piece would end beyond what places can name.
     pub fn write_piece(&self, member: MemberIndex, payload_blocks: u32, out: &mut [u8]) {
         self.write(member, payload_blocks, 0, out);
     }
@@ -328,7 +332,8 @@ impl Manifest {
 }
 
 impl SegmentHeader {
-    /// Reads the header of `member`'s piece from `bytes`, whole blocks that start at block `place` of the log region.
+    /// Reads the header of `member`'s piece from `bytes`, whole blocks that start at block `place` of the log
+    /// region.
     ///
     /// # Errors
     /// When there is none, or more bytes are needed to tell.
@@ -392,15 +397,15 @@ fn batch_hash(key: &LogKey, shared: &[u8]) -> BatchHash {
     BatchHash(*key.hasher().update(&BATCH_DOMAIN).update(shared).finalize().as_bytes())
 }
 
-/// Hash of a header: of its own fields, the hash among them zero, and of the batch's hash, which covers the rest but
-/// the padding. So the manifest is hashed once for all members.
+/// Hash of a header: of its own fields, with the hash field zero, and of the batch's hash, which covers
+/// everything else except the padding. So the manifest is hashed once for all members.
 fn piece_hash(key: &LogKey, piece: &RawPiece, batch: BatchHash) -> [u8; 32] {
     let mut blank = *piece;
     blank.hash = [0; 32];
     *key.hasher().update(blank.as_bytes()).update(&batch.0).finalize().as_bytes()
 }
 
-/// Starts every segment: whose piece it is.
+/// The start of every segment: the member to which the piece belongs.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawPiece {
@@ -414,7 +419,7 @@ struct RawPiece {
     payload_blocks: U32,
 }
 
-/// Follows: what all pieces share. After it come the places, then the records.
+/// Next: the fields that all pieces share. The places follow, then the records.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawShared {
@@ -431,7 +436,7 @@ struct RawShared {
     reserved: [u8; 4],
 }
 
-/// Starts every record. In-place records go on with their columns, both kinds with hashes then.
+/// The start of every record. An in-place record continues with its columns; both kinds end with hashes.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawRecord {
@@ -790,7 +795,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Makes the hash of a header of one block right again.
+    /// Corrects the hash of a header of one block.
     fn forge(bytes: &mut [u8]) {
         let shared = RawShared::ref_from_prefix(&bytes[0x48..]).unwrap().0;
         let end = (HEAD_BYTES + shared.body_bytes.get() as usize).min(bytes.len());

@@ -24,7 +24,7 @@ impl MemberSet {
         (0..count).map(MemberIndex).collect()
     }
 
-    /// Adds a member; whether it is new. Panics beyond [`MemberSet::CAPACITY`].
+    /// Adds a member. Returns whether it is new. Panics beyond [`MemberSet::CAPACITY`].
     pub fn insert(&mut self, member: MemberIndex) -> bool {
         let (word, bit) = Self::place(member).expect("member index within a set's capacity");
         let new = self.0[word] & bit == 0;
@@ -32,7 +32,7 @@ impl MemberSet {
         new
     }
 
-    /// Takes a member out; whether it was there.
+    /// Takes a member out. Returns whether it was there.
     pub fn remove(&mut self, member: MemberIndex) -> bool {
         let Some((word, bit)) = Self::place(member) else { return false };
         let was = self.0[word] & bit != 0;

@@ -54,9 +54,9 @@ fn project() -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Asserts that `written` is byte for byte the image `name` in tests/golden, and returns it: the committed images pin
-/// the format. An intended change needs a feature or version, and new images beside the old ones. When the two
-/// differ, `written` is left in target/golden.
+/// Asserts that `written` is byte for byte the image `name` in tests/golden, and returns it: the committed
+/// images pin the format. An intended change needs a feature or version, and new images beside the old ones.
+/// When the two differ, `written` is left in target/golden.
 #[cfg(test)]
 fn golden(name: &str, written: &[u8]) -> Vec<u8> {
     let root = project();

@@ -29,7 +29,8 @@ pub struct Page {
     pub sequence: u64,
     /// Number of the epoch in which this version was written.
     pub epoch: u64,
-    /// The other place of this copy held a version as well, or got this one too: if it is blank, that has been lost.
+    /// Whether the other place of this copy held a version as well, or got this one too: if it is blank, that
+    /// version was lost.
     pub paired: bool,
     /// The entries: block hashes, or [`MapEntry`]s.
     pub entries: Box<[[u8; 16]; PAGE_ENTRIES]>,
@@ -46,8 +47,8 @@ pub enum PageError {
     Damaged,
 }
 
-/// What the stripe map says of a logical stripe. All zero bytes are the entry of a stripe that was never written:
-/// it is in the slot of its own number and holds no data.
+/// What the stripe map says of a logical stripe. All zero bytes are the entry of a stripe that was never
+/// written: it is in the slot of its own number and holds no data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapEntry {
     /// The slot.
@@ -72,8 +73,8 @@ impl Page {
         Page { sequence: 0, epoch: 0, paired: false, entries: Box::new([[0; 16]; PAGE_ENTRIES]) }
     }
 
-    /// What it says is that of its newest version or of an older one: entries without a value may
-    /// have one, and count as lost. Others do not match their block where they are old.
+    /// Marks the content as possibly older than the newest version: entries without a value may have got one
+    /// since and count as lost; other entries do not match their block if they are old.
     pub fn doubt(&mut self) {
         let blank = self.entries.iter_mut().filter(|entry| **entry == BlockHash::UNWRITTEN.0);
         blank.for_each(|entry| *entry = BlockHash::LOST.0);
@@ -95,11 +96,12 @@ impl Page {
         zerocopy::transmute!(raw)
     }
 
-    /// The bytes of a copy that is to count as damaged: versions of the page were written, and this copy has none of them.
+    /// The bytes of a copy that is to count as damaged: versions of the page were written, and this copy
+    /// holds none of them.
     #[must_use]
     pub fn encode_void(array: Uuid, index: PageIndex) -> [u8; PAGE_BYTES] {
         let raw = RawPage {
-            // No page has this hash, but for a chance of 2^-128.
+            // No page has this hash, except with a chance of 2^-128.
             hash: [0xff; 16],
             array: array.into_bytes(),
             index: index.0.into(),
@@ -150,7 +152,7 @@ impl MapEntry {
         bytes
     }
 
-    /// Reads the entry of stripe `stripe`; whether its slot is below the number of slots is the caller's to check.
+    /// Reads the entry of stripe `stripe`; the caller checks that its slot is below the number of slots.
     #[must_use]
     pub fn decode(stripe: u64, bytes: [u8; 16]) -> MapEntry {
         let [low, epoch]: [U64; 2] = zerocopy::transmute!(bytes);
@@ -189,8 +191,8 @@ impl PageLayout {
         self.map_pages() + if self.checksums { checksums } else { 0 }
     }
 
-    /// Pages of the stripe map: pages `0..map_pages()`. There is an entry for each slot, as there are never more
-    /// stripes, so the pages stay where they are when a volume grows into free slots.
+    /// Pages of the stripe map: pages `0..map_pages()`. There is an entry for each slot, as there are never
+    /// more stripes, so the pages stay where they are when a volume grows into free slots.
     #[must_use]
     pub fn map_pages(&self) -> u64 {
         self.geometry.slots.div_ceil(PAGE_ENTRIES as u64)
@@ -231,7 +233,7 @@ impl PageLayout {
         (PageIndex(self.map_pages() + page), entry)
     }
 
-    /// The slots of which a page has hashes; none for a page of the stripe map.
+    /// The slots whose hashes a page holds; none for a page of the stripe map.
     #[must_use]
     pub fn slots_of(&self, page: PageIndex) -> Range<u64> {
         let Some(page) = page.0.checked_sub(self.map_pages()).filter(|_| self.checksums) else { return 0..0 };
@@ -249,11 +251,13 @@ impl PageLayout {
         self.copies(page).position(|(holder, _)| holder == member)
     }
 
-    /// The `m + 1` copies of a page: the member, and the offset in its pages region of the first of the copy's two
-    /// places; the second follows it. Only for arrays whose [`PageLayout::region_bytes`] a device can have.
+    /// The `m + 1` copies of a page: the member, and the offset in its pages region of the first of the
+    /// copy's two places; the second follows it. Only for arrays whose [`PageLayout::region_bytes`] a device
+    /// can have.
     pub fn copies(&self, page: PageIndex) -> impl Iterator<Item = (MemberIndex, u64)> + use<> {
         let (copies, width) = (u64::from(self.geometry.parity) + 1, u64::from(self.geometry.width()));
-        // Copies go round the members like cards dealt: at most one of a page on each, and all members fill evenly.
+        // Copies go round the members like cards dealt: at most one of a page on each, so that all members
+        // fill evenly.
         (0..copies).map(move |copy| {
             let global = page.0 * copies + copy;
             (MemberIndex((global % width) as u16), global / width * PLACES * PAGE_BYTES as u64)
@@ -273,12 +277,12 @@ impl PageLayout {
         u64::from(self.geometry.chunk) / ROW_BYTES
     }
 
-    /// Rows whose hashes share a page, where a page has room for one.
+    /// Rows whose hashes share a page, if a page has room for a row.
     fn rows_per_page(&self) -> u64 {
         PAGE_ENTRIES as u64 / u64::from(self.geometry.width())
     }
 
-    /// Pages of each row, where one page has no room for it.
+    /// Pages of each row, if a page has no room for a row.
     fn wide_pages(&self) -> Option<u64> {
         let width = usize::from(self.geometry.width());
         (width > PAGE_ENTRIES).then(|| width.div_ceil(PAGE_ENTRIES) as u64)
@@ -297,7 +301,7 @@ const SLOT_BITS: u32 = 56;
 const HOLDS_DATA: u8 = 1;
 /// Flag of a page: see [`Page::paired`].
 const PAIRED: u64 = 1;
-/// Flag of a map entry: it says something; without it the stripe was never written.
+/// Flag of a map entry: it was set; without it the stripe was never written.
 const KNOWN_ENTRY: u8 = 2;
 
 #[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -374,7 +378,7 @@ pub(super) mod tests {
                     slots.entry(page).or_default().push(slot);
                 }
             }
-            // The last page may have more slots than were looked at.
+            // The last page may have room for more slots than the loop covered.
             slots.pop_last();
             for (page, slots) in slots {
                 prop_assert_eq!(layout.slots_of(PageIndex(page)).collect::<Vec<_>>(), slots);

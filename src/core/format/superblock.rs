@@ -1,5 +1,5 @@
-//! The superblock: identity, geometry, epoch and member states of an array, on every member. These are the types;
-//! their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
+//! The superblock: identity, geometry, epoch and member states of an array, on every member. These are the
+//! types; their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
 use super::words::worded;
 use super::{COPY_BYTES, MAX_NAME_BYTES, MemberSet};
@@ -134,7 +134,8 @@ pub enum Role {
     Member,
     /// Being built as the replacement of `Superblock::member`.
     Replacement,
-    /// It was the device of `Superblock::member` until it was replaced. It counts for nothing, and says of which epoch on.
+    /// Former device of `Superblock::member`, which was replaced. Its content counts for nothing; its epoch
+    /// says since when.
     Replaced,
 }
 
@@ -184,7 +185,8 @@ pub struct ScrubRecord {
     pub unchecked_before: MemberSet,
 }
 
-/// Where the redo log starts: pieces below, and pieces of older epochs, are void. Orders by epoch, then sequence.
+/// Where the redo log starts: pieces before it, and pieces of older epochs, are void. Ordered by epoch, then
+/// sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct LogStart {
     /// Number of the epoch in which the log starts.
@@ -196,20 +198,21 @@ pub struct LogStart {
 /// What an array keeps of its redo log in its superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedoRecord {
-    /// From which the key of log and pages is derived; random, fixed at creation.
+    /// Source of the key of log and pages; random, fixed at creation.
     pub secret: [u8; 16],
     /// Where the log starts.
     pub start: LogStart,
 }
 
-/// What a member held when it left service. What it missed since can be told from the stripe map.
+/// What a member held when it left service. The stripe map shows what it has missed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Left {
     /// Identity of the last complete epoch in which it was current, 0 for none: then it is rebuilt.
     pub epoch: u64,
     /// Batches below were in place on it, and a batch in its log said so.
     pub tail: u64,
-    /// The newest update of the superblocks that it can have got before the array went on without it, 0 where that is not known.
+    /// The newest update of the superblocks that it can have got before the array went on without it; 0 where
+    /// unknown.
     pub update: u64,
 }
 
@@ -263,7 +266,7 @@ pub struct Superblock {
     pub device: Uuid,
     /// The member this device is or will be.
     pub member: MemberIndex,
-    /// Which of the two.
+    /// Its role.
     pub role: Role,
     /// Shape.
     pub geometry: Geometry,
@@ -277,13 +280,15 @@ pub struct Superblock {
     pub regions: Vec<Region>,
     /// Counts writes of this superblock; the highest valid copy is the current one.
     pub sequence: u64,
-    /// Number of this update of the members' superblocks, the same on all of them; 0 before updates were counted.
+    /// Number of this update of the members' superblocks, the same on all of them; 0 before updates were
+    /// counted.
     pub update: u64,
-    /// The newest update that all members in service had when this one began. Who has an older one was rolled back.
+    /// The newest update that all members in service had when this one began. A device with an older one was
+    /// rolled back.
     pub update_complete: u64,
-    /// Pages of the stripe map that have a version on the members, at least; 0 where none counted
-    /// them. A start that finds fewer knows that copies which look as if they were never written
-    /// have lost what they held.
+    /// Pages of the stripe map that have a version on the members, at least; 0 if they were not counted. A
+    /// start that finds fewer knows that copies which look as if they were never written have lost their
+    /// content.
     pub map_pages: u64,
     /// Epoch.
     pub epoch: Epoch,
@@ -297,7 +302,7 @@ pub struct Superblock {
     pub scrub: ScrubRecord,
     /// The redo log.
     pub redo: RedoRecord,
-    /// Per member, while it is out of service: what it must hold to be caught up with what it missed.
+    /// Per member, while it is out of service: what it must hold to be caught up.
     pub left: Vec<Left>,
 }
 
@@ -314,15 +319,16 @@ impl Superblock {
         self.region(RegionKind::Data).expect("a valid superblock has a data region")
     }
 
-    /// Bytes that a device of this array has at least: the regions, and two copies of the superblock behind them.
+    /// Bytes that a device of this array has at least: the regions, and two copies of the superblock behind
+    /// them.
     #[must_use]
     pub fn device_bytes_min(&self) -> u64 {
         region_end(&self.regions).0 + 2 * COPY_BYTES as u64
     }
 }
 
-/// Whether a text can name an array: 1 to 64 of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name is also
-/// a file name, a URI path and one word on a command line.
+/// Whether a text can name an array: 1 to 64 of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name
+/// is also a file name, a URI path and one word on a command line.
 #[must_use]
 pub fn valid_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);

@@ -1,9 +1,9 @@
-//! The bytes of one superblock copy. docs/on-disk-format.md has the table of fields; the structs below are that
-//! table in code, and the size assertions keep the two from drifting.
+//! The bytes of one superblock copy. docs/on-disk-format.md has the table of fields; the structs below are
+//! that table in code, and the size assertions keep the two from drifting.
 //!
-//! Invariants: `encode` writes only superblocks that `decode` accepts; `decode` returns only superblocks whose
-//! numbers are consistent, so that arithmetic on them (`slots * chunk`, region ends) cannot overflow. Where copies
-//! lie and which one counts is not known here.
+//! Invariants: `encode` writes only superblocks that `decode` accepts; `decode` returns only superblocks
+//! whose numbers are consistent, so that arithmetic on them (`slots * chunk`, region ends) cannot overflow.
+//! Must not know where copies lie and which one counts.
 
 use super::features::{CHECKSUM_PAGES, KNOWN_COMPAT, KNOWN_INCOMPAT, UPDATE_COUNT, feature_names};
 use super::{
@@ -23,11 +23,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 
-/// What fills a copy that is cleared before an update. No sector of a superblock looks like this,
-/// so a torn clearing never yields a whole copy and is recognised.
+/// Fills a copy that is cleared before an update. No sector of a superblock looks like this, so a torn
+/// clearing never yields a whole copy and is recognised.
 pub const CLEARED_BYTE: u8 = 0xa5;
 
-/// The least that a device writes whole.
+/// The least that a device writes atomically.
 const SECTOR: usize = 512;
 
 /// Where the copy's own checksum lies; it is computed with this field zero. Fixed for all versions.
@@ -173,7 +173,7 @@ const _: () = {
 };
 
 impl Superblock {
-    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not
+    /// The bytes of a copy. Unknown compat bits are dropped, because the bytes that they describe are not
     /// carried over. Unknown ro-compat bits stay: assembly must not write to their member
     /// ([`Superblock::unfit`]).
     ///
@@ -304,7 +304,7 @@ impl Superblock {
         }
     }
 
-    /// Everything that must hold between the fields, so that later arithmetic on them is safe.
+    /// Checks the rules between the fields, so that later arithmetic on them is safe.
     fn validate(&self) -> Result<(), Fault> {
         ensure(valid_name(&self.name), "name", format_args!("{:?}", self.name), "a valid array name")?;
         self.geometry.validate()?;
@@ -354,7 +354,7 @@ impl Superblock {
         self.validate_log_and_pages()
     }
 
-    /// That there is room for the log and the pages, so that no offset computed in them is outside.
+    /// Checks that there is room for the log and the pages, so that no offset computed in them is outside.
     fn validate_log_and_pages(&self) -> Result<(), Fault> {
         let most = u64::from(NO_PLACE) * LOG_BLOCK_BYTES as u64;
         let logs = || self.regions.iter().filter(|region| region.kind == RegionKind::Log);
@@ -593,7 +593,8 @@ impl RawCopy {
         })
     }
 
-    /// Members with an epoch and a tail; one with an epoch alone, as earlier builds wrote it, has left nothing to go by.
+    /// The members with an epoch and a tail. A member with an epoch alone, as earlier builds wrote it, counts
+    /// as one that left nothing to go by.
     fn read_left(&self, members: usize) -> Result<Vec<Left>, Fault> {
         let count = usize::from(self.left_count.get());
         ensure(count <= MAX_LEFT, "left count", count, format_args!("at most {MAX_LEFT}"))?;
@@ -645,7 +646,7 @@ impl RawReplacement {
     }
 }
 
-/// A field whose value cannot be: an error when read, a panic when about to be written.
+/// A field with an impossible value: an error when read, a panic when about to be written.
 struct Fault {
     field: &'static str,
     found: String,
@@ -675,7 +676,7 @@ fn boolean(field: &'static str, byte: u8) -> Result<bool, Fault> {
 
 /// BLAKE3 of a copy with its checksum field zero.
 fn checksum(bytes: &[u8]) -> [u8; 32] {
-    // In one piece: sixteen chunks of the hash side by side are much faster than what pieces of odd lengths leave of them.
+    // In one piece: sixteen chunks of the hash side by side are much faster than pieces of odd lengths allow.
     let mut copy = [0; COPY_BYTES];
     copy.copy_from_slice(bytes);
     copy[CHECKSUM_AT].fill(0);
@@ -770,7 +771,7 @@ pub(super) mod tests {
         counted
     }
 
-    /// The example as it was written before updates were counted, and what that is read as.
+    /// The example as it was written before updates were counted, and the superblock that it is read as.
     fn uncounted(role: Role) -> (Superblock, Vec<u8>) {
         let root = crate::format::project();
         let bytes = std::fs::read(root.join(format!("tests/golden/superblock-redo-{role}.bin"))).unwrap();
@@ -780,7 +781,7 @@ pub(super) mod tests {
         (superblock, bytes)
     }
 
-    /// Overwrites bytes of a copy and makes its checksum right again: what a faulty writer would leave.
+    /// Overwrites bytes of a copy and corrects its checksum, as a faulty writer would.
     fn forged(superblock: &Superblock, at: usize, bytes: &[u8]) -> Box<[u8; COPY_BYTES]> {
         let mut copy = superblock.encode();
         copy[at..at + bytes.len()].copy_from_slice(bytes);
@@ -793,15 +794,15 @@ pub(super) mod tests {
     const COUNTS_AT: [usize; 12] =
         [0x30, 0xb0, 0xe0, 0x130, 0x138, 0x140, 0x148, 0x150, 0x160, 0x168, 0x180, 0x3bfa];
 
-    /// What is read of a superblock that was written; unknown compat bits aside, which are dropped, and the upgrade of an image
-    /// in which updates are not counted.
+    /// The superblock that is read back after this one was written: without unknown compat bits, which are
+    /// dropped, and, for an image in which updates are not counted, upgraded.
     fn read_back(superblock: &Superblock) -> Superblock {
         let again = Superblock::decode(superblock.encode().as_slice()).expect("our own bytes");
         let Superblock { features_compat, features_incompat, .. } = *superblock;
         Superblock { features_compat, features_incompat, ..again }
     }
 
-    /// The same after everything was counted so far.
+    /// The same after everything was counted further by `by`.
     fn counted_on(superblock: Superblock, by: u64) -> Superblock {
         let Superblock { sequence, epoch, scrub, redo, .. } = superblock.clone();
         let start = LogStart { epoch: redo.start.epoch + by, sequence: redo.start.sequence + by };
@@ -966,7 +967,8 @@ pub(super) mod tests {
             }
         }
 
-        /// Whatever a device says: what may be started from can be counted on from for longer than any start lasts.
+        /// Whatever a device says: an array that may start from it can count on for longer than any start
+        /// lasts.
         #[test]
         fn forged_counts_never_make_a_later_update_impossible(
             field in 0usize..COUNTS_AT.len(), edge in 0u32..64, less in 0u64..3, counted in 0..COUNTED_IN_A_LIFE,
@@ -1082,7 +1084,7 @@ pub(super) mod tests {
         let unhashed =
             Superblock { checksum: ChecksumKind::None, features_incompat: 0x15, ..example(Role::Member) };
         assert_eq!(Superblock::decode(unhashed.encode().as_slice()), Ok(unhashed));
-        // Features that are not what the array uses are not written.
+        // Features that the array does not use are not written.
         let plain = Superblock { features_incompat: 0, ..example(Role::Member) };
         assert!(std::panic::catch_unwind(|| plain.encode()).is_err());
         assert_eq!(

@@ -11,8 +11,8 @@ fn document() -> String {
     std::fs::read_to_string(super::project().join("docs/on-disk-format.md")).unwrap()
 }
 
-/// The vector of this name, as the document prints it: "`NAME`, N bytes" starts a paragraph; the indented lines behind it are an
-/// offset and 16 bytes each, in hexadecimal; zeroes are left out.
+/// The vector of this name, as the document prints it: "`NAME`, N bytes" starts a paragraph; each of the
+/// indented lines after it holds an offset and 16 bytes, in hexadecimal; zeroes are left out.
 fn documented(name: &str) -> Vec<u8> {
     let text = document();
     let (_, behind) = text.split_once(&format!("\n`{name}`, ")).unwrap_or_else(|| panic!("no vector {name}"));

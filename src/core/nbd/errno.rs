@@ -1,7 +1,8 @@
 //! The error numbers that may travel in an NBD reply. They are the protocol's, whatever the host calls them.
 //!
-//! Invariant: a server never sends a number outside this list, and ENOTSUP and EOVERFLOW only where the protocol
-//! allows them ([`Errno::allowed_for`], in `transmission.rs`). It must not know where an error came from.
+//! Invariant: a server never sends a number outside this list, and ENOTSUP and EOVERFLOW only where the
+//! protocol allows them ([`Errno::allowed_for`], in `transmission.rs`). It must not know where an error came
+//! from.
 
 /// An error of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -48,7 +49,8 @@ impl Errno {
         }
     }
 
-    /// What a peer's non-zero number means. Numbers outside the protocol's list read as EINVAL, as it advises.
+    /// What a peer's non-zero number means. Numbers outside the protocol's list read as EINVAL, as it
+    /// advises.
     #[must_use]
     pub fn from_code(code: u32) -> Errno {
         match code {

@@ -10,8 +10,8 @@ pub enum Incoming {
     Selected,
     /// A valid request without payload, to be answered.
     Request(Request),
-    /// A valid WRITE, to be answered. The next `request.length` bytes of the stream are its payload: the driver
-    /// takes them itself and then calls [`super::ServerConnection::payload_taken`].
+    /// A valid WRITE, to be answered. The next `request.length` bytes of the stream are its payload: the
+    /// driver takes them itself and then calls [`super::ServerConnection::payload_taken`].
     Write {
         /// The request.
         request: Request,

@@ -5,15 +5,15 @@
 
 use super::wire::{Headers, StringFault, can, check_string};
 
-/// The largest READ reply and WRITE payload, in bytes: what clients assume when nothing is advertised, and what
-/// one request may pin in buffers.
+/// The largest READ reply and WRITE payload, in bytes: what clients assume when nothing is advertised, and
+/// what one request may pin in buffers.
 pub const BLOCK_BYTES_MAX: u32 = 32 << 20;
 
 /// The largest minimum block size that the protocol lets a server demand.
 pub const BLOCK_MIN_BYTES_MAX: u32 = 1 << 16;
 
-/// The largest minimum block size that a client is taken to respect without having been told: every block layer
-/// works in sectors of 512 bytes at least, and the protocol tells clients to assume so.
+/// The largest minimum block size that a client is taken to respect without having been told: every block
+/// layer works in sectors of 512 bytes at least, and the protocol tells clients to assume so.
 pub const BLOCK_MIN_BYTES_ASSUMED: u32 = 512;
 
 /// Unfragmented reads of this many bytes must work; one reply carries at most a maximum block.

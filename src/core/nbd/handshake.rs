@@ -13,8 +13,8 @@ use super::wire::{self, Contexts, Gather, Headers, Reader, StringFault, check_st
 /// Option data that is kept to be understood: two strings of the maximum length and as much again in lists.
 pub(super) const OPTION_KEPT_BYTES_MAX: u32 = 16 << 10;
 
-/// Option data that is drained unread, so that an unknown option can be refused politely. No option that exists
-/// needs more; a client that announces more is not worth listening to.
+/// Option data that is drained unread, so that an unknown option can be refused politely. No option that
+/// exists needs more; a client that announces more is not worth listening to.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 
 /// Options per handshake. Clients send about five; a listing tool some per export.
@@ -283,9 +283,9 @@ impl Handshake {
         })
     }
 
-    /// Grants STARTTLS and drops everything received in the clear, since an attacker on the network
-    /// could have sent it. `followed`: bytes came right behind the option, which an honest client
-    /// sends only after the answer.
+    /// Grants STARTTLS and drops everything received in the clear, because an attacker on the network could
+    /// have sent it. `followed`: whether bytes came right behind the option, which an honest client sends
+    /// only after the answer.
     fn start_tls(&mut self, followed: bool, out: &mut Vec<u8>) -> Result<Progress, Fatal> {
         if followed {
             return Err(Fatal::BytesBeforeTls);
@@ -327,7 +327,7 @@ impl Handshake {
                 list(exports, out);
                 Ok(())
             }
-            // They take precedence, and there is no way back.
+            // They take precedence, and cannot be given up again.
             option::STRUCTURED_REPLY if self.headers == Headers::Extended => {
                 Err(refuse(reply::ERR_EXT_HEADER_REQD, "extended headers are negotiated already"))
             }
@@ -407,7 +407,7 @@ impl Handshake {
             self.block_size_told_for = Some(export.name.clone());
         }
 
-        // Before anything is chosen, INFO says what could be had.
+        // Before anything is chosen, INFO reports what would be available.
         let filter = option == option::INFO || !self.contexts_of(&export).is_empty();
         let flags = export.transmission_flags(self.headers, filter);
         let mut put = |kind: u16, parts: [&[u8]; 3]| {
@@ -443,7 +443,8 @@ impl Handshake {
         let mut reader = Reader(data);
         let name = counted_string(&mut reader)?;
         let count = reader.u32().ok_or(MALFORMED)?;
-        // No queries at all select everything when listing, nothing when setting. A namespace lists its contexts.
+        // No queries at all select everything when listing, nothing when setting. A namespace lists its
+        // contexts.
         let everything = count == 0 && !setting;
         let mut contexts = Contexts { allocation: everything, health: everything };
         for _ in 0..count {

@@ -1,8 +1,8 @@
 //! The NBD protocol, sans-IO: bytes in, events and bytes out.
 //!
-//! Invariants: nothing a peer sends makes this code panic, allocate without bound or lose step with the stream;
-//! payloads of READ and WRITE never pass through it; time enters as an argument. It must not know sockets, rings,
-//! buffers, volumes, or how a request is executed.
+//! Invariants: nothing a peer sends makes this code panic, allocate without bound or lose step with the
+//! stream; payloads of READ and WRITE never pass through it; time enters as an argument. It must not know
+//! sockets, rings, buffers, volumes, or how a request is executed.
 //!
 //! # Driving a server connection
 //!
@@ -43,21 +43,21 @@
 //! A READ may also be answered in parts, some of them holes: [`ServerConnection::takes_parts`].
 //!
 //! The driver also closes a connection whose handshake is overdue, stops calling `receive` while more than
-//! [`UNREAD_BYTES_MAX`] wait to be sent, and accepts at most [`CONNECTIONS_MAX`]. A connection that vanishes needs
-//! nothing but to be dropped.
+//! [`UNREAD_BYTES_MAX`] wait to be sent, and accepts at most [`CONNECTIONS_MAX`]. A connection that vanishes
+//! needs nothing but to be dropped.
 //!
 //! # Driving a client connection
 //!
-//! [`ClientConnection`] is the mirror image. Feed what arrives to `receive` and take the events after every call.
-//! After [`ClientEvent::Ready`], `submit` requests, each WRITE followed by its payload on the stream.
-//! [`ClientEvent::Data`] announces payload that the driver takes off the stream itself; [`ClientEvent::Done`] ends
-//! a request.
+//! [`ClientConnection`] is the mirror image. Feed what arrives to `receive` and take the events after every
+//! call. After [`ClientEvent::Ready`], `submit` requests, each WRITE followed by its payload on the stream.
+//! [`ClientEvent::Data`] announces payload that the driver takes off the stream itself; [`ClientEvent::Done`]
+//! ends a request.
 //!
 //! # What is left out, and where it would go
 //!
-//! More metadata contexts are more names beside [`BASE_ALLOCATION`] and
-//! [`CALPE_HEALTH`]. The client half never names contexts in a BLOCK_STATUS, and asks for base:allocation alone.
-//! docs/nbd-support.md lists what is served, each with the test that shows it.
+//! More metadata contexts are more names beside [`BASE_ALLOCATION`] and [`CALPE_HEALTH`]. The client half
+//! never names contexts in a BLOCK_STATUS, and asks for base:allocation alone. docs/nbd-support.md lists what
+//! is served, each with the test that shows it.
 
 mod client;
 mod errno;

@@ -1,9 +1,9 @@
 //! One client's connection to this server: the handshake followed by the transmission phase.
 //!
-//! Invariants: [`ServerConnection::receive`] consumes at least one byte of a non-empty input or fails, and handles
-//! at most one message per call, so that the caller can stop between messages when it has enough to send. What is
-//! kept of the input is bounded: a header, or 16 KiB of option data during the handshake. It must not know sockets,
-//! threads or the clock.
+//! Invariants: [`ServerConnection::receive`] consumes at least one byte of a non-empty input or fails, and
+//! handles at most one message per call, so that the caller can stop between messages when it has enough to
+//! send. What is kept of the input is bounded: a header, or 16 KiB of option data during the handshake. It
+//! must not know sockets, threads or the clock.
 
 use super::errno::Errno;
 use super::events::{Extents, Fatal, Incoming, ReadPart};
@@ -130,8 +130,8 @@ impl ServerConnection {
         }
     }
 
-    /// Bytes that offsets and lengths of this client's requests are multiples of: the smallest block where the client
-    /// asked for the block sizes, 1 where it did not; none before [`Incoming::Selected`].
+    /// Bytes that offsets and lengths of this client's requests are multiples of: the smallest block where
+    /// the client asked for the block sizes, 1 where it did not; none before [`Incoming::Selected`].
     #[must_use]
     pub fn alignment(&self) -> Option<u64> {
         match &self.phase {
@@ -146,8 +146,8 @@ impl ServerConnection {
         matches!(self.phase, Phase::Handshake(_)) && now.nanos_since(self.opened) >= HANDSHAKE_NANOS_MAX
     }
 
-    /// The server is stopping: from now on options are refused with ERR_SHUTDOWN and requests with ESHUTDOWN, while
-    /// requests handed out before may still be answered.
+    /// The server is stopping: from now on options are refused with ERR_SHUTDOWN and requests with ESHUTDOWN,
+    /// while requests handed out before may still be answered.
     pub fn begin_shutdown(&mut self) {
         match &mut self.phase {
             Phase::Handshake(handshake) => handshake.stopping = true,
@@ -169,15 +169,16 @@ impl ServerConnection {
         self.transmission().reply_error(request, errno, message, out);
     }
 
-    /// Appends the header of a successful READ; exactly `request.length` bytes of payload must follow it on the
-    /// stream. Call this when the bytes are at hand: if an error shows up afterwards, the connection must be closed.
+    /// Appends the header of a successful READ; exactly `request.length` bytes of payload must follow it on
+    /// the stream. Call this when the bytes are at hand: if an error shows up afterwards, the connection must
+    /// be closed.
     pub fn reply_read_header(&self, request: &Request, out: &mut Vec<u8>) {
         self.transmission().reply_read_header(request, out);
     }
 
     /// Whether a READ may be answered in parts, by [`ServerConnection::reply_read_data`] and
-    /// [`ServerConnection::reply_read_hole`]. Parts cover the request, do not overlap, and the last one is said to
-    /// be so.
+    /// [`ServerConnection::reply_read_hole`]. Parts cover the request, do not overlap, and the last one is
+    /// said to be so.
     #[must_use]
     pub fn takes_parts(&self, request: &Request) -> bool {
         self.transmission().takes_parts(request)
@@ -193,11 +194,11 @@ impl ServerConnection {
         self.transmission().reply_read_hole(request, part, out);
     }
 
-    /// Appends the reply to BLOCK_STATUS: one chunk for each of `request.contexts`. Extents are (bytes, flags) from
-    /// `request.offset` on, flags being [`super::STATE_HOLE`] and [`super::STATE_ZERO`], or
-    /// [`super::HEALTH_DEGRADED`] and [`super::HEALTH_LOST`]; neighbours of one state are merged, what lies beyond the
-    /// request is cut off, one extent is sent for REQ_ONE. They may end before the request does. None at all reads as
-    /// data of unknown state, or as clean.
+    /// Appends the reply to BLOCK_STATUS: one chunk for each of `request.contexts`. Extents are (bytes,
+    /// flags) from `request.offset` on, flags being [`super::STATE_HOLE`] and [`super::STATE_ZERO`], or
+    /// [`super::HEALTH_DEGRADED`] and [`super::HEALTH_LOST`]; neighbours of one state are merged, what lies
+    /// beyond the request is cut off, one extent is sent for REQ_ONE. They may end before the request does.
+    /// None at all reads as data of unknown state, or as clean.
     pub fn reply_block_status(&self, request: &Request, extents: Extents, out: &mut Vec<u8>) {
         self.transmission().reply_block_status(request, extents, out);
     }

@@ -1,10 +1,10 @@
-//! The server's half of the transmission phase: validates requests, answers the invalid ones, encodes replies.
+//! The server's half of the transmission phase: validates requests, answers the invalid ones, encodes
+//! replies.
 //!
-//! Invariants: a request handed to the driver lies inside the export, is aligned to what binds its client, has a length
-//! above zero (but for FLUSH) and uses only what was negotiated; every other request is answered here, and its payload
-//! drained unread; payload bytes of reads and writes never pass through this module. Nothing allocates per request but
-//! what `out` grows by. It must
-//! not know how a request is executed.
+//! Invariants: a request handed to the driver lies inside the export, is aligned to what binds its client,
+//! has a length above zero (except FLUSH) and uses only what was negotiated; every other request is answered
+//! here, and its payload drained unread; payload bytes of reads and writes never pass through this module.
+//! Nothing allocates per request except the growth of `out`. Must not know how a request is executed.
 
 use super::errno::Errno;
 use super::events::{Extents, Fatal, Incoming, ReadPart};
@@ -15,11 +15,12 @@ use super::wire::{
     RequestHeader, chunk, clip, command_flag,
 };
 
-/// The longest payload of a refused WRITE that is drained. Twice the advertised maximum forgives a client that
-/// took the limit for a hint; one that announces more is quicker to reconnect than to listen to.
+/// The longest payload of a refused WRITE that is drained. Twice the advertised maximum forgives a client
+/// that took the limit for a hint; one that announces more is quicker to reconnect than to listen to.
 pub const WRITE_DRAIN_BYTES_MAX: u64 = 64 << 20;
 
-/// The longest payload for a client that did not ask for the block sizes, and so knows none: what nbdkit takes.
+/// The longest payload for a client that did not ask for the block sizes, and so knows none: what nbdkit
+/// takes.
 pub(super) const UNTOLD_PAYLOAD_BYTES_MAX: u64 = 64 << 20;
 
 /// Length of the message in an error reply; long enough for a sentence, short enough to send thousands.
@@ -29,8 +30,8 @@ pub const ERROR_MESSAGE_BYTES_MAX: usize = 256;
 pub const BLOCK_STATUS_EXTENTS_MAX: usize = 32 << 10;
 
 impl Errno {
-    /// The error that may be sent for `request`: clients take ENOTSUP for "no fast zero here" and EOVERFLOW for
-    /// "ask again without DF", so that either becomes EINVAL on any other request.
+    /// The error that may be sent for `request`: clients take ENOTSUP for "no fast zero here" and EOVERFLOW
+    /// for "ask again without DF", so that either becomes EINVAL on any other request.
     #[must_use]
     pub(super) fn allowed_for(self, request: &Request) -> Errno {
         let fits = match self {
@@ -58,13 +59,13 @@ enum State {
     Header,
     /// The driver is taking the payload of a WRITE.
     Payload,
-    /// Collecting the payload of a BLOCK_STATUS that names so many contexts, one or two.
+    /// Collecting the payload of a BLOCK_STATUS that names this many contexts, one or two.
     Filter {
         header: RequestHeader,
         contexts: u32,
     },
-    /// Discarding the payload of a refused request, to be answered after its last byte: clients that send before
-    /// they receive would not see an earlier answer.
+    /// Discarding the payload of a refused request, to be answered after its last byte: clients that send
+    /// before they receive would not see an earlier answer.
     Drain {
         left: u64,
         header: RequestHeader,
@@ -82,8 +83,8 @@ pub(super) struct Transmission {
     export: ExportInfo,
     headers: Headers,
     contexts: Contexts,
-    /// What offsets and lengths must be multiples of, and how long payloads may be: the export's block sizes, for a client that
-    /// knows them.
+    /// What offsets and lengths must be multiples of, and how long payloads may be: the export's block sizes,
+    /// for a client that knows them.
     align: u64,
     payload_max: u64,
     state: State,
@@ -207,13 +208,14 @@ impl Transmission {
         let extended = self.headers == Headers::Extended;
         let flagged = extended && header.flags & command_flag::PAYLOAD_LEN != 0;
         let paid = flagged || header.command == Command::Write.code();
-        // What was advertised binds a client that can say so much else.
+        // A client that can express so much must keep to the advertised limit.
         let limit = if extended { self.payload_max } else { WRITE_DRAIN_BYTES_MAX };
         let length = if paid { header.length } else { 0 };
         if length > limit { Err(Fatal::PayloadLength { length, limit }) } else { Ok(length) }
     }
 
-    /// How many contexts the payload of a BLOCK_STATUS names; none if it has no payload that can be understood.
+    /// How many contexts the payload of a BLOCK_STATUS names; none if it has no payload that can be
+    /// understood.
     fn filter_of(&self, header: &RequestHeader) -> Option<u32> {
         let paid = self.headers == Headers::Extended && header.flags & command_flag::PAYLOAD_LEN != 0;
         if !paid || header.command != Command::BlockStatus.code() {
@@ -316,7 +318,7 @@ impl Transmission {
                 Command::Read | Command::Write => {
                     return refuse(Errno::Inval, "the payload exceeds the maximum block size");
                 }
-                // Commands without a payload are cut by whoever executes them: the kernel trims 4 GiB at once.
+                // The driver cuts commands without a payload: the kernel trims 4 GiB at once.
                 _ => {}
             }
         }

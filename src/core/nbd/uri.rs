@@ -1,4 +1,5 @@
-//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, and `nbds` for the same under TLS.
+//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, and `nbds` for the same under
+//! TLS.
 //!
 //! Invariant: what [`NbdUri`] prints parses to the same value. It must not know how to connect.
 //!

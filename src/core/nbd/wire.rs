@@ -1,7 +1,7 @@
 //! Bytes of the NBD protocol: magics, codes, fixed-size headers and strings, for server and client alike.
 //!
-//! Invariants: everything is big-endian; every decoder checks lengths before it touches bytes, so that no input
-//! can make it panic; nothing here allocates. It must not know what a message means to a connection.
+//! Invariants: everything is big-endian; every decoder checks lengths before it touches bytes, so that no
+//! input can make it panic; nothing here allocates. It must not know what a message means to a connection.
 //!
 //! Source of the numbers: the protocol document of the NetworkBlockDevice project (doc/proto.md).
 
@@ -236,7 +236,8 @@ impl Command {
     }
 }
 
-/// One request, as a server receives it and as a client submits it. Offsets and lengths are bytes of the export.
+/// One request, as a server receives it and as a client submits it. Offsets and lengths are bytes of the
+/// export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Pairs the reply with the request. Chosen by the client; opaque to a server.
@@ -257,8 +258,8 @@ pub struct Request {
     pub df: bool,
     /// BLOCK_STATUS: one extent is enough.
     pub req_one: bool,
-    /// BLOCK_STATUS as a server hands it on: the contexts to answer for, at least one. A client's is not looked at: it
-    /// always asks for all that it negotiated.
+    /// BLOCK_STATUS as a server hands it on: the contexts to answer for, at least one. A client's is not
+    /// looked at: it always asks for all that it negotiated.
     pub contexts: Contexts,
 }
 

@@ -48,7 +48,8 @@ pub enum ParseSizeError {
 impl FromStr for ByteCount {
     type Err = ParseSizeError;
 
-    /// Accepts `4096`, `64KiB`, `1 GiB`, `1.5TiB`; units B, KiB, MiB, GiB, TiB, PiB and their first letters, in any case.
+    /// Accepts `4096`, `64KiB`, `1 GiB`, `1.5TiB`; units B, KiB, MiB, GiB, TiB, PiB and their first letters,
+    /// in any case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let not_a_size = || ParseSizeError::NotASize { text: text.chars().take(TEXT_BYTES_MAX).collect() };
         let too_large = || ParseSizeError::TooLarge { text: text.to_owned() };
@@ -96,8 +97,8 @@ fn shift_of(unit: &str) -> Option<u32> {
     UNITS.iter().find(named).map(|(_, shift)| *shift)
 }
 
-/// The whole bytes in `0.fraction` of 2^shift bytes, and whether nothing is left over. Exact: the decimal fraction is
-/// doubled `shift` times by hand, and each carry out of it is a bit of the result.
+/// The whole bytes in `0.fraction` of 2^shift bytes, and whether nothing is left over. Exact: the decimal
+/// fraction is doubled `shift` times by hand, and each carry out of it is a bit of the result.
 fn share_of(fraction: &str, shift: u32) -> (u64, bool) {
     let mut digits: Vec<u8> = fraction.bytes().map(|byte| byte - b'0').collect();
     let mut bytes = 0;

@@ -1,5 +1,5 @@
-//! The arrays that are awaited, and those that commands have exported: what is known of one, and
-//! whether it is still to be served.
+//! The arrays that are awaited, and those that commands have exported: what is known of each, and whether it
+//! is still to be served.
 //!
 //! Invariant: an attempt that has its devices open serves its array before the array is given up,
 //! or not at all. Must not know how arrays are opened, or when they are tried.
@@ -23,8 +23,8 @@ pub(crate) type InService = (String, Uuid, Vec<PathBuf>);
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
-    /// Read while an awaited array begins to be served, written while one is given up. Of rank 0:
-    /// taken before all others.
+    /// Read while an awaited array begins to be served, written while one is given up. Of rank 0: taken
+    /// before all others.
     giving_up: RwLock<()>,
     waiting: Ranked<Vec<Waiting>, 4>,
     /// Names of arrays that a command has exported, and when.
@@ -32,8 +32,8 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    /// An array is to be served from now on: it is part of the status although nothing of it is
-    /// known. Nothing changes for one that is awaited already.
+    /// Begins to await an array: it is part of the status from now on, even while nothing of it is known.
+    /// Does nothing for one that is awaited already.
     pub(crate) fn await_array(&self, mut waiting: Waiting, memory: &Memory) {
         let (earlier, remembered) = memory.known_as(&waiting.which().to_string());
         waiting.recall(earlier, remembered);
@@ -43,8 +43,8 @@ impl Awaited {
         }
     }
 
-    /// An attempt to serve an awaited array has failed. An event tells it when there is something
-    /// new about it, and the members that it lacks are remembered.
+    /// Records a failed attempt to serve an awaited array, with the members that it lacks. An event reports
+    /// it if its problem is new.
     pub(crate) fn still_awaited(
         &self,
         which: &ArrayChoice,
@@ -71,7 +71,7 @@ impl Awaited {
             let notes = notes.iter().map(|line| format!("\n{line}")).collect::<String>();
             let text = format!("cannot import it: {problem}; it is tried again{notes}");
             let news = News::new(Some(&name), kinds::IMPORT_FAILED, NoticeLevel::Error, text);
-            // It is not served: an array that is served may have its name.
+            // Another array of the same name may be in service, so the event carries the uuid.
             events.tell(News { uuid: Some(uuid), ..news });
         }
     }
@@ -81,8 +81,8 @@ impl Awaited {
         lock(&self.waiting).retain(|waiting| waiting.which() != which);
     }
 
-    /// An array is not to be served any more. An attempt that has its devices open serves it before
-    /// this, or not at all. Returns whether it was still awaited.
+    /// Gives an array up. An attempt that has its devices open serves it before this, or not at all. Returns
+    /// whether it was still awaited.
     pub(crate) fn give_up(&self, which: &ArrayChoice) -> bool {
         let _nothing_begins = self.keep_from_serving();
         let was_awaited = self.is_awaited(which);
@@ -90,8 +90,8 @@ impl Awaited {
         was_awaited
     }
 
-    /// A command takes an array out of service: no awaited section brings it back, whatever its
-    /// members' paths are called there.
+    /// Records that a command takes an array out of service: no awaited section brings it back, however its
+    /// members' paths are spelled there.
     pub(crate) fn note_exported(&self, name: &str, uuid: Uuid) {
         lock(&self.exported).insert(uuid, (name.to_owned(), Instant::now()));
     }
@@ -103,13 +103,13 @@ impl Awaited {
         since.zip(exported).is_some_and(|(since, exported)| since <= exported)
     }
 
-    /// Whether what is awaited is known to be another array than this one of its name.
+    /// Whether the awaited array is known to be another one of this name.
     pub(crate) fn is_another(&self, which: &ArrayChoice, uuid: Uuid) -> bool {
         self.about(which, |waiting| waiting.is_another(uuid)).unwrap_or(false)
     }
 
-    /// An array has begun to be served from devices at these paths: nothing that it meets is
-    /// awaited any more.
+    /// Records that an array is served from devices at these paths: awaited arrays that it may be are no
+    /// longer awaited.
     pub(crate) fn now_served(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) {
         lock(&self.waiting).retain(|waiting| !waiting.is_met_by(name, uuid, paths));
     }
@@ -120,8 +120,8 @@ impl Awaited {
         waiting.iter().any(|waiting| waiting.is_met_by(name, uuid, paths) && waiting.has_lacked())
     }
 
-    /// Where devices were that an awaited array may have. An array that was served under its name
-    /// since is another one.
+    /// Former places of devices that an awaited array may have. An array that was served under its name since
+    /// is another one.
     pub(crate) fn remembered_paths(&self, which: &ArrayChoice) -> Vec<PathBuf> {
         self.about(which, |waiting| waiting.remembered().to_vec()).unwrap_or_default()
     }
@@ -136,10 +136,10 @@ impl Awaited {
         self.about(which, |_| ()).is_some()
     }
 
-    /// The awaited arrays that a status tells of, beside those in service. An array that a command
-    /// has imported meanwhile is left out. So is one of which only the name is known while an array
-    /// of that name is in service, as it may be that one; when that is exported, it is told of
-    /// again after the next attempt.
+    /// The awaited arrays that a status lists, beside those in service. An array that a command has imported
+    /// meanwhile is left out. So is an array of which only the name is known while an array of that name is
+    /// in service, because it may be that one; once that is exported, it is listed again after the next
+    /// attempt.
     pub(crate) fn told(&self, served: &[InService]) -> Vec<Waiting> {
         let is_served = |waiting: &Waiting| {
             served.iter().any(|(name, uuid, paths)| waiting.may_be_met_by(name, *uuid, paths))
@@ -153,7 +153,7 @@ impl Awaited {
         waiting.iter().filter(is_told).cloned().collect()
     }
 
-    /// The awaited array of that name or uuid, of those that are told.
+    /// The awaited array of that name or uuid, among those that a status lists.
     pub(crate) fn find(&self, array: &str, served: &[InService]) -> Option<Waiting> {
         let by_uuid = array.parse::<Uuid>().ok();
         let is_it = |waiting: &Waiting| waiting.name() == array || by_uuid == Some(waiting.uuid());

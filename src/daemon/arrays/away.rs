@@ -1,6 +1,6 @@
 //! Which members of an array are away and come back by themselves, and where each may be.
 //!
-//! Must not look at anything: names, facts and what is known of returns in, answers out.
+//! Must not look at devices: names, facts and the records of returns in, answers out.
 
 use super::returns::{BACKOFF_MAX, Obstacle, Returning, Returns, SEARCH_BACKOFF_MAX, Terms};
 use super::served::Served;
@@ -23,15 +23,15 @@ pub(crate) struct Away {
     pub(crate) uuid: Uuid,
     /// Where it may be.
     pub(crate) places: Vec<PathBuf>,
-    /// Where it is looked for besides. Only for a device that this daemon has not had open.
+    /// Where else it is looked for. Only for a device that this daemon has not had open.
     pub(crate) sought: Option<Sought>,
-    /// The first of its places is where its server was.
+    /// Whether the first of its places is where its server was.
     has_own_place: bool,
     /// Why its connection was given up, and until when the member must stay away.
     pub(crate) lost: Option<member::Lost>,
     /// It left service because its storage was full or the host lacked resources.
     pub(crate) was_short: bool,
-    /// Its places are all on this host. It may be gone for good, so a status does not promise its
+    /// Whether its places are all on this host. It may be gone for good, so a status does not promise its
     /// return.
     pub(crate) is_local: bool,
     /// How patient to be with its server.
@@ -48,7 +48,7 @@ pub(crate) struct Sought {
 }
 
 impl Away {
-    /// How it is tried.
+    /// How it is to be tried.
     pub(crate) fn terms(&self) -> Terms {
         Terms {
             seat: (self.array, self.index.0),
@@ -58,19 +58,19 @@ impl Away {
         }
     }
 
-    /// What a status says of it.
+    /// Its entry in a status.
     fn returning(self, returns: &Returns) -> Returning {
         let (is_quarantined, tried_in_s, met) = returns.outlook(self.terms());
         let obstacle = match met.filter(|_| self.has_own_place) {
             Some(met) => met,
-            // All that is known is what the connection met until it was given up.
+            // The only obstacle known is the one that the connection met before it was given up.
             None => self.lost.filter(|lost| lost.is_refused).map(|lost| Obstacle::Refused(lost.reason)),
         };
         Returning { index: self.index, obstacle, is_quarantined, tried_in_s }
     }
 }
 
-/// What a status says of members that come back by themselves.
+/// Entries of a status for members that come back by themselves.
 pub(super) fn returning(away: Vec<Away>, returns: &Returns) -> Vec<Returning> {
     let told = away.into_iter().filter(|member| !member.is_local);
     told.map(|member| member.returning(returns)).collect()
@@ -107,7 +107,7 @@ pub(crate) fn find_away(
             && !has_failed
             && !cut_off
             && returns.was_missing(names.uuid, *index);
-        // An administrator must say which of several devices it is, or what becomes of its content.
+        // An administrator must say which of several devices it is, or what is to be done with its content.
         let hindrance = names.hindrance(seat.uuid);
         let is_doubtful = matches!(hindrance, Some(Hindrance::Claimed | Hindrance::Kept));
         let sought = match is_meant && seat.found.is_none() && remote.is_none() && !is_doubtful {
@@ -115,8 +115,8 @@ pub(crate) fn find_away(
             false => None,
         };
         let places = match (&seat.path, remote) {
-            // Where it was before the daemon started. Its server may give that place to another
-            // host by now.
+            // Where it was before the daemon started. Its server may have given that place to another host
+            // since.
             (_, Some(path)) if seat.found.is_none() => {
                 std::iter::once(path).chain(&unused).cloned().collect()
             }
@@ -124,8 +124,7 @@ pub(crate) fn find_away(
             (None, None) => unused.clone(),
             (Some(path), None) if *was_short => vec![path.clone()],
             (Some(_), None) if seat.found.is_none() => unused.clone(),
-            // It was in service there, so it is no copy. While the array has FAILED, `bring_back`
-            // tries.
+            // It was in service there, so it is no copy. While the array has FAILED, `bring_back` tries it.
             (Some(path), None) if is_meant => vec![path.clone()],
             (Some(_), None) => Vec::new(),
         };

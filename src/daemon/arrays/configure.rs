@@ -1,8 +1,8 @@
-//! What changes for arrays in service when the configuration does: who may use them, and how fast
-//! they are rebuilt.
+//! Applies a changed configuration to arrays in service: which clients may use them, and how fast they are
+//! rebuilt.
 //!
-//! Invariant: an array is never served by other rules than those that the configuration has for its
-//! name or identity, however it came to be served. Must not know where configurations come from.
+//! Invariant: an array is never served by other rules than those that the configuration has for its name or
+//! identity, however it came to be served. Must not know where configurations come from.
 
 use super::registry::Arrays;
 use super::served::Served;
@@ -11,7 +11,7 @@ use crate::daemon::config::{ArrayChoice, ArrayConfig};
 use calpe_core::array;
 use calpe_core::volume::AdminRequest;
 
-/// What becomes of a section that is new or has changed.
+/// The standing of a section that is new or has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// Its array is not served.
@@ -25,13 +25,12 @@ pub(crate) enum Standing {
     Behind(ArrayChoice),
 }
 
-/// Goes by these sections from now on, also for arrays that are served, and by those that are
-/// `gone` from the configuration for as long as their arrays are served. Returns how many sessions
-/// end by it.
+/// Replaces the sections, also for arrays in service. The sections that are `gone` from the configuration
+/// count for as long as their arrays are served. Returns how many sessions end as a result.
 pub(crate) fn configure(arrays: &Arrays, sections: &[ArrayConfig], gone: &[ArrayConfig]) -> usize {
     let sections = arrays.settings.replace(sections, gone);
     let served = arrays.served.list(|s| (s.id, s.names.name.clone(), s.names.uuid));
-    // Under the lock: an array that is about to be served has either these rules or is in the list.
+    // Under the lock: an array that is about to be served either has these rules or is in the list.
     let ended = served.into_iter().map(|(id, name, uuid)| {
         // An array that is being stopped has no clients left.
         arrays.reactor.set_rules(id, sections.rules(&name, uuid)).unwrap_or(0)
@@ -39,7 +38,7 @@ pub(crate) fn configure(arrays: &Arrays, sections: &[ArrayConfig], gone: &[Array
     ended.sum()
 }
 
-/// Paces rebuild and scrub of an array as its section says, if it is served. Returns what becomes
+/// Applies the rates of a section for rebuild and scrub to its array, if that is served. Returns the standing
 /// of the section.
 ///
 /// # Errors

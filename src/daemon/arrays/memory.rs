@@ -1,6 +1,5 @@
-//! What the daemon keeps of its arrays for the next start: where their devices are, how many errors
-//! they had, what could not be read, and which of them are to be served again. Must not know how it
-//! is kept.
+//! What the daemon keeps of its arrays for the next start: where their devices are, how many errors they had,
+//! what could not be read, and which of them are to be served again. Must not know how it is stored.
 
 use crate::daemon::clock;
 use crate::daemon::config::{ArrayChoice, ArrayConfig};
@@ -35,7 +34,7 @@ struct Kept {
     arrays: Arrays,
     counters: Counters,
     damage: Damage,
-    /// What of that is beyond repair.
+    /// The part of that damage that is beyond repair.
     beyond_repair: Damage,
     lacking: Lacking,
 }
@@ -65,25 +64,25 @@ pub(crate) struct Sighting {
     pub(crate) out: Vec<MemberReason>,
     /// Members that the last scrub could not check.
     pub(crate) unchecked: Vec<u16>,
-    /// What devices went into service without.
+    /// What devices went into service without, by device.
     pub(crate) lacking: BTreeMap<Uuid, Vec<(u64, u64)>>,
-    /// Devices whose members were missing while the array had failed, and are not back since.
+    /// Devices whose members were missing when the array had failed, and have not come back.
     pub(crate) failed_without: Vec<Uuid>,
 }
 
 impl Memory {
-    /// Goes on with what an earlier run has left in the state directory.
+    /// Continues with what an earlier run left in the state directory.
     pub(crate) fn new(store: StateDir, remembered: Remembered) -> Memory {
         let Remembered { arrays, counters, damage, beyond_repair, lacking, .. } = remembered;
         Memory { store, kept: Ranked::new(Kept { arrays, counters, damage, beyond_repair, lacking }) }
     }
 
-    /// Keeps what is known of an array in service, and what of it cannot be read by its `status`.
+    /// Records what is known of an array in service, and the unreadable ranges in its `status`.
     pub(crate) fn note(&self, sighting: Sighting, status: &VolumeStatus) {
         let Sighting { array, name, mut devices, counts, client_errors, .. } = sighting;
         let Sighting { given_up, out, unchecked, lacking, failed_without, .. } = sighting;
         let mut memory = lock(&self.kept);
-        // A member that was not seen since the start is where it was last.
+        // A member that was not seen since the start is still listed at its last place.
         if let Some(known) = memory.arrays.0.get(&array) {
             let seated = |device: &KnownDevice| devices.iter().any(|other| other.member == device.member);
             let unseen: Vec<_> = known.devices.iter().filter(|device| !seated(device)).cloned().collect();
@@ -109,7 +108,7 @@ impl Memory {
             self.store.save_counters(&memory.counters);
         }
         let known = [&status.lost, &status.set_aside, &status.unreadable];
-        // Ranges that this run has not looked at stay as they were.
+        // Ranges that this run has not read yet stay as they were.
         let unconfirmed = [&status.unconfirmed_lost, &status.unconfirmed];
         let ranges = known.into_iter().chain(unconfirmed).flatten();
         if memory.damage.note(array, ranges.map(|&(start, bytes)| (start.0, bytes)).collect()) {
@@ -125,7 +124,7 @@ impl Memory {
         }
     }
 
-    /// Waits until everything is written, but not for long. Returns why it is not, if it is not.
+    /// Waits until everything is written, but not for long. Returns the reason if it is not.
     pub(crate) fn await_kept(&self) -> Option<String> {
         self.store.flush(KEPT_WAIT).err()
     }
@@ -154,15 +153,15 @@ impl Memory {
         lock(&self.kept).counters.0.get(&array).cloned().unwrap_or_default()
     }
 
-    /// Devices whose members were missing when an array had failed, and are not back since, as far
-    /// as is known.
+    /// Devices whose members were missing when an array had failed, and have not come back, as far as is
+    /// known.
     pub(crate) fn failed_without(&self, array: Uuid) -> Vec<Uuid> {
         let memory = lock(&self.kept);
         memory.arrays.0.get(&array).map(|known| known.failed_without.clone()).unwrap_or_default()
     }
 
-    /// An array cannot be served without these devices. They join those that it has failed without
-    /// before.
+    /// Records that an array cannot be served without these devices. They join those that it has failed
+    /// without before.
     pub(crate) fn remember_lack(&self, name: &str, array: Uuid, missing: &[Uuid]) {
         if array.is_nil() || missing.is_empty() {
             return;
@@ -187,8 +186,8 @@ impl Memory {
         lock(&self.kept).arrays.0.get(&array).map_or(0, |known| known.client_errors)
     }
 
-    /// Replacements that were being built when the array was stopped and whose devices are not used
-    /// now: the member, and what has become of the device.
+    /// Replacements that were being built when the array was stopped and whose devices are not used now: the
+    /// member, and why its device is not used.
     pub(crate) fn lost_replacements<K>(
         &self,
         assembled: &Assembled<K>,
@@ -207,8 +206,7 @@ impl Memory {
         lost_replacements(assembled).into_iter().map(why).collect()
     }
 
-    /// Gives members in service a reason where their replacement was given up, by this start or
-    /// before it.
+    /// Sets a reason for members in service whose replacement was given up, by this start or before it.
     pub(crate) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>, left_out: &[LeftOut]) {
         let lost = self.lost_replacements(assembled, left_out);
         let memory = lock(&self.kept);
@@ -229,8 +227,8 @@ impl Memory {
         }
     }
 
-    /// Gives members that are recorded as out of service the reason that an earlier run knew.
-    /// Returns, by device, the reason that the array is given, and the cause in it.
+    /// Sets the reason for members that are recorded as out of service, as an earlier run knew it. Returns,
+    /// by device, the reason given to the array, and the cause in it.
     pub(crate) fn recall_causes<K>(
         &self,
         assembled: &mut Assembled<K>,
@@ -288,7 +286,7 @@ impl Memory {
         lock(&self.kept).arrays.path_of(array, device)
     }
 
-    /// Where devices were: of the array of that name or uuid, or of all.
+    /// Where devices were: those of the array of that name or uuid, or of all.
     pub(crate) fn earlier_paths(&self, array: Option<&str>) -> Vec<PathBuf> {
         let memory = lock(&self.kept);
         let paths = |devices: &[KnownDevice]| -> Vec<PathBuf> {
@@ -319,8 +317,8 @@ impl Memory {
         lock(&self.kept).arrays.0.get(&array).map(|known| known.name.clone())
     }
 
-    /// Remembers whether a restart serves the array (`again`: where its members are looked for).
-    /// Returns a line when that cannot be kept.
+    /// Records whether a restart serves the array (`again`: where its members are looked for). Returns a line
+    /// when that cannot be written.
     pub(crate) fn import_again(&self, array: Uuid, again: Option<&[PathBuf]>) -> Option<String> {
         {
             let mut memory = lock(&self.kept);
@@ -335,7 +333,7 @@ impl Memory {
             (known.import, known.search) = (again.is_some(), search);
             self.store.save_arrays(&memory.arrays);
         }
-        // The answer to the command says whether it was kept.
+        // The reply to the command says whether it was written.
         let why = self.store.flush(KEPT_WAIT).err()?;
         Some(match again {
             // An earlier record may say either.
@@ -356,10 +354,10 @@ impl Memory {
         ))
     }
 
-    /// Which of several arrays of one name a section of the configuration means, if that can be
-    /// told. Arrays where the section looks (`is_there`) come before others; among those, arrays
-    /// imported by a command; among those, arrays served before. `once`: an array that is served
-    /// now and counts as not imported.
+    /// Which of several arrays of one name a section of the configuration means, if that can be decided.
+    /// Arrays where the section looks (`is_there`) come before others; among those, arrays imported by a
+    /// command; among those, arrays served before. `once`: an array that is served now and counts as not
+    /// imported.
     pub(crate) fn settle(
         &self,
         uuids: &[Uuid],
@@ -383,8 +381,8 @@ impl Memory {
         (left.len() == 1).then(|| left[0])
     }
 
-    /// Which array a section by this name means at the next start, if that can be told now.
-    /// `there`: arrays of the name where the section looks; `once`: as in [`Memory::settle`].
+    /// Which array a section by this name means at the next start, if that can be decided now. `there`:
+    /// arrays of the name where the section looks; `once`: as in [`Memory::settle`].
     pub(crate) fn meant_by_name(&self, name: &str, there: &[Uuid], once: Uuid) -> Option<Uuid> {
         let mut all: Vec<Uuid> = lock(&self.kept).arrays.find(name).map(|(uuid, _)| *uuid).collect();
         all.extend(there.iter().chain([&once]));
@@ -398,8 +396,7 @@ impl Memory {
         lock(&self.kept).arrays.find(name).any(|(own, _)| *own != array)
     }
 
-    /// The arrays that a command has imported and none has exported since, without those that are
-    /// configured.
+    /// The arrays that a command has imported and none has exported since, except those that are configured.
     pub(crate) fn imports_of_before(&self, configured: &[ArrayConfig]) -> Vec<ArrayConfig> {
         let memory = lock(&self.kept);
         let is_configured =
@@ -436,13 +433,13 @@ impl Memory {
         sections.filter(|other| own.is_some() && name(other) == own && *other != which).cloned().collect()
     }
 
-    /// What is new about the state directory since the last call: an error when it cannot be
+    /// The state of the state directory if it has changed since the last call: an error when it cannot be
     /// written to.
     pub(crate) fn news(&self) -> Option<Result<String, String>> {
         self.store.news()
     }
 
-    /// Where it is kept.
+    /// The state directory.
     pub(crate) fn dir(&self) -> Option<&Path> {
         self.store.path()
     }

@@ -17,7 +17,7 @@ const RATE_NANOS_MIN: u64 = 500_000_000;
 pub(crate) struct Meters(BTreeMap<ActivityKind, VecDeque<(Timestamp, u64)>>);
 
 impl Meters {
-    /// Records how far passes are.
+    /// Records the progress of passes.
     pub(crate) fn observe(&mut self, now: Timestamp, activities: &[Activity]) {
         self.0.retain(|kind, _| {
             activities.iter().any(|activity| activity.kind == *kind && activity.rest.is_none())
@@ -25,7 +25,7 @@ impl Meters {
         for activity in activities.iter().filter(|activity| activity.rest.is_none()) {
             let samples = self.0.entry(activity.kind).or_default();
             if samples.back().is_some_and(|(_, done)| *done > activity.done_bytes) {
-                // The pass began again.
+                // The pass has started again.
                 samples.clear();
             }
             samples.push_back((now, activity.done_bytes));

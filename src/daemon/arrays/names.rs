@@ -1,5 +1,5 @@
-//! What the daemon knows of an array in service beside what its volume says: its name, where its
-//! devices are or were, what an earlier run has counted of it.
+//! What the daemon knows of an array in service that its volume does not: its name, where its devices are or
+//! were, what an earlier run has counted of it.
 //!
 //! Pure: facts in, answers out.
 
@@ -23,16 +23,16 @@ pub(crate) struct Place {
     pub uuid: Uuid,
     /// Where it is, or was last; none if no path is known.
     pub path: Option<PathBuf>,
-    /// What was found there when it was opened.
+    /// The device that was found there when it was opened.
     pub found: Option<FoundThere>,
 }
 
 /// A device as it was when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FoundThere {
-    /// What it is.
+    /// Its properties.
     pub facts: DeviceFacts,
-    /// Whether other paths lead to it is judged by this; none for a remote device.
+    /// Decides whether other paths lead to it; none for a remote device.
     pub identity: Option<Identity>,
 }
 
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-/// What the daemon knows of an array beside what its volume says.
+/// What the daemon knows of an array that its volume does not.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// Name of the array.
@@ -85,7 +85,7 @@ pub(crate) struct Names {
     pub(super) kind: VolumeKind,
     /// Clients may only read.
     pub(super) read_only: bool,
-    /// The device of each member, or the last it had.
+    /// The current or last device of each member.
     pub(super) seats: Vec<Place>,
     /// Every device handed to the array.
     pub(super) devices: HashMap<DeviceId, Place>,
@@ -99,17 +99,17 @@ pub(crate) struct Names {
     pub(super) damaged: HashMap<Uuid, u64>,
     /// What keeps devices of members from coming back from where they had been.
     pub(super) hindrances: HashMap<Uuid, Hindrance>,
-    /// What was found out about devices since the array said why they are out.
+    /// What was found out about devices since the array gave the reason why they are out.
     pub(super) findings: HashMap<Uuid, String>,
-    /// Of devices whose members were out of service at the start: the reason that the array was
-    /// given, and the cause that an earlier run knew.
+    /// For devices whose members were out of service at the start: the reason that the array was given, and
+    /// the cause that an earlier run knew.
     pub(super) causes: HashMap<Uuid, (Option<String>, Option<String>)>,
     /// Progress of passes over the last seconds.
     pub(super) meters: Meters,
 }
 
 impl Names {
-    /// Records the devices that members have now, and progress.
+    /// Records the current devices of members, and progress.
     pub(crate) fn observe(&mut self, now: Timestamp, facts: &ArrayFacts) {
         for (at, (seat, member)) in self.seats.iter_mut().zip(&facts.status.members).enumerate() {
             if let Some(place) = member.device.and_then(|device| self.devices.get(&device)) {
@@ -127,7 +127,7 @@ impl Names {
         self.meters.observe(now, &facts.status.activities);
     }
 
-    /// The device of each member, or the last it had.
+    /// The current or last device of each member.
     pub(crate) fn seats(&self) -> &[Place] {
         &self.seats
     }
@@ -147,31 +147,31 @@ impl Names {
         self.hindrances.get(&device)
     }
 
-    /// A device is handed to the array.
+    /// Records a device that is handed to the array.
     pub(crate) fn add_device(&mut self, device: DeviceId, place: Place) {
         self.devices.insert(device, place);
     }
 
-    /// The array has not taken a device, or has lost it again.
+    /// Forgets a device that the array has not taken, or has lost again.
     pub(crate) fn withdraw_device(&mut self, device: DeviceId) {
         self.devices.remove(&device);
     }
 
-    /// A device is that of a member, in service or not.
+    /// Records the device of a member, in service or not.
     pub(crate) fn seat(&mut self, index: usize, place: Place) {
         if self.seats[index].uuid != place.uuid {
             self.seats[index] = place;
         }
     }
 
-    /// Remembers where the device of a member that is not there should be.
+    /// Remembers where the device of a missing member should be.
     pub(crate) fn expect_member_at(&mut self, index: usize, path: PathBuf) {
         if let Some(seat) = self.seats.get_mut(index) {
             seat.path.get_or_insert(path);
         }
     }
 
-    /// A line about a device replaces the reason for which its member is out.
+    /// Puts a line about a device in the place of the reason why its member is out.
     pub(crate) fn note_finding(&mut self, device: Uuid, found: String) {
         self.findings.insert(device, found);
     }
@@ -181,8 +181,8 @@ impl Names {
         self.seats.iter().filter_map(|seat| seat.path.as_ref())
     }
 
-    /// Records what keeps a device from coming back. `found`, a line, replaces the reason for which
-    /// its member is out, if it says something new.
+    /// Records what keeps a device from coming back. `found`, a line, replaces the reason why its member is
+    /// out, if it says something new.
     pub(crate) fn hinder(&mut self, device: Uuid, hindrance: Hindrance, found: String) {
         let before = self.hindrances.insert(device, hindrance);
         // A new hindrance replaces an older one; the reason why the member left service stays.
@@ -191,8 +191,8 @@ impl Names {
         }
     }
 
-    /// Where a device of the array may be besides its last place: beside other members, and in
-    /// these places. /dev itself is left out: a member there is no reason to search all of it.
+    /// Where a device of the array may be besides its last place: beside other members, and in these places.
+    /// /dev itself is left out: a member there is no reason to search all of it.
     pub(crate) fn places_around(&self, configured: &[PathBuf]) -> Vec<PathBuf> {
         let known = self.all_places().filter_map(|place| place.path.as_ref());
         let local = known.filter(|path| !is_remote(path));
@@ -221,8 +221,7 @@ impl Names {
         }
     }
 
-    /// Slots that devices of members went into service without, by device, as runs (first slot,
-    /// count).
+    /// Slots that devices of members went into service without, by device, as runs (first slot, count).
     #[must_use]
     pub(crate) fn lacking(status: &VolumeStatus) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
         let devices = status.members.iter().flat_map(|member| &member.lacking);
@@ -256,8 +255,8 @@ impl Names {
         given_up.collect()
     }
 
-    /// Why members are out of service that the superblocks record as out, for the next start. The
-    /// reason that this start gave the array is left out; the cause in it is kept.
+    /// Why members are out of service, for those that the superblocks record as out; kept for the next start.
+    /// The reason that this start gave the array is left out; the cause in it is kept.
     pub(crate) fn out(&self, status: &VolumeStatus) -> Vec<MemberReason> {
         let members = self.seats.iter().zip(&status.members);
         let out = members.filter_map(|(seat, member)| {

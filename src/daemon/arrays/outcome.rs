@@ -1,5 +1,5 @@
-//! The outcome of a request that changes something, and the refusal for each error of a lower
-//! layer. Must not know how requests arrive.
+//! The outcome of a request that changes something, and the refusal for each error of a lower layer. Must not
+//! know how requests arrive.
 
 use crate::control::{ErrorCode, RequestError};
 use crate::daemon::devices::import::ImportError;
@@ -19,7 +19,7 @@ pub(crate) type Outcome = Result<Done, RequestError>;
 /// A request that was carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Done {
-    /// One line for a person.
+    /// One line for the administrator.
     pub message: String,
     /// More lines.
     pub warnings: Vec<String>,
@@ -49,7 +49,7 @@ impl From<ReactorError> for RequestError {
     }
 }
 
-/// The class of an array's refusal. Each reason is named, so that a new one is given its class.
+/// The error code of an array's refusal. Each reason is listed, so that a new one must be given a code.
 fn code_of(refusal: &AdminRefusal) -> ErrorCode {
     use AdminRefusal as Why;
     match refusal {

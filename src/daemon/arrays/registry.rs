@@ -1,6 +1,6 @@
 //! All that the daemon knows of its arrays, and the questions that need several parts of it.
 //!
-//! Invariants: requests that change an array run one at a time; a part is locked by itself, in the
+//! Invariants: requests that change an array run one at a time; each part has a lock of its own, taken in the
 //! order of `daemon/ranked.rs`. Must not know what is asked for, nor how arrays are opened.
 
 use super::awaited::Awaited;
@@ -33,10 +33,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// How long a request waits for another one about the same array, which may wait for a device.
+/// How long a request waits for another one about the same array, which may in turn wait for a device.
 const CHANGE_WAIT: Duration = Duration::from_secs(10);
 
-/// How long damage and the counts of passes may change before they are kept.
+/// How long damage and the counts of passes may change before they are written to the state directory.
 const FINDINGS_DELAY: Duration = Duration::from_millis(20);
 
 /// The arrays of a daemon. Each part keeps its state private.
@@ -56,11 +56,11 @@ pub(crate) struct Arrays {
     gpus: Gpus,
     addresses: Ranked<Vec<(ListenAddress, TlsMode)>, 9>,
     changes: Arc<Changes>,
-    /// How many of the passes that have ended are kept.
+    /// How many of the passes that have ended are in the state directory.
     passes_kept: AtomicU64,
 }
 
-/// What [`Arrays`] is made of.
+/// The parts of [`Arrays`].
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) reactor: ReactorHandle,
@@ -156,7 +156,7 @@ impl Arrays {
         self.awaited.find(array, &self.served.in_service())
     }
 
-    /// The facts of an array now. They are recorded with its names.
+    /// The facts of an array now, which are also recorded with its names.
     pub(crate) fn facts(&self, id: ArrayId) -> Result<ArrayFacts, RequestError> {
         let facts = self.reactor.status(id)?;
         self.served.with_names(id, |names| names.observe(clock::now(), &facts));
@@ -209,7 +209,8 @@ impl Arrays {
         Ok(reports)
     }
 
-    /// Has an array carry out a request that comes without devices, or only tell. Returns what to say of it.
+    /// Makes an array carry out a request without devices, or only say what would happen. Returns the answer
+    /// for the administrator.
     pub(crate) fn ask(
         &self,
         id: ArrayId,
@@ -224,7 +225,7 @@ impl Arrays {
         Ok(format!("array '{name}': {}", outcome.0))
     }
 
-    /// What a request to an array would come to, as it is said to an administrator.
+    /// What a request to an array would come to, in words for an administrator.
     pub(crate) fn would(
         &self,
         id: ArrayId,
@@ -235,8 +236,8 @@ impl Arrays {
         Ok(format!("would be done on array '{name}': {}", outcome.0))
     }
 
-    /// Keeps where the devices of an array are, the counts of its members, and what of it cannot be
-    /// read.
+    /// Writes the places of an array's devices, the counts of its members, and its unreadable blocks to the
+    /// state directory.
     pub(crate) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
         let status = &facts.status;
         let sighting = self.served.with(id, |served| {
@@ -260,44 +261,44 @@ impl Arrays {
         }
     }
 
-    /// For this time, keeps damage soon after it has changed, and the counts of passes soon after
-    /// their end, so that the next start knows them even if the daemon is killed.
+    /// For `time`, writes damage to the state directory soon after it has changed, and the counts of passes
+    /// soon after their end, so that the next start knows them even if the daemon is killed.
     pub(crate) fn keep_findings(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut pause = FINDINGS_DELAY;
         while self.is_alive() && self.reactor.findings_change(until.saturating_duration_since(Instant::now()))
         {
-            // Changes that come together are kept together.
+            // Changes that come together are written together.
             std::thread::sleep(pause);
             let begun = Instant::now();
             self.served.ids().into_iter().for_each(|id| self.remember_now(id));
-            // Keeping a long list that changes all the time takes a small share of one thread.
+            // Writing a long list that changes all the time takes a small share of one thread.
             pause = FINDINGS_DELAY.max(10 * begun.elapsed());
         }
     }
 
-    /// Keeps the counts of passes that have ended since the last call, before a status tells of the
-    /// end. Waits for the state directory, but not for long, and once for each end.
+    /// Writes the counts of passes that have ended since the last call, before a status reports the end.
+    /// Waits for the state directory, but not for long, and once for each end.
     pub(crate) fn keep_ended_passes(&self) {
         let ended = self.reactor.passes_ended();
         if self.passes_kept.load(Ordering::SeqCst) == ended {
             return;
         }
         self.served.ids().into_iter().for_each(|id| self.remember_now(id));
-        // An event tells when it cannot be kept.
+        // An event reports a failure.
         let _ = self.memory.await_kept();
         self.passes_kept.fetch_max(ended, Ordering::SeqCst);
     }
 
-    /// As [`Arrays::remember`], with the facts of now. Does nothing for an array that was stopped
-    /// meanwhile.
+    /// As [`Arrays::remember`], with the current facts. Does nothing for an array that was stopped meanwhile.
     pub(crate) fn remember_now(&self, id: ArrayId) {
         if let Ok(facts) = self.facts(id) {
             self.remember(id, &facts);
         }
     }
 
-    /// Keeps whether the scrub of an array is paused. Returns a line when that cannot be kept.
+    /// Records whether the scrub of an array is paused. Returns a line when that cannot be written to the
+    /// state directory.
     pub(crate) fn remember_scrub(&self, id: ArrayId) -> Option<String> {
         let uuid = self.served.with(id, |served| served.names.uuid)?;
         let before = self.memory.scrub_was_paused(uuid);
@@ -319,10 +320,9 @@ impl Arrays {
         })
     }
 
-    /// How long an import by command waits for each path that it looks at. Places that sections
-    /// name, and places where devices of their arrays were, get the limit of the section (the
-    /// longest of several); others get the limit of the section about the array that is wanted.
-    /// Remote members have limits of their own.
+    /// How long an import by command waits for each path. Places in sections, and former places of devices of
+    /// their arrays, get the limit of the section (the longest of several); other places get the limit of the
+    /// section about the array that is wanted. Remote members have limits of their own.
     pub(crate) fn look_limits(&self, wanted: Option<&str>) -> impl Fn(&Path) -> Duration + Sync + use<> {
         let sections = self.settings.sections().all().to_vec();
         let own = wanted.and_then(|wanted| sections.iter().find(|config| config.which.to_string() == wanted));
@@ -342,19 +342,19 @@ impl Arrays {
         }
     }
 
-    /// An array was stopped.
+    /// Forgets an array that was stopped.
     pub(crate) fn forget_served(&self, id: ArrayId) {
         if let Some(uuid) = self.served.remove(id) {
             self.returns.forget(uuid);
         }
     }
 
-    /// Tells of an array.
+    /// Makes an event about an array.
     pub(crate) fn notice(&self, array: &str, kind: &'static str, level: NoticeLevel, text: String) {
         self.events.tell(News::new(Some(array), kind, level, text));
     }
 
-    /// Tells of a member of an array in service.
+    /// Makes an event about a member of an array in service.
     pub(crate) fn notice_member(
         &self,
         id: ArrayId,
@@ -368,7 +368,7 @@ impl Arrays {
         }
     }
 
-    /// Tells when the state directory cannot be written to, or can again.
+    /// Makes an event when the state directory cannot be written to, or can again.
     pub(crate) fn tell_of_state(&self) {
         let (level, text) = match self.memory.news() {
             None => return,

@@ -1,5 +1,4 @@
-//! Translates what a volume says of itself into what users see: adds names, paths, rates and
-//! sentences.
+//! Translates a volume's status into what users see: adds names, paths, rates and sentences.
 //!
 //! Pure: facts in, report out.
 
@@ -141,7 +140,7 @@ impl Names {
     }
 }
 
-/// `blocked`: an attempt to bring the member back has met an obstacle.
+/// The conditions of a member. `blocked`: an attempt to bring the member back has met an obstacle.
 fn conditions(
     member: &MemberStatus,
     counts: &Counts,
@@ -179,7 +178,7 @@ fn conditions(
 
 fn log_report(log: &LogState, array: ArrayState) -> LogReport {
     let (state, reason) = match log {
-        // Nothing is replayed before the members are back.
+        // The log is not replayed before the members are back.
         LogState::Replaying if array == ArrayState::Failed => (control::LogState::NotStarted, None),
         LogState::Replaying => (control::LogState::Replaying, None),
         LogState::Settling => (control::LogState::Settling, None),
@@ -210,8 +209,8 @@ pub(super) fn uri(address: &ListenAddress, tls: TlsMode, export: &str) -> String
     }
 }
 
-/// Leaves out addresses where clients cannot show certificates: an array with rules for clients is
-/// not exported there.
+/// Leaves out addresses where clients cannot show certificates: an array with rules for clients is not
+/// exported there.
 pub(crate) fn only_proven(addresses: &mut Vec<(ListenAddress, TlsMode)>) {
     let is_tcp = |address: &ListenAddress| matches!(address, ListenAddress::Tcp(_));
     addresses.retain(|(address, tls)| !is_tcp(address) || *tls != TlsMode::Off);
@@ -220,7 +219,7 @@ pub(crate) fn only_proven(addresses: &mut Vec<(ListenAddress, TlsMode)>) {
     }
 }
 
-/// Percent-encodes all that is not plain in the path or query of a URI.
+/// Percent-encodes every character that is not plain in the path or query of a URI.
 fn escape(path: &Path) -> String {
     let mut text = String::new();
     for &byte in path.as_os_str().as_bytes() {

@@ -1,8 +1,8 @@
-//! Members that are away: which of them come back by themselves, when each is tried, and what the
-//! last attempt met.
+//! Members that are away: which of them come back by themselves, when each is tried, and what the last
+//! attempt met.
 //!
-//! Invariants: a member that an administrator took out stays out; there is one attempt at a time
-//! for each member. Must not know how a device is looked for.
+//! Invariants: a member that an administrator took out stays out; each member has at most one attempt at a
+//! time. Must not know how a device is looked for.
 
 use crate::daemon::devices::import::SETTLE;
 use crate::daemon::ranked::{Ranked, RankedGuard, lock};
@@ -22,14 +22,13 @@ const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 /// ... up to this.
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(15);
 
-/// The same where all places of an array are searched, which disks that rest may have to spin up
-/// for.
+/// The same where all places of an array are searched: that may make resting disks spin up.
 pub(super) const SEARCH_BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// How long an attempt may take to close a device that it has open.
 pub(crate) const ATTEMPT_WAIT: Duration = SETTLE.saturating_mul(2);
 
-/// Time between two looks whether attempts have let go of their devices.
+/// Time between two checks whether attempts have closed their devices.
 const ATTEMPT_LOOK: Duration = Duration::from_millis(20);
 
 /// A member of an array.
@@ -41,8 +40,8 @@ pub(crate) type Own = (Device, Superblock, Vec<String>);
 /// What is known of members that are away.
 #[derive(Debug, Default)]
 pub(crate) struct Returns {
-    /// Held while a member that comes back by itself is handed over, and while an administrator
-    /// keeps one out.
+    /// Held while a member that comes back by itself is handed over, and while an administrator keeps one
+    /// out.
     handing_over: Ranked<(), 1>,
     record: Ranked<Record, 5>,
     under_way: UnderWay,
@@ -53,12 +52,12 @@ struct Record {
     attempts: BTreeMap<Seat, Attempt>,
     /// Members that an administrator has taken out while they were away, and when.
     kept_out: BTreeMap<Seat, Instant>,
-    /// Members that were missing while their array had FAILED or could not be served. One cause may
-    /// have taken all of them away, and may bring all of them back.
+    /// Members that were missing while their array had FAILED or could not be served. One cause may have
+    /// taken all of them away, and may bring all of them back.
     were_missing: BTreeSet<Seat>,
 }
 
-/// How many threads look for members of an array, whether or not anybody waits for what they find.
+/// How many threads look for members of an array, including those whose result nobody waits for any more.
 #[derive(Clone, Debug, Default)]
 struct UnderWay(Arc<Mutex<BTreeMap<Uuid, usize>>>);
 
@@ -110,11 +109,11 @@ pub(crate) enum NotBack {
     Blocked(Obstacle),
 }
 
-/// What is in the way of a member that would come back by itself.
+/// What prevents a member from coming back by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// A server answers, and something else is in the place of the device, or the device is cut off
-    /// or read-only.
+    /// A server answers, and something else is in the place of the device, or the device is cut off or
+    /// read-only.
     Displaced(String),
     /// A server answers and refuses the device, or this host lacks what it needs to ask for it.
     Refused(String),
@@ -151,7 +150,7 @@ impl From<DeviceError> for NotBack {
 pub(crate) struct Returning {
     /// Which.
     pub index: MemberIndex,
-    /// What is in its way, as far as that is known.
+    /// Its obstacle, as far as known.
     pub obstacle: Option<Obstacle>,
     /// It is not tried yet, because writes of the lost connection may still land.
     pub is_quarantined: bool,
@@ -164,15 +163,15 @@ pub(crate) struct Returning {
 pub(crate) struct Terms {
     /// Array and index.
     pub(super) seat: Seat,
-    /// Not before.
+    /// Earliest time of an attempt.
     pub(super) not_before: Option<Instant>,
     /// Longest wait between two attempts.
     pub(super) backoff_max: Duration,
-    /// Whether an event tells of obstacles in its place.
+    /// Whether an event reports obstacles in its place.
     pub(super) tells: bool,
 }
 
-/// What has become of the attempts to bring a member back.
+/// Result of a step of the attempts to bring a member back.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Nothing new.
@@ -189,21 +188,20 @@ impl Returns {
         lock(&self.handing_over)
     }
 
-    /// The member, which is away, shall not come back by itself.
+    /// Keeps a member that is away from coming back by itself.
     pub(crate) fn keep_out(&self, array: Uuid, index: MemberIndex) {
         let mut record = lock(&self.record);
         record.attempts.remove(&(array, index.0));
         record.kept_out.insert((array, index.0), Instant::now());
     }
 
-    /// Whether an administrator has said that the member shall not come back by itself.
+    /// Whether an administrator has kept the member from coming back by itself.
     pub(crate) fn is_kept_out(&self, array: Uuid, index: MemberIndex) -> bool {
         lock(&self.record).kept_out.contains_key(&(array, index.0))
     }
 
-    /// Records what an array, asked at `asked`, says of its members. A member that is missing while
-    /// the array has FAILED is recorded until it is back; the records of a member that is in
-    /// service again are dropped.
+    /// Records what an array, asked at `asked`, says of its members. A member that is missing while the array
+    /// has FAILED is recorded until it is back; the records of a member that is in service again are dropped.
     pub(crate) fn note(&self, array: Uuid, has_failed: bool, members: &[MemberStatus], asked: Instant) {
         let mut record = lock(&self.record);
         for member in members {
@@ -227,8 +225,8 @@ impl Returns {
         }
     }
 
-    /// Whether the member was missing when its array had failed, or could not be served, and is not
-    /// back since.
+    /// Whether the member was missing when its array had failed, or could not be served, and has not come
+    /// back.
     pub(crate) fn was_missing(&self, array: Uuid, index: MemberIndex) -> bool {
         lock(&self.record).were_missing.contains(&(array, index.0))
     }
@@ -240,24 +238,24 @@ impl Returns {
         record.kept_out.remove(&(array, index.0));
     }
 
-    /// A member has come back by itself.
+    /// Records that a member has come back by itself.
     pub(crate) fn succeeded(&self, array: Uuid, index: MemberIndex) {
         lock(&self.record).attempts.remove(&(array, index.0));
     }
 
-    /// A member's device was found, and not taken back.
+    /// Records that a member's device was found, and not taken back.
     pub(crate) fn failed(&self, terms: Terms) {
         if let Some(attempt) = lock(&self.record).attempts.get_mut(&terms.seat) {
             attempt.fail(Instant::now(), terms.backoff_max);
         }
     }
 
-    /// The array is not served any more: drops all records of its members.
+    /// Drops all records of the members of an array that is not served any more.
     pub(crate) fn forget(&self, array: Uuid) {
         lock(&self.record).forget(array);
     }
 
-    /// An array begins to be served without these members (index and device). `comes_back` says
+    /// Records that an array begins to be served without these members (index and device). `comes_back` says
     /// which of them come back by themselves.
     pub(crate) fn begin(&self, array: Uuid, missing: &[(u16, Uuid)], comes_back: impl Fn(Uuid) -> bool) {
         let mut record = lock(&self.record);
@@ -266,8 +264,8 @@ impl Returns {
         record.were_missing.extend(back.map(|(index, _)| (array, *index)));
     }
 
-    /// Ends the attempt that is being made to bring the member back by itself. Returns what tells
-    /// that it has let go of the device.
+    /// Ends the current attempt to bring the member back by itself. The returned receiver tells when the
+    /// attempt has closed the device.
     pub(crate) fn interrupt(&self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
         lock(&self.record).attempts.get_mut(&(array, index.0))?.running.take()
     }
@@ -282,8 +280,8 @@ impl Returns {
         attempt.running.take()
     }
 
-    /// Waits until attempts to bring back members of an array that is not served any more have let
-    /// go of their devices.
+    /// Waits until attempts to bring back members of an array that is not served any more have closed their
+    /// devices.
     pub(crate) fn await_attempts(&self, array: Uuid) {
         let until = Instant::now() + ATTEMPT_WAIT;
         while self.under_way.has(array) && Instant::now() < until {
@@ -334,9 +332,9 @@ impl Returns {
         Step::Idle
     }
 
-    /// State of the attempts to bring a member back: whether it waits for the end of its
-    /// quarantine, in how many seconds it is tried (none while an attempt runs), and what the last
-    /// attempt has met if one has failed.
+    /// State of the attempts to bring a member back: whether it waits for the end of its quarantine, in how
+    /// many seconds it is tried (none while an attempt runs), and what the last attempt has met if one has
+    /// failed.
     pub(super) fn outlook(&self, terms: Terms) -> (bool, Option<u64>, Option<Option<Obstacle>>) {
         let record = lock(&self.record);
         let attempt = record.attempts.get(&terms.seat);
@@ -362,8 +360,8 @@ impl Attempt {
     }
 }
 
-/// Whether a member waits for the end of its quarantine, and in how many seconds it is tried; none
-/// while an attempt runs.
+/// Whether a member waits for the end of its quarantine, and in how many seconds it is tried; none while an
+/// attempt runs.
 fn when_tried(attempt: Option<&Attempt>, not_before: Option<Instant>, now: Instant) -> (bool, Option<u64>) {
     let quarantine = not_before.filter(|until| *until > now);
     if attempt.is_some_and(|attempt| attempt.running.is_some()) {

@@ -1,7 +1,7 @@
-//! How an opened array begins to be served: what is remembered of it, its volume, its rules.
+//! How an opened array begins to be served: its remembered state, its volume, its rules.
 //!
-//! Invariant: everything that an array is handed was opened and locked before. Must not know how it
-//! was found.
+//! Invariant: every device that an array is handed was opened and locked before. Must not know how it was
+//! found.
 
 use super::meters::Meters;
 use super::names::{Names, Place};
@@ -96,8 +96,8 @@ pub(crate) fn serve(
     Ok(report)
 }
 
-/// The names of an array, from its seats and what earlier runs have left. Clients may write to it,
-/// and nothing is found wrong with its devices yet.
+/// The names of an array, from its seats and from earlier runs. They begin as writable for clients, and
+/// without faults of devices.
 fn names_of(
     arrays: &Arrays,
     assembled: &Assembled<usize>,
@@ -156,7 +156,7 @@ fn expect_earlier(arrays: &Arrays, volume: &mut PlainVolume, array: Uuid) {
     }
 }
 
-/// Tells of an array that has begun to be served, and of devices that it starts without.
+/// Makes events of an array that has begun to be served, and of devices that it starts without.
 fn tell_imported(arrays: &Arrays, report: &ArrayReport, warnings: Vec<String>, left_out: Vec<LeftOut>) {
     let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
     let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
@@ -164,7 +164,7 @@ fn tell_imported(arrays: &Arrays, report: &ArrayReport, warnings: Vec<String>, l
         let words = scan.state.words().unwrap_or("goes on");
         format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
     });
-    // Whether it can be served shows when its log is replayed; another event tells when it cannot.
+    // Only the replay of its log shows whether it can be served; another event reports it if not.
     let is_there =
         |member: &&MemberReport| matches!(member.state, MemberState::Online | MemberState::Degraded);
     let there = report.members.iter().filter(is_there).count();
@@ -222,10 +222,10 @@ fn memory_for(arrays: &Arrays, superblock: &Superblock, options: ServeOptions) -
     Err(refusal(ErrorCode::Refused, what))
 }
 
-/// An array begins to be served, from devices at these paths, without these members (index and
-/// device). Members that were missing when the array had FAILED, or when it could not be served for
-/// lack of members, come back by themselves. None does where an administrator starts the array by
-/// force: that gives them up.
+/// Records that an array begins to be served, from devices at these paths, without these members (index and
+/// device). Members that were missing when the array had FAILED, or when it could not be served for lack of
+/// members, come back by themselves. None does where an administrator starts the array by force: that gives
+/// them up.
 fn begin_returns(
     arrays: &Arrays,
     (name, uuid): (&str, Uuid),

@@ -27,34 +27,34 @@ pub(crate) struct Served {
 pub(crate) struct ServedArrays(Ranked<Vec<Served>, 3>);
 
 impl ServedArrays {
-    /// An array is in service from now on.
+    /// Adds an array.
     pub(super) fn add(&self, served: Served) {
         lock(&self.0).push(served);
     }
 
-    /// An array is not in service any more. Returns its identity.
+    /// Removes an array. Returns its identity.
     pub(super) fn remove(&self, id: ArrayId) -> Option<Uuid> {
         let mut all = lock(&self.0);
         let at = all.iter().position(|served| served.id == id)?;
         Some(all.remove(at).names.uuid)
     }
 
-    /// None is in service any more.
+    /// Removes all.
     pub(crate) fn clear(&self) {
         lock(&self.0).clear();
     }
 
-    /// All of them.
+    /// The ids of all.
     pub(crate) fn ids(&self) -> Vec<ArrayId> {
         self.list(|served| served.id)
     }
 
-    /// Identities of all.
+    /// The identities of all.
     pub(crate) fn uuids(&self) -> Vec<Uuid> {
         self.list(|served| served.names.uuid)
     }
 
-    /// Something of each.
+    /// One value for each.
     pub(crate) fn list<T>(&self, take: impl FnMut(&Served) -> T) -> Vec<T> {
         lock(&self.0).iter().map(take).collect()
     }
@@ -81,19 +81,18 @@ impl ServedArrays {
         }
     }
 
-    /// Runs with what is known of an array, if it is in service.
+    /// Runs `action` with an array, if it is in service.
     pub(crate) fn with<T>(&self, id: ArrayId, action: impl FnOnce(&Served) -> T) -> Option<T> {
         lock(&self.0).iter().find(|served| served.id == id).map(action)
     }
 
-    /// Runs with the names of an array, if it is in service.
+    /// Runs `action` with the names of an array, if it is in service.
     pub(crate) fn with_names<T>(&self, id: ArrayId, action: impl FnOnce(&mut Names) -> T) -> Option<T> {
         let mut all = lock(&self.0);
         all.iter_mut().find(|served| served.id == id).map(|served| action(&mut served.names))
     }
 
-    /// Remembers where the device of a member that is not there should be, for messages and for
-    /// `online`.
+    /// Remembers where the device of a missing member should be, for messages and for `online`.
     pub(crate) fn expect_member_at(&self, array: Uuid, index: usize, path: PathBuf) {
         let mut all = lock(&self.0);
         let served = all.iter_mut().find(|served| served.names.uuid == array);

@@ -1,8 +1,8 @@
-//! What the configuration says of arrays, while the daemon runs: who may use them, how fast they
-//! are rebuilt, where members are looked for.
+//! The configuration of arrays, while the daemon runs: which clients may use them, how fast they are rebuilt,
+//! where members are looked for.
 //!
-//! Invariant: an array is never served by other rules than those that the configuration has for its
-//! name or identity, however it came to be served. Must not know where configurations come from.
+//! Invariant: an array is never served by other rules than those that the configuration has for its name or
+//! identity, however it came to be served. Must not know where configurations come from.
 
 use crate::daemon::config::{ArrayChoice, ArrayConfig};
 use crate::daemon::ranked::{Ranked, RankedGuard, lock};
@@ -46,7 +46,7 @@ impl ServeOptions {
         }
     }
 
-    /// The same as the array takes it. `rotational`: some member is a spinning disk.
+    /// The same as the array's configuration. `rotational`: whether some member is a spinning disk.
     pub(crate) fn array_config(&self, rotational: bool) -> array::ArrayConfig {
         let defaults = array::ArrayConfig::default();
         // Sequential order on disk is worth a second write only where seeks are expensive.
@@ -77,7 +77,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Default)]
 pub(crate) struct Sections {
     arrays: Vec<ArrayConfig>,
-    /// Sections in `arrays` that are not in the configuration any more.
+    /// Sections in `arrays` that are no longer in the configuration.
     gone: Vec<ArrayChoice>,
     /// Sections that were in `gone` until their arrays were exported.
     over: Vec<ArrayChoice>,
@@ -95,7 +95,7 @@ impl Sections {
         &self.arrays
     }
 
-    /// The sections that are in the configuration, so that the next start goes by them.
+    /// The sections that are in the configuration: the next start uses them.
     pub(crate) fn configured(&self) -> impl Iterator<Item = &ArrayConfig> {
         self.arrays.iter().filter(|config| !self.gone.contains(&config.which))
     }
@@ -138,8 +138,8 @@ impl Settings {
         lock(&self.sections)
     }
 
-    /// Goes by these sections from now on, and by those that are `gone` from the configuration for
-    /// as long as their arrays are served. Returns them, still locked.
+    /// Replaces the sections; those that are `gone` from the configuration count for as long as their arrays
+    /// are served. Returns them, still locked.
     pub(crate) fn replace(&self, arrays: &[ArrayConfig], gone: &[ArrayConfig]) -> RankedGuard<'_, Sections> {
         let mut sections = lock(&self.sections);
         sections.over.retain(|which| arrays.iter().all(|config| config.which != *which));
@@ -151,8 +151,7 @@ impl Settings {
         sections
     }
 
-    /// An array was exported: sections about it that are not in the configuration any more stop
-    /// counting.
+    /// Ends the sections about an exported array that are no longer in the configuration.
     pub(crate) fn end_section(&self, array: Uuid, name: &str) {
         let mut sections = lock(&self.sections);
         let over: Vec<ArrayChoice> = sections.gone.extract_if(.., |which| which.means(name, array)).collect();
@@ -161,12 +160,12 @@ impl Settings {
         *lock(&self.search) = sections.search();
     }
 
-    /// How an array is served that is imported by command: as its section says, if there is one.
+    /// The options of an array that is imported by command: those of its section, if there is one.
     pub(crate) fn options_for(&self, name: &str, uuid: Uuid) -> ServeOptions {
         lock(&self.sections).options(name, uuid).unwrap_or_default()
     }
 
-    /// How an array is served that is imported for a section.
+    /// The options of an array that is imported for a section.
     pub(crate) fn options_by(&self, section: &ArrayConfig, name: &str, uuid: Uuid) -> ServeOptions {
         lock(&self.sections).options(name, uuid).unwrap_or_else(|| ServeOptions::of(section))
     }
@@ -177,12 +176,12 @@ impl Settings {
         settings.configured().any(|config| config.which.means(name, array))
     }
 
-    /// The section about an array that the next start goes by.
+    /// The section about an array that the next start uses.
     pub(crate) fn configured(&self, which: &ArrayChoice) -> Option<ArrayConfig> {
         lock(&self.sections).configured().find(|config| config.which == *which).cloned()
     }
 
-    /// The arrays that sections name by their identities, of those that the next start goes by.
+    /// The arrays that sections name by their identities, of the sections that the next start uses.
     pub(crate) fn configured_uuids(&self) -> Vec<Uuid> {
         let by_uuid = |config: &ArrayConfig| match config.which {
             ArrayChoice::Uuid(uuid) => Some(uuid),

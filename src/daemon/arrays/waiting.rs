@@ -1,8 +1,8 @@
-//! An array that is to be served and is not: what is in the way, and what was found of it. A status
-//! lists it, so that an array is never healthy by omission.
+//! An array that is to be served and is not: the obstacle, and what was found of it. A status lists it, so
+//! that an array is never healthy by omission.
 //!
-//! Invariant: an array is either here or served, once it has been tried. Must not know how arrays
-//! are opened, or when they are tried.
+//! Invariant: an array is either here or served, once it has been tried. Must not know how arrays are opened,
+//! or when they are tried.
 
 use super::memory::KnownArray;
 use crate::control::{
@@ -37,9 +37,9 @@ pub(crate) struct NotServed {
 enum Lack {
     /// More members, without which nothing can be served.
     Members,
-    /// The current devices of members of which older copies are there.
+    /// The current devices of members of which only older copies are there.
     Current,
-    /// Something else, or it is not known what.
+    /// Something else, or unknown.
     Other,
 }
 
@@ -82,16 +82,15 @@ pub(crate) struct Waiting {
     has_lacked: bool,
     /// What was found and cannot be used, a line each.
     notes: Vec<String>,
-    /// What is wrong with the devices of members that were not found, where they were before, by
-    /// device.
+    /// What is wrong with devices of missing members at their former places, by device.
     unusable: BTreeMap<Uuid, String>,
     /// Its name and identity when it was served before.
     earlier: Option<(String, Uuid)>,
     /// Where its devices were then.
     devices: Vec<KnownDevice>,
-    /// Where devices were of all arrays that had its name when it began to be awaited.
+    /// Former places of the devices of all arrays that had its name when it began to be awaited.
     remembered: Vec<PathBuf>,
-    /// Where devices were found the last time, by device, of whichever array.
+    /// Where devices were found last, by device, of any array.
     places: BTreeMap<Uuid, PathBuf>,
     since: Instant,
     /// When the last attempt failed; before that, when it began to be awaited.
@@ -149,8 +148,8 @@ impl Waiting {
         is_new
     }
 
-    /// Takes what is remembered: the array that it must be, if that is known, and where devices of
-    /// all arrays were that it may be.
+    /// Takes what is remembered: the array that it must be, if known, and the former places of devices of all
+    /// arrays that it may be.
     pub(super) fn recall(&mut self, earlier: Option<KnownArray>, remembered: Vec<PathBuf>) {
         if let Some(KnownArray { uuid, name, devices }) = earlier {
             self.earlier = Some((name, uuid));
@@ -163,13 +162,12 @@ impl Waiting {
         self.which.means(name, uuid)
     }
 
-    /// Whether it is known to be another array than this one of its name.
+    /// Whether it is known to be another array of this name.
     pub(super) fn is_another(&self, uuid: Uuid) -> bool {
         self.earlier.as_ref().is_some_and(|(_, earlier)| *earlier != uuid)
     }
 
-    /// Whether nothing but its name is known, and it may be this array, which was exported after it
-    /// was tried last.
+    /// Whether only its name is known, and it may be this array, which was exported after the last attempt.
     pub(super) fn may_be_exported(&self, name: &str, uuid: Uuid, at: Instant) -> bool {
         self.last_try < at && self.seen.is_none() && self.earlier.is_none() && self.is(name, uuid)
     }
@@ -184,7 +182,7 @@ impl Waiting {
         self.since
     }
 
-    /// Where devices were that it may have.
+    /// Former places of devices that may be its own.
     pub(super) fn remembered(&self) -> &[PathBuf] {
         &self.remembered
     }
@@ -199,8 +197,8 @@ impl Waiting {
         self.has_lacked
     }
 
-    /// Whether it is this array, which is served from devices at these paths. Other arrays may have
-    /// its name.
+    /// Whether it is this array, which is served from devices at these paths. Other arrays may have the same
+    /// name.
     pub(super) fn is_met_by(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
         let lies_there = || paths.iter().any(|path| self.searched.iter().any(|place| covers(place, path)));
         self.is(name, uuid)
@@ -212,7 +210,7 @@ impl Waiting {
             }
     }
 
-    /// Whether it is met by that array, or may be, as nothing but its name is known.
+    /// Whether it is this array, or may be, because only its name is known.
     pub(super) fn may_be_met_by(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
         let is_unknown = self.seen.is_none() && self.earlier.is_none();
         self.is_met_by(name, uuid, paths) || is_unknown && self.is(name, uuid)
@@ -238,7 +236,7 @@ impl Waiting {
         &self.which
     }
 
-    /// Its name, or what else it is known by.
+    /// Its name, or what it is known by instead.
     pub(crate) fn name(&self) -> String {
         let earlier = || self.earlier.as_ref().map(|(name, _)| name.clone());
         let seen = self.seen.as_ref().map(|(superblock, _)| superblock.name.clone());
@@ -258,7 +256,7 @@ impl Waiting {
     pub(crate) fn problem(&self) -> Option<String> {
         let error = &self.problem.as_ref()?.error;
         Some(match (error.code, &self.seen) {
-            // The advice in it is for a command line that names places.
+            // The advice in that message is for a command line that names places.
             (ErrorCode::NoSuchArray, None) if !self.is_ambiguous => {
                 format!("no member of it was found in {}", self.places().join(", "))
             }
@@ -266,7 +264,7 @@ impl Waiting {
         })
     }
 
-    /// Where its members are looked for: in the places for it, and where they were before.
+    /// Where its members are looked for: the configured places, and where they were before.
     fn places(&self) -> Vec<String> {
         let is_covered =
             |device: &&KnownDevice| self.searched.iter().any(|place| covers(place, &device.path));
@@ -316,7 +314,7 @@ impl Waiting {
         }
     }
 
-    /// What is known of its members: where they were found, or were before.
+    /// Its members as far as known: where they were found, or were before.
     fn members(&self) -> Vec<MemberReport> {
         let earlier = |uuid: Uuid| self.devices.iter().find(|device| device.uuid == uuid);
         let report = |index: u16, uuid: Uuid, path: Option<&PathBuf>, note: Option<String>| {
@@ -432,7 +430,7 @@ mod tests {
         waiting.note(&Search::default(), refusal(ErrorCode::NoSuchArray, "no member of it"));
         let report = waiting.report();
         assert_eq!((report.state, report.members[0].state), (ArrayState::Failed, MemberState::Missing));
-        // What is in the way the last time is not all that was.
+        // The last obstacle need not be the only one.
         waiting.note(&Search::default(), refusal(ErrorCode::Refused, "no threads"));
         assert!(waiting.has_lacked);
     }

@@ -1,8 +1,8 @@
-//! Members as a check sees them: what is read comes from their devices, what is written goes to
-//! memory. One thread for each device, so that all of them read at once.
+//! Members as a check sees them: reads go to their devices, writes go to memory. One thread for each device,
+//! so that all of them read at once.
 //!
-//! Invariants: no device is written; a read returns what was written here before, but only once for
-//! bytes that are to be forgotten. Must not know what the bytes mean.
+//! Invariants: no device is written; a read returns what was written here before, and bytes that are to be
+//! forgotten only once. Must not know what the bytes mean.
 
 use crate::member::{Device, DeviceError, is_remote};
 use calpe_core::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
@@ -41,7 +41,7 @@ struct Worker {
     path: Option<PathBuf>,
     /// How many operations have begun and ended: odd while one is under way.
     turns: Arc<AtomicU64>,
-    /// `turns` at the last look, and how long it had not changed.
+    /// `turns` at the last check, and for how long it had not changed.
     seen: (u64, Duration),
 }
 
@@ -49,12 +49,12 @@ struct Worker {
 struct Shared {
     /// Bytes of written blocks in memory.
     kept: AtomicU64,
-    /// Writes to these bytes of any device are kept only until they are read back.
+    /// Whether writes to the forgotten bytes of any device are kept only until they are read back.
     forgets: AtomicBool,
     forgotten: Range<u64>,
 }
 
-/// A device and what was written since.
+/// A device and the writes to it.
 #[derive(Debug)]
 struct Covered {
     device: Device,
@@ -66,7 +66,7 @@ struct Covered {
 }
 
 impl Layer {
-    /// Covers devices. `forgotten`: the bytes of every device that [`Layer::forget`] is about.
+    /// Covers devices. `forgotten`: the bytes of every device that [`Layer::forget`] concerns.
     ///
     /// # Errors
     /// When there are no threads.
@@ -112,9 +112,9 @@ impl Layer {
         &self.done
     }
 
-    /// The path of a device whose operation has been under way for longer than `limit`; to be
-    /// called about once a second. Once there is one, no thread is waited for at the end. Time
-    /// while the process was stopped does not count.
+    /// The path of a device whose operation has been under way for longer than `limit`; to be called about
+    /// once a second. Once there is one, no thread is waited for at the end. Time while the process was
+    /// stopped does not count.
     pub(super) fn give_up_late(&mut self, limit: Duration) -> Option<PathBuf> {
         let passed = std::mem::replace(&mut self.looked, Instant::now()).elapsed().min(LOOK_MAX);
         let mut late = None;
@@ -144,7 +144,7 @@ impl Layer {
         self.shared.forgets.store(true, Ordering::Relaxed);
     }
 
-    /// From now on, every write is kept, and so are those that were to be forgotten.
+    /// From now on, every write is kept, including those that were to be forgotten.
     pub(super) fn keep_all(&self) {
         self.shared.forgets.store(false, Ordering::Relaxed);
     }
@@ -179,7 +179,7 @@ impl Covered {
                 Ok(IoValue::Done)
             }
             IoOp::Flush => Ok(IoValue::Done),
-            // To call everything data is correct.
+            // Calling everything data is correct.
             IoOp::Extents { len, .. } => Ok(IoValue::Extents(vec![Extent { len, hole: false }])),
         }
     }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     impl Bench {
-        /// A device of 1 MiB of sevens; its second half is forgotten when asked for.
+        /// A device of 1 MiB of sevens, whose second half can be forgotten.
         fn new() -> Bench {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("m");
@@ -338,7 +338,7 @@ mod tests {
         expected[8192..14336].fill(0);
         assert!(bench.read(0, 20480) == expected);
         assert!(bench.read(4096 + 512, 4096) == expected[4608..8704], "across blocks");
-        // The blocks written; a block of zeroes takes none, one that is zero in part does.
+        // The blocks written, except blocks that are all zeroes, which take no memory.
         assert_eq!(bench.layer.kept_bytes(), 2 * 4096);
         assert!(std::fs::read(&bench.path).unwrap() == vec![7; MIB as usize]);
     }

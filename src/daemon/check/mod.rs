@@ -1,9 +1,8 @@
 //! `calpe check`: the proof, offline and read-only, that an array is good.
 //!
-//! The array that would serve the members runs over a layer that keeps its writes in memory. So the
-//! check judges what a start would make of the members. The log is replayed, then a scrub reads
-//! every live row of every member, compares each block with its checksum, parity with data, and the
-//! copies of every page with each other.
+//! The real array runs on the members, over a layer that keeps its writes in memory, so the check judges what
+//! a start would make of them. The log is replayed, then a scrub reads every live row of every member, and
+//! compares each block with its checksum, parity with data, and the copies of every page with each other.
 //!
 //! Invariants: the members are locked and never written; memory is bounded, see
 //! [`REPLAY_BYTES_MAX`]. Free slots, unused log and unwritten blocks are not read, as no start
@@ -42,10 +41,10 @@ use std::time::Duration;
 /// than this is not one of ours.
 pub(crate) const REPLAY_BYTES_MAX: u64 = 1 << 30;
 
-/// How often the volume is told that time passes, and looked at.
+/// How often the volume gets a tick, and its status is checked.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Completions between two looks.
+/// Completions between two checks of the status.
 const COMPLETIONS_PER_LOOK: usize = 4096;
 
 /// The administrator's requests.
@@ -89,7 +88,7 @@ pub(crate) enum CheckError {
         /// Name of its array.
         second: String,
     },
-    /// They do not make up an array.
+    /// They do not form an array.
     #[error("{source}{}", advice(source, unusable))]
     Assembly {
         /// Why not.
@@ -122,7 +121,7 @@ pub(crate) enum CheckError {
         /// Which.
         path: PathBuf,
     },
-    /// The system refuses what a check needs.
+    /// The system refuses something that a check needs.
     #[error("cannot {action}: {source}")]
     System {
         /// What was tried.
@@ -156,7 +155,7 @@ struct Given {
     damaged: u64,
 }
 
-/// Checks the array of these members. `progress` is told how far it is.
+/// Checks the array of these members. `progress` is called with the progress.
 ///
 /// # Errors
 /// When nothing can be said: no members, in use, too few. Faults of the array are in the report,
@@ -275,7 +274,7 @@ fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostPart> {
     ranges.iter().map(|&(at, bytes)| LostPart { offset: at.0, bytes }).collect()
 }
 
-/// A path that is no member is no problem of an array whose members are all there.
+/// A path that is no member is not a problem of an array whose members are all there.
 fn without_strangers(mut report: CheckReport, about_strangers: &[String]) -> CheckReport {
     if report.whole {
         let (strange, problems) =
@@ -286,7 +285,7 @@ fn without_strangers(mut report: CheckReport, about_strangers: &[String]) -> Che
     report.concluded()
 }
 
-/// Why nothing is known of a member, when these were given and do not say which member they are.
+/// Why nothing is known of a member, if these paths were given and do not say which member they are.
 fn not_given(strangers: &[PathBuf]) -> String {
     let paths: Vec<_> = strangers.iter().map(|path| shown(path).to_string()).collect();
     match &paths[..] {
@@ -296,7 +295,7 @@ fn not_given(strangers: &[PathBuf]) -> String {
     }
 }
 
-/// Opens and locks the members; what is no usable member is a problem, and one of the `strangers`.
+/// Opens and locks the members; a path that is no usable member is a problem, and one of the `strangers`.
 fn open(
     paths: &[PathBuf],
     problems: &mut Vec<String>,
@@ -330,7 +329,7 @@ fn open(
     Ok(given)
 }
 
-/// Reads the superblock of a device; the error is why it is no member.
+/// Reads the superblock of a device; the error says why it is no member.
 fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Given, String> {
     let copies = read_copies(&device);
     let faults = damaged_copies(&copies);
@@ -360,7 +359,7 @@ fn assembled(
     let mut assembled = match assemble(&candidates, false) {
         Ok(assembled) => assembled,
         Err(error @ AssemblyError::NoMajority { .. }) => {
-            // Forced: a look does no harm.
+            // Forced: a check does no harm.
             let assembled = assemble(&candidates, true)?;
             problems.push(error.to_string());
             assembled
@@ -395,7 +394,7 @@ fn assembled(
     }
     assembled.superblock.scrub = ScrubRecord::default();
     assembled.superblock.replacements.clear();
-    // Replaced devices are told of above, and not marked.
+    // Replaced devices are reported above, and not marked.
     assembled.replaced.clear();
     Ok(assembled)
 }
@@ -409,11 +408,9 @@ struct Run {
     unreadable_notices: Vec<String>,
     output: VolumeOutput,
     phase: Phase,
-    /// Copies of metadata pages that were found bad before the scrub. The scrub finds them
-    /// rewritten.
+    /// Copies of metadata pages that were found bad before the scrub. The scrub finds them rewritten.
     bad_copies: u64,
-    /// Places of blocks that were set aside. The array looks at these places by itself, also during
-    /// the scrub.
+    /// Places of blocks that were set aside. The array reads these places by itself, also during the scrub.
     aside: BTreeSet<u64>,
 }
 
@@ -422,7 +419,7 @@ enum Phase {
     /// Until the log is replayed.
     Replay,
     Scrub,
-    /// The places of blocks that are set aside are looked at, as a start would do soon.
+    /// The places of blocks that are set aside are read, as a start would do soon.
     Repair,
     /// It has ended, or cannot go on.
     Over,
@@ -535,9 +532,8 @@ impl Run {
         kept
     }
 
-    /// Notices of the run, without those about unreadable parts of the volume: these lists tell of
-    /// them, and know more than the scrub did. Unreadable parity is in no list, so its notices
-    /// stay.
+    /// Notices of the run, except those about unreadable parts of the volume, which these lists hold more
+    /// completely than the scrub reported them. Unreadable parity is in no list, so its notices stay.
     fn notices_beside(&mut self, lists: [&Vec<LostPart>; 4]) -> Vec<String> {
         let mut notices = std::mem::take(&mut self.notices);
         if lists.iter().all(|parts| parts.is_empty()) {
@@ -556,8 +552,8 @@ impl Run {
     }
 }
 
-/// A notice as a check tells it; none for the result of a scrub, which is in the report. An array
-/// in service rewrites blocks; a check does not, so the end of such notices is replaced.
+/// A notice as a check reports it; none for the result of a scrub, which is in the report. An array in
+/// service rewrites blocks; a check does not, so the end of such notices is replaced.
 fn worth_telling(notice: ArrayNotice) -> Option<String> {
     let text = notice.text;
     let text = text.strip_prefix("scrub: ").unwrap_or(&text);
@@ -614,8 +610,8 @@ mod tests {
         assert_eq!(notices, ["m3: is being built as member 1; it was not looked at"]);
     }
 
-    /// A change of what is given, the keys of the members that are to be in service then, and parts
-    /// of what is told of the one that is not looked at.
+    /// A change of the given superblocks, the keys of the members that are to be in service then, and parts
+    /// of the notice about the member that is not checked.
     type NotLookedAt = (fn(&mut Vec<Superblock>), &'static [usize], &'static str);
 
     #[test]

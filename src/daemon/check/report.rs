@@ -12,7 +12,7 @@ const OUTPUT_VERSION: u32 = 1;
 const LOST_SHOWN: usize = 20;
 
 // More than 15 fields: it is the JSON output of `calpe check`, whose flat fields scripts rely on.
-/// Everything that is known after a check.
+/// The complete result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct CheckReport {
     /// Version of these fields.
@@ -44,18 +44,17 @@ pub(crate) struct CheckReport {
     /// Of these, blocks that could be decoded from others, or that were set aside and can be read
     /// again.
     pub repairable: Option<u64>,
-    /// Parts of the volume that are beyond repair: everything that could give them was read, and is
-    /// wrong.
+    /// Parts of the volume that are beyond repair: everything that could give them was read, and is wrong.
     pub lost: Vec<LostPart>,
-    /// Parts of the volume that only their own members can give: these could not read them when the
-    /// rest of their rows was written, and were not given now, or still give errors.
+    /// Parts of the volume that only their own members can give. Those members could not read them when the
+    /// rest of their rows was written, and now were not given, or still give errors.
     pub set_aside: Vec<LostPart>,
     /// Parts that were set aside and that their own members can read: a start puts them back.
     pub kept_aside: Vec<LostPart>,
     /// Parts of the volume that cannot be read now. Members that were not given, or blocks that
     /// give errors, may still hold them.
     pub unreadable: Vec<LostPart>,
-    /// What else is in the way of a proof.
+    /// Other obstacles to a proof.
     pub problems: Vec<String>,
     /// Notices of the run.
     pub notices: Vec<String>,
@@ -105,7 +104,7 @@ impl CheckReport {
         self
     }
 
-    /// Whether there was anything to compare: without checksums, data with parity.
+    /// Whether there was anything to compare: checksums, or, without them, data with parity.
     fn has_compared(&self) -> bool {
         self.checksum != "none" || self.verified() > usize::from(self.data)
     }

@@ -1,10 +1,9 @@
 //! The configuration file of `calpe serve`: TOML, read and validated whole before anything starts.
 //!
-//! Every problem is reported with file, line, column and key, all of them at once, so that one edit
-//! can fix the file. Unknown keys are problems: a mistyped limit must not silently have no effect.
-//! Relative paths are relative to the file. conf/calpe.toml is the commented example, and a test
-//! keeps it true. Pure but for reading the file and those of TLS that it names: whether sockets can
-//! be bound and arrays be found is not known here.
+//! Every problem is reported with file, line, column and key, all of them at once, so that one edit can fix
+//! the file. Unknown keys are problems: a mistyped limit must not silently have no effect. Relative paths are
+//! relative to the file. conf/calpe.toml is the commented example, and a test keeps it true. Reads nothing
+//! but the file and the TLS files that it names; must not know whether sockets can be bound or arrays found.
 
 mod reader;
 mod sockets;
@@ -102,7 +101,7 @@ pub(crate) struct Config {
     pub listen: ListenConfig,
     /// Which GPUs are used, and how.
     pub gpu: GpuConfig,
-    /// What is shown to, and demanded of, remote members under TLS.
+    /// The files of TLS for connections to remote members.
     pub remote: Option<ClientFiles>,
     /// Arrays to import at start.
     pub arrays: Vec<ArrayConfig>,
@@ -134,7 +133,7 @@ pub(crate) struct ListenConfig {
     pub unix: Option<PathBuf>,
     /// A TCP address.
     pub tcp: Option<SocketAddr>,
-    /// TCP that is not loopback may go without TLS and client certificates.
+    /// Whether a TCP address that is not loopback may go without TLS and client certificates.
     pub plaintext: bool,
     /// TLS of the clients; none without a certificate.
     pub tls: Option<ListenTlsConfig>,
@@ -260,7 +259,7 @@ impl Config {
         Config::read(text, dir, false)
     }
 
-    /// Puts the control socket at another path than the file says.
+    /// Moves the control socket to another path than the file's.
     ///
     /// # Errors
     /// When it cannot be there.
@@ -277,7 +276,7 @@ impl Config {
         for error in errors {
             reader.problem(error.span().unwrap_or_default().start, "", error.message());
         }
-        // The keys of a text that is no TOML are not looked at: what they mean would be a guess.
+        // If the text is not TOML, its keys are not interpreted: that would be guessing.
         let config = reader.problems.is_empty().then(|| reader.config(root.get_ref()));
         reader.problems.sort_by_key(|problem| (problem.line, problem.column));
         config.filter(|_| reader.problems.is_empty()).ok_or(reader.problems)
@@ -365,7 +364,7 @@ impl Reader<'_> {
         if let Some(dir) = self.path(section, "runtime_dir") {
             daemon.control_socket = dir.join(CONTROL_SOCKET_NAME);
             if dir != Path::new(DEFAULT_RUNTIME_DIR) {
-                // This is a daemon beside that of the system, and has a state directory of its own.
+                // This daemon runs beside that of the system, and has a state directory of its own.
                 daemon.state_dir = dir.join(STATE_DIR_NAME);
             }
             daemon.runtime_dir = dir;

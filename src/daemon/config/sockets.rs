@@ -35,7 +35,7 @@ pub(super) fn check_length(path: &Path) -> Result<(), SocketFault> {
     }
 }
 
-/// Whether the two sockets have a path each. `look`: also compares the places that links lead to.
+/// Whether the two sockets have different paths. `look`: also compares the places that links lead to.
 pub(super) fn check_apart(control: &Path, unix: Option<&Path>, look: bool) -> Result<(), SocketFault> {
     match unix {
         Some(unix) if unix == control || (look && is_same_place(unix, control)) => {
@@ -63,7 +63,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Notes problems of the sockets that no key has by itself.
+    /// Notes the problems of the sockets that are not those of a single key.
     pub(super) fn check_sockets(&mut self, root: &Section<'_, '_>, control: &Path, unix: Option<&Path>) {
         let place = |section: &str, key: &str| {
             let table = root.table.get(section)?.get_ref().as_table()?;

@@ -1,5 +1,5 @@
-//! The keys of TLS: the server's in `[listen]`, those for remote members in `[remote]`, who may use
-//! an array in `[[array]]`.
+//! The keys of TLS: the server's in `[listen]`, those for remote members in `[remote]`, and in `[[array]]`
+//! those that say which clients may use an array.
 //!
 //! Invariant: a file that cannot be used is a problem at the key that names it. Must not know what
 //! TLS does with them.
@@ -143,7 +143,7 @@ impl Reader<'_> {
         patterns
     }
 
-    /// A certificate and its key. Neither may be there without the other.
+    /// A certificate and its key. Either both are there, or neither.
     fn identity(&mut self, section: &Section<'_, '_>) -> Option<(std::path::PathBuf, std::path::PathBuf)> {
         let dir = self.dir;
         let [certificate, key] = ["tls_certificate", "tls_key"]

@@ -1,6 +1,5 @@
-//! Several devices that claim to be the same member: a file was copied, a disk was cloned, or a
-//! snapshot of one lies beside it. At most one of them is used. Pure: superblocks in, a verdict
-//! out.
+//! Several devices that claim to be the same member: a file was copied, a disk was cloned, or a snapshot of
+//! one lies beside it. At most one of them is used. Pure: superblocks in, a verdict out.
 
 use calpe_core::array::assembly::Candidate;
 use calpe_core::format::Superblock;
@@ -13,15 +12,14 @@ use uuid::Uuid;
 pub(crate) struct Twins {
     /// The identity that occurs more than once.
     pub device: Uuid,
-    /// Places, in the list of candidates, of those that are not used.
+    /// Indexes, in the list of candidates, of those that are not used.
     pub unused: Vec<usize>,
-    /// The one that is used, when it is known which is current.
+    /// Index of the one that is used, if it is known which is current.
     pub used: Option<usize>,
 }
 
 impl Twins {
-    /// Why the others are not used, for people. `path`: the path of a place in the list of
-    /// candidates.
+    /// Why the others are not used, for people. `path`: the path of an index in the list of candidates.
     pub(crate) fn reason(&self, member: MemberIndex, path: impl Fn(usize) -> String) -> String {
         let paths = self.unused.iter().map(|&at| path(at)).collect::<Vec<_>>().join(", ");
         match self.used {
@@ -57,9 +55,8 @@ pub(super) fn find_twins<K>(candidates: &[Candidate<K>]) -> Vec<Twins> {
         .collect()
 }
 
-/// Which of several copies of one member is current: the newest, if it is newer than every other
-/// and other members know its epoch. A claim that no other member supports does not win, and
-/// neither does its rival.
+/// Which of several copies of one member is current: the newest, if it is newer than every other and other
+/// members know its epoch. A claim that no other member supports does not win, and neither does its rival.
 fn current_copy(copies: &[&Superblock], others: &[&Superblock]) -> Option<usize> {
     let age = |superblock: &Superblock| (superblock.epoch.number, superblock.sequence);
     let newest = (0..copies.len()).max_by_key(|&at| age(copies[at]))?;

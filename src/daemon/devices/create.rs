@@ -2,9 +2,9 @@
 //! must not be overwritten, and changes nothing; [`CreatePlan::execute`] writes. Between the two
 //! the plan can be shown.
 //!
-//! Invariants: nothing is written before everything is checked; a creation that fails on the way
-//! restores what the devices held, and their space; no device holds a superblock of the new array
-//! while an older copy of another array could outrank it. Must not know of running arrays.
+//! Invariants: nothing is written before everything is checked; a creation that fails on the way restores
+//! what the devices held, and their space; no device holds a superblock of the new array while an older copy
+//! of another array could outrank it. Must not know of running arrays.
 
 use crate::daemon::devices::preparation::{advise, create_file, step};
 use crate::daemon::devices::room::{Wanted, check_room};
@@ -98,13 +98,13 @@ pub(crate) enum CreateError {
         /// The other.
         second: PathBuf,
     },
-    /// A path with nothing there, and no size to create a file of.
+    /// A path that does not exist, and no size to create a file with.
     #[error("{}: does not exist: create it first, or give --size to have a sparse file created", shown(path))]
     Missing {
         /// The path.
         path: PathBuf,
     },
-    /// A path under /dev with nothing there.
+    /// A path under /dev that does not exist.
     #[error(
         "{}: does not exist, and no file is created under /dev: check the name of the device",
         shown(path)
@@ -116,13 +116,13 @@ pub(crate) enum CreateError {
     /// A device cannot be opened or used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// There is something on the devices.
+    /// The devices hold data.
     #[error("{}", list_recognised(.0))]
     Recognised(
         /// For each device that is not blank, what was found.
         Vec<(PathBuf, Vec<Signature>)>,
     ),
-    /// An empty file in the place of a member that could be created.
+    /// An empty file at the path of a member that could be created.
     #[error(
         "{}: has 0 B, as a file that an interrupted creation leaves: remove it to have it created, or give it its size",
         shown(path)
@@ -131,7 +131,7 @@ pub(crate) enum CreateError {
         /// The path.
         path: PathBuf,
     },
-    /// A file of the kernel's.
+    /// A pseudo file of the kernel.
     #[error("{}: is a view of the kernel, and no storage: name a file or a block device", shown(path))]
     NoStorage {
         /// The path.
@@ -158,8 +158,8 @@ pub(crate) enum CreateError {
 }
 
 impl CreateError {
-    /// Whether the request is wrong by itself, whatever the devices are: its name, shape, size or
-    /// number of members.
+    /// Whether the request is wrong in itself, whatever the devices are: its name, shape, size or number of
+    /// members.
     #[must_use]
     pub(crate) fn is_usage(&self) -> bool {
         match self {
@@ -247,8 +247,8 @@ impl CreatePlan {
         Ok(CreatePlan { request, members, geometry, regions, file_bytes, overwritten })
     }
 
-    /// Whether there is room for what [`CreatePlan::execute`] would take, as far as that can be
-    /// told without taking it.
+    /// Whether there is room for what [`CreatePlan::execute`] would take, as far as can be determined without
+    /// taking it.
     ///
     /// # Errors
     /// For which member there is none.
@@ -284,7 +284,7 @@ impl CreatePlan {
                 }
             });
         }
-        // Allocation on a server is its own matter.
+        // Allocation on a server is the server's own matter.
         let allocated = |member: &Planned| match &member.device {
             Some(device) if device.facts().kind == DeviceKind::File => {
                 Some(allocated_on(device, &self.regions))
@@ -304,8 +304,8 @@ impl CreatePlan {
         lines
     }
 
-    /// What to do next, a line each: a command that serves the array, and what serves it at every
-    /// start of the daemon.
+    /// What to do next, a line each: a command that serves the array, and what makes every start of the
+    /// daemon serve it.
     #[must_use]
     pub(crate) fn next_steps(&self) -> Vec<String> {
         let mut places: Vec<PathBuf> = Vec::new();
@@ -349,7 +349,7 @@ impl CreatePlan {
             each_once(&self.overwritten).map(|(path, what)| format!("{}: {what} is destroyed", shown(path)));
         let left_over = self.members.iter().filter_map(|member| {
             let left = leftover_bytes(member.device.as_ref()?.facts().bytes, &self.regions);
-            // Bytes of less than a slot could not be used anyway.
+            // Less than a slot could not be used anyway.
             (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
                 .then(|| format!("{}: {} at its end are left over", shown(&member.path), HumanSize(left)))
         });
@@ -380,9 +380,8 @@ impl CreatePlan {
         }
     }
 
-    /// Leaves the devices that were reached in `taken`, also on failure. Steps that may fail for
-    /// lack of space come before anything is written; steps that cannot be undone come last, when
-    /// the array exists.
+    /// Adds the devices that it reaches to `taken`, also on failure. Steps that may fail for lack of space
+    /// come before anything is written; steps that cannot be undone come last, when the array exists.
     fn write(self, created_unix: u64, taken: &mut Vec<Taken>) -> Result<Vec<Superblock>, DeviceError> {
         drill::look();
         for member in self.members {
@@ -431,7 +430,7 @@ impl CreatePlan {
             let superblock = superblock.clone();
             taken.step("give up its old content", move |device| {
                 for region in &superblock.regions {
-                    // A device that cannot discard keeps old content there, which does not matter.
+                    // A device that cannot discard keeps old content there, which does no harm.
                     device.discard(region.offset.0, region.len)?;
                 }
                 reserve_regions(device, &superblock)
@@ -441,7 +440,7 @@ impl CreatePlan {
     }
 }
 
-/// A device that a creation has reached.
+/// A device that a creation has changed or is about to change.
 #[derive(Debug)]
 struct Taken {
     /// Shared with the thread that carries out a step on it.
@@ -497,8 +496,8 @@ impl Taken {
     }
 }
 
-/// Fewest bytes left over on a member that are worth a line: rounding to regions and blocks leaves
-/// up to a few MiB on every member.
+/// Fewest bytes left over on a member that are reported: rounding to regions and blocks leaves up to a few
+/// MiB on every member.
 const LEFTOVER_TOLD: u64 = 4 << 20;
 
 impl CreateRequest {
@@ -521,7 +520,7 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
             return Err(CreateError::Duplicate { first: first.path.clone(), second: path.clone() });
         }
         let device = match Device::open(path, Access::Exclusive) {
-            // Its size, and whether it can be written, say nothing.
+            // Its size, and whether it can be written, mean nothing.
             Ok(_)
             | Err(DeviceError::Permission { .. } | DeviceError::ReadOnly { .. } | DeviceError::Io { .. })
                 if is_of_the_kernel(path) =>
@@ -547,7 +546,7 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
     Ok(members)
 }
 
-/// Whether a file is a view of the kernel, not storage.
+/// Whether a file is a pseudo file of the kernel, not storage.
 fn is_of_the_kernel(path: &Path) -> bool {
     use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
     let is_view =
@@ -559,7 +558,7 @@ impl Planned {
     fn is(&self, path: &Path) -> bool {
         match &self.device {
             Some(device) => device.is_at(path),
-            // Neither exists: they would be one file if they are one path, spelled in two ways.
+            // Neither exists: they would be one file if their paths are one, spelled in two ways.
             None => same_place(&self.path, path),
         }
     }
@@ -879,7 +878,7 @@ mod tests {
         let request = request(dir.path(), 2, 1);
         File::create(&request.members[0]).unwrap().set_len(64 * MIB).unwrap();
         let plan = CreatePlan::new(request.clone()).unwrap();
-        // Somebody takes the last name in between.
+        // Another process takes the last name in between.
         File::create(&request.members[2]).unwrap();
         let error = plan.execute(0).unwrap_err();
         assert!(matches!(error, CreateError::TakenBack { .. }), "{error}");

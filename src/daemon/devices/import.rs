@@ -1,8 +1,8 @@
 //! Opens and locks the devices of an array that a search has found, and assembles it.
 //!
-//! Invariants: nothing is written here; decisions are made on superblocks that were read under the
-//! lock; a device that cannot be opened, or does not answer, is left out, unless another daemon may
-//! serve the array. Must not know of running arrays.
+//! Invariants: nothing is written here; decisions are made on superblocks that were read under the lock; a
+//! device that cannot be opened, or does not answer, is left out, unless another daemon may serve the array.
+//! Must not know of running arrays.
 
 use crate::daemon::devices::copies::{Twins, find_twins};
 use crate::daemon::devices::search::{Found, Hindrance, Search, Unusable};
@@ -20,9 +20,9 @@ use uuid::Uuid;
 /// Where members are looked for by default.
 pub(crate) const DEFAULT_SEARCH: &str = "/dev/disk/by-id";
 
-/// How long a remote member must be reachable before its content counts as settled: servers may
-/// still carry out requests of a daemon that was killed, and a new connection does not wait for
-/// these. Servers take milliseconds for them.
+/// How long a remote member must be reachable before its content counts as settled: servers may still carry
+/// out requests of a killed daemon, and a new connection does not wait for those. Servers take milliseconds
+/// for them.
 pub(crate) const SETTLE: Duration = Duration::from_secs(2);
 
 /// Why an array cannot be imported.
@@ -37,9 +37,9 @@ pub enum ImportError {
     NotFound {
         /// What was asked for.
         wanted: String,
-        /// Where it was looked for.
+        /// The places that were searched.
         places: Vec<PathBuf>,
-        /// What was found and cannot be used, a line each: it may be what was asked for.
+        /// What was found and cannot be used, a line each: it may be what was wanted.
         unused: Vec<String>,
     },
     /// Two arrays have the name.
@@ -56,7 +56,7 @@ pub enum ImportError {
     /// Members could not be looked for: the text says why.
     #[error("{0}")]
     Threadless(String),
-    /// The members do not make up an array.
+    /// The members do not form an array.
     #[error("{}{}{}", told(source, left_out), advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
     Assembly {
         /// Why not.
@@ -113,8 +113,8 @@ fn list(places: &[PathBuf]) -> String {
 }
 
 impl Search {
-    /// Refuses a search that could not look everywhere for lack of threads: an array must not start
-    /// without members because of that.
+    /// Refuses a search that could not read every place for lack of threads: an array must not start without
+    /// members because of that.
     ///
     /// # Errors
     /// [`ImportError::Threadless`].
@@ -152,7 +152,7 @@ impl Search {
 }
 
 impl ImportError {
-    /// Adds what is known of members that were not found, where too few were.
+    /// Adds what is known of members that were not found, if too few were.
     #[must_use]
     pub fn explained(self, about: impl FnOnce() -> BTreeMap<Uuid, String>) -> ImportError {
         match self {
@@ -193,14 +193,14 @@ pub(crate) fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>
     })
 }
 
-/// Keys are places in the list of members.
+/// Keys are indexes in the list of members.
 fn candidates_of(members: &[Found]) -> Vec<Candidate<usize>> {
     let candidates = members.iter().enumerate().filter(|(_, found)| found.unwritable.is_none());
     candidates.map(|(key, found)| Candidate { key, superblock: found.superblock.clone() }).collect()
 }
 
-/// Devices that claim to be the same member, with the reason why an import would not use them.
-/// Their places are those in `members`.
+/// Devices that claim to be the same member, with the reason why an import would not use them. Their indexes
+/// are those in `members`.
 #[must_use]
 pub(crate) fn twins_among(members: &[Found]) -> Vec<(Twins, String)> {
     let path = |key: usize| shown(&members[key].path).to_string();
@@ -220,7 +220,7 @@ pub(crate) fn twins_among(members: &[Found]) -> Vec<(Twins, String)> {
 /// An array whose devices are open and locked.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// The verdict; keys are places in `devices`.
+    /// The verdict; keys are indexes in `devices`.
     pub assembled: Assembled<usize>,
     /// The devices that serve it, or are to be marked as replaced; none where a device was refused.
     pub devices: Vec<Option<Device>>,
@@ -235,8 +235,8 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Gives missing members, and replacements that were being built, a reason: what the search has
-    /// seen in their places. `place`: where the device of an index and identity should be.
+    /// Gives missing members, and replacements that were being built, a reason: what the search has found in
+    /// their places. `place`: where the device of an index and identity should be.
     pub(crate) fn explain_missing(&mut self, found: &Search, place: impl Fn(usize, Uuid) -> Option<PathBuf>) {
         let Opened { assembled, left_out, devices, forbidden, .. } = self;
         let dirs = devices.iter().flatten().filter_map(|device| device.path().parent());
@@ -260,7 +260,7 @@ impl Opened {
         let seats = assembled.seats.iter_mut().enumerate();
         for (index, seat) in seats.filter(|(_, seat)| is_out(seat.state)) {
             let left = left_in_place(found, seat.uuid, place(index, seat.uuid));
-            // Whatever the reason was for which the member is out, it cannot come back from there.
+            // Whatever the member was out for, it cannot come back from there.
             if let Some(left) = left.filter(|left| left.hindrance.is_some_and(Hindrance::is_for_good)) {
                 let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
                 seat.reason = Some(before + &left.reason);
@@ -296,8 +296,8 @@ fn left_in_place(found: &Search, device: Uuid, place: Option<PathBuf>) -> Option
     Some(LeftOut { device, path: Some(path), reason, hindrance })
 }
 
-/// Devices that were being built when the array was stopped, and that are not among its devices
-/// now: member and device.
+/// Devices that were being built when the array was stopped, and that are not among its devices now: member
+/// and device.
 pub(crate) fn lost_replacements<K>(assembled: &Assembled<K>) -> Vec<(MemberIndex, Uuid)> {
     let is_lost = |record: &&ReplacementRecord| {
         let seat = &assembled.seats[usize::from(record.member.0)];
@@ -312,7 +312,7 @@ pub(crate) fn lost_replacements<K>(assembled: &Assembled<K>) -> Vec<(MemberIndex
 pub(crate) struct LeftOut {
     /// Which.
     pub device: Uuid,
-    /// Where; none where it is not known which of several it is.
+    /// Where; none if it is not known which of several it is.
     pub path: Option<PathBuf>,
     /// Why: "PATH: what is wrong".
     pub reason: String,
@@ -320,7 +320,7 @@ pub(crate) struct LeftOut {
     pub hindrance: Option<Hindrance>,
 }
 
-/// Opens, locks and assembles the array of these members. What does not answer within `patience` is
+/// Opens, locks and assembles the array of these members. A device that does not answer within `patience` is
 /// left out.
 ///
 /// # Errors
@@ -561,7 +561,7 @@ pub(crate) mod tests {
     #[test]
     fn what_keeps_a_member_away_is_known_by_its_kind_and_not_by_words() {
         let dir = tempfile::tempdir().unwrap();
-        // Words of a path are no news of what is there.
+        // Words of a path are no information about what is there.
         let within = dir.path().join("which uid 0 may not read, each of them claims to be member");
         std::fs::create_dir(&within).unwrap();
         let array = created_in(&within, "tank", 2, 1);
@@ -619,7 +619,7 @@ pub(crate) mod tests {
         let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
         let damage: [fn(&std::fs::File, u64); 2] = [
             |file, _| file.write_all_at(b"x", 16384 + 77).unwrap(),
-            // A copy whose first sector was lost looks like none.
+            // A copy whose first sector was lost looks as if there were none.
             |file, bytes| file.write_all_at(&[0; 512], bytes - 16384).unwrap(),
         ];
         for (at, damage) in damage.into_iter().enumerate() {

@@ -1,9 +1,8 @@
-//! What an interrupted first creation of `up` leaves: recognised, and removed, so that the next
-//! `up` can begin anew.
+//! Leftovers of an interrupted first creation of `up`: recognises and removes them, so that the next `up` can
+//! begin anew.
 //!
-//! Invariant: only files are removed that hold nothing: zeroes, or the superblock of an array that
-//! never was in service while the rest of its members holds zeroes. Must not know of running
-//! arrays.
+//! Invariant: only files are removed that hold nothing: zeroes, or the superblock of an array that never was
+//! in service while the rest of its members holds zeroes. Must not know of running arrays.
 
 use crate::daemon::devices::search::Found;
 use crate::daemon::devices::superblocks::read_superblock;
@@ -12,8 +11,8 @@ use calpe_core::format::Superblock;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
-/// Most bytes that are read of one file. A creation allocates less, and some filesystems do not
-/// tell allocated space from data.
+/// Most bytes that are read of one file. A creation allocates less, and some filesystems cannot tell
+/// allocated space from data.
 const LOOKED_AT_MAX: u64 = 256 << 20;
 
 /// Bytes that are read at one time.
@@ -39,9 +38,8 @@ impl From<DeviceError> for Kept {
     }
 }
 
-/// Whether these members of an array, all that were found, may be what an interrupted creation
-/// left: none has been in service, and each is where `up` creates it. `place`: where it creates the
-/// member of an index.
+/// Whether these members of an array, all that were found, may be left from an interrupted creation: none has
+/// been in service, and each is where `up` creates it. `place`: where it creates the member of an index.
 pub(crate) fn is_unfinished(members: &[Found], name: &str, place: impl Fn(usize) -> PathBuf) -> bool {
     let is_first = |found: &Found| {
         let Superblock { name: own, member, .. } = &found.superblock;
@@ -83,7 +81,7 @@ pub(crate) fn remove(files: &[PathBuf], array: Option<Uuid>) -> Result<(), Kept>
     Ok(())
 }
 
-/// Whether a file holds nothing but zeroes, as far as that can be found out soon.
+/// Whether a file holds nothing but zeroes, as far as can be found out soon.
 fn is_blank(device: &Device) -> Result<bool, DeviceError> {
     let facts = device.facts();
     if facts.bytes != facts.exact_bytes {
@@ -111,7 +109,7 @@ fn is_blank(device: &Device) -> Result<bool, DeviceError> {
     Ok(true)
 }
 
-/// The files that are there, of those that `up` could have created.
+/// The existing files among those that `up` could have created.
 pub(crate) fn present(place: impl Fn(usize) -> PathBuf) -> Vec<PathBuf> {
     let all = (0..=usize::from(u8::MAX)).map(place);
     all.filter(|path: &PathBuf| Path::symlink_metadata(path).is_ok()).collect()

@@ -1,6 +1,6 @@
-//! A look at a device by its path, which may not answer: what it is, and what its superblocks say.
+//! Reads what a device at a path is, and what its superblocks say; the device may not answer.
 //!
-//! Invariant: every look has a limit. Must not know what a device is looked at for.
+//! Invariant: every call has a limit. Must not know what the answer is for.
 
 use super::superblocks::{Copies, read_copies};
 use crate::member::patience::{within, within_apart};
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// How long it may take to find out what a path of a request leads to.
 const GLANCE: Duration = Duration::from_secs(2);
 
-/// What a local path leads to, if that is known soon.
+/// What a local path leads to, if it answers soon.
 pub(crate) fn identity_of(path: &Path) -> Option<Identity> {
     look_at(path, GLANCE).ok().flatten()
 }
@@ -31,8 +31,7 @@ pub(crate) fn look_at(path: &Path, limit: Duration) -> Result<Option<Identity>, 
 /// A device, and what it says of itself.
 type Opened = (Device, Copies);
 
-/// Opens a device, and reads the copies of its superblock. What does not answer in time is given
-/// up.
+/// Opens a device, and reads the copies of its superblock. A device that does not answer in time is given up.
 pub(crate) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Result<Opened, DeviceError> {
     let open = move |path: &Path| {
         let device = Device::open(path, access)?;

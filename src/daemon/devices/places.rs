@@ -1,9 +1,9 @@
-//! Which paths a search of a place looks at. Must not look at anything.
+//! Which paths a search of a place covers. Must not read anything.
 
 use crate::member::{is_remote, same_remote};
 use std::path::{Path, PathBuf};
 
-/// Whether a search of this place looks at this path.
+/// Whether a search of this place covers this path.
 pub(crate) fn covers(place: &Path, path: &Path) -> bool {
     if is_remote(place) || is_remote(path) {
         return is_remote(place) && is_remote(path) && same_remote(place, path);

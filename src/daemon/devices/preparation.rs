@@ -1,9 +1,9 @@
-//! What is done to a device before it is a member: reading what it holds, making files, wiping,
-//! setting space aside. Each step may take as long as the device goes on answering; a device that
-//! does not answer is given up after the limit.
+//! Steps on a device before it is a member: reading what it holds, making files, wiping, setting space aside.
+//! Each step may take as long as the device goes on answering; a device that does not answer is given up
+//! after the limit.
 //!
-//! Invariants: after a step that was given up nothing further is done to the device; the caller is
-//! told what may be left. Must not know of running arrays.
+//! Invariants: nothing further is done to a device after a step was given up; the caller learns what may be
+//! left. Must not know of running arrays.
 
 use crate::daemon::devices::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
 use crate::member::patience::{begin_step, step_by_step, within};
@@ -75,7 +75,7 @@ pub(crate) fn prepare(
         };
         let done = reserve_regions(&device, &superblock).and_then(|()| is_wanted(&own));
         if done.is_err() && is_new {
-            // The reason is the answer; a file that stays behind is empty.
+            // The error is the answer; a file that stays behind is empty.
             let _ = device.remove_file();
         }
         done.map(|()| (device, is_zero))
@@ -104,7 +104,7 @@ pub(crate) fn advise(error: DeviceError, advice: &str) -> DeviceError {
     }
 }
 
-/// Fails when nobody waits for the call of this thread any more.
+/// Fails when the call of this thread was given up.
 fn is_wanted(path: &Path) -> Result<(), DeviceError> {
     begin_step().map_err(|source| DeviceError::Io { path: path.into(), action: "finish it".into(), source })
 }

@@ -1,5 +1,5 @@
-//! Whether filesystems have room for members, for dry runs of create and replace. Changes nothing
-//! that lasts; what cannot be found out without a change counts as room. Must not know of arrays.
+//! Whether filesystems have room for members, for dry runs of create and replace. Changes nothing that lasts;
+//! room that cannot be determined without a change counts as present. Must not know of arrays.
 
 use crate::member::{DeviceError, FileRoom, is_remote};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ const STAT_BLOCK_BYTES: u64 = 512;
 pub(crate) struct Wanted {
     /// Where.
     pub path: PathBuf,
-    /// Size of the file that is to be created; none where there is one, or a device.
+    /// Size of the file that is to be created; none for an existing file, or a device.
     pub new_file: Option<u64>,
     /// Bytes that are allocated in it at once.
     pub allocated: u64,
@@ -74,7 +74,7 @@ impl Free {
     }
 }
 
-/// What this user may take of a filesystem; what cannot be found out counts as no limit.
+/// What this user may take of a filesystem; a limit that cannot be read counts as none.
 fn free_bytes(place: &Path) -> u64 {
     let Ok(fs) = nix::sys::statvfs::statvfs(place) else { return u64::MAX };
     // Filesystems keep a reserve that only root may use.

@@ -1,8 +1,8 @@
-//! Looking for members: by their superblocks, in directories, at paths and behind URIs.
+//! Searches for members by their superblocks: in directories, at paths and behind URIs.
 //!
-//! Invariants: identity is the uuid, a path is only where a device was found; nothing is written; a
-//! place that does not answer costs its own members and a limited time, whatever else is there.
-//! Must not know of running arrays.
+//! Invariants: identity is the uuid, a path is only where a device was found; nothing is written; a place
+//! that does not answer costs its own members and a limited time, and nothing else. Must not know of running
+//! arrays.
 
 use crate::daemon::devices::superblocks::{check_length, patiently, read_superblock};
 use crate::member::patience::{hangs, within, within_apart, work_off};
@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// Most entries of a directory that are looked at: a directory of members has fewer.
+/// Most entries of a directory that are read: a directory of members has fewer.
 const ENTRIES_MAX: usize = 16 << 10;
 
 /// Most files without a superblock that are named where members are missing.
@@ -38,7 +38,7 @@ pub(crate) struct Found {
     pub path: PathBuf,
     /// Its current superblock.
     pub superblock: Superblock,
-    /// It was found only because it had been there before.
+    /// Whether it was found only because it had been there before.
     pub remembered: bool,
     /// Why it cannot be written, so that an import leaves it out: "PATH: what is wrong".
     pub unwritable: Option<String>,
@@ -49,10 +49,9 @@ pub(crate) struct Found {
 pub(crate) struct Search {
     /// Members, by array.
     pub arrays: BTreeMap<Uuid, Vec<Found>>,
-    /// Paths that look like members and cannot be used, or could not be looked at, a line each.
+    /// Paths that look like members and cannot be used, or could not be read, a line each.
     pub warnings: Vec<String>,
-    /// Paths that nobody named and that could not be looked at, a line each: missing members may be
-    /// among them.
+    /// Paths that nobody named and that could not be read, a line each: missing members may be among them.
     pub unread: Vec<String>,
     /// Paths that this user may not read.
     pub forbidden: Vec<PathBuf>,
@@ -60,7 +59,7 @@ pub(crate) struct Search {
     pub unusable: Vec<Unusable>,
     /// Finds without a superblock, in searched directories and at named paths.
     pub blank: Vec<Blank>,
-    /// Why the system had no threads to look with: members that were not found may be there.
+    /// Why the system had no threads for the search: members that were not found may still be there.
     pub threadless: Option<String>,
 }
 
@@ -73,33 +72,33 @@ pub(crate) struct Blank {
     pub file_bytes: Option<u64>,
 }
 
-/// Something that is where a member is or was, and cannot be used.
+/// Something in the present or former place of a member that cannot be used.
 #[derive(Clone, Debug)]
 pub(crate) struct Unusable {
     /// Where.
     pub path: PathBuf,
     /// The device whose superblock it holds, if that can be read.
     pub device: Option<Uuid>,
-    /// Where, and what is wrong with it.
+    /// The place, and what is wrong with it.
     pub reason: String,
-    /// Which kind of trouble that is, where the advice depends on it.
+    /// The kind of trouble, where the advice depends on it.
     pub hindrance: Option<Hindrance>,
 }
 
-/// Why a member cannot come back from where its device was, as a search or an attempt has shown.
+/// Why a member cannot come back from the place of its device, as a search or an attempt has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hindrance {
-    /// What is there holds no superblock any more.
+    /// The place holds no superblock any more.
     Overwritten,
-    /// What is there is smaller than the member.
+    /// The file there is smaller than the member.
     CutOff,
     /// Another member is there.
     Stranger,
-    /// Several devices claim to be the member, and nothing tells which is the copy.
+    /// Several devices claim to be the member, and none can be told to be the copy.
     Claimed,
-    /// It may be among what this user may not read.
+    /// It may be among the paths that this user may not read.
     Forbidden,
-    /// Its device is there, and holds what may be nowhere else.
+    /// Its device is there, and holds data that may be nowhere else.
     Kept,
 }
 
@@ -111,7 +110,7 @@ impl Hindrance {
     }
 }
 
-/// A path that is looked at.
+/// A path to be read.
 struct Place {
     path: PathBuf,
     /// The search names this very path, so every problem with it is worth a line.
@@ -134,7 +133,7 @@ enum Job {
     Look(Place),
 }
 
-/// Result of a look.
+/// What was found at a place.
 struct Look {
     place: Place,
     /// What the path leads to; none for a remote member, or when it has not answered.
@@ -146,7 +145,7 @@ struct Look {
 enum Seen {
     Member(Box<Found>),
     Nothing(Blank),
-    /// It is a member, or was one, and cannot be used.
+    /// A present or former member that cannot be used.
     Unfit(Unusable),
     Unread(DeviceError),
 }
@@ -154,22 +153,21 @@ enum Seen {
 /// Identity of a file or block device: numbers of filesystem and inode, or of the device.
 type Node = (u64, u64, u64);
 
-/// Looks at every path and URI, and at the regular files and block devices directly in each
-/// directory. A device that several paths lead to counts once, under the first. Paths that do not
-/// answer within `patience` are left out.
+/// Reads every path and URI, and the regular files and block devices directly in each directory. A device
+/// that several paths lead to counts once, under the first. Paths that do not answer within `patience` are
+/// left out.
 #[must_use]
 pub(crate) fn search(places: &[PathBuf], patience: Duration) -> Search {
     search_with(places, &[], patience)
 }
 
-/// As [`search`], and looks also at paths where devices were before. Nothing need be there any
-/// more.
+/// As [`search`], and also reads paths where devices were before. Nothing need be there any more.
 #[must_use]
 pub(crate) fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duration) -> Search {
     search_patiently(places, remembered, &|_| patience)
 }
 
-/// How long each path, or what is at it, is waited for.
+/// How long to wait for each path, or what is at it.
 pub(crate) type Patience<'p> = &'p (dyn Fn(&Path) -> Duration + Sync);
 
 /// As [`search_with`], with a patience for each path.
@@ -201,7 +199,7 @@ pub(crate) fn search_patiently(places: &[PathBuf], remembered: &[PathBuf], patie
                 search.arrays.entry(found.superblock.array).or_default().push(*found);
             }
             Ok(Seen::Unfit(unusable)) => {
-                // A former member is told of only where members are missing.
+                // A former member is reported only where members are missing.
                 let told = if place.remembered { &mut search.unread } else { &mut search.warnings };
                 told.push(unusable.reason.clone());
                 search.unusable.push(unusable);
@@ -226,7 +224,7 @@ pub(crate) fn search_patiently(places: &[PathBuf], remembered: &[PathBuf], patie
 }
 
 impl Search {
-    /// What is wrong with a path where a device was before, if that is known.
+    /// What is wrong with a path where a device was before, if known.
     #[must_use]
     pub(crate) fn problem_at(&self, path: &Path) -> Option<String> {
         if let Some(unusable) = self.unusable.iter().find(|unusable| unusable.path == path) {
@@ -261,8 +259,8 @@ impl Search {
         files.map(|files| format!("{files}{more}, which {holds} no Calpe superblock (overwritten?)"))
     }
 
-    /// A line for each directory of `is_wanted` about paths in it that this user may not read:
-    /// members may be among them.
+    /// A line for each directory of `is_wanted` about paths in it that this user may not read: members may be
+    /// among them.
     #[must_use]
     pub(crate) fn forbidden_in(&self, is_wanted: impl Fn(&Path) -> bool) -> Vec<String> {
         let mut dirs: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
@@ -319,8 +317,8 @@ impl Search {
         lines
     }
 
-    /// What is known of members that were not found, a line each: what is at their former paths,
-    /// and which files may be they. `earlier`: where a device was before.
+    /// What is known of members that were not found, a line each: what is at their former paths, and which
+    /// files may be those members. `earlier`: where a device was before.
     pub(crate) fn about_missing(
         &self,
         members: &[Found],
@@ -342,8 +340,7 @@ impl Search {
         missing.filter_map(about).collect()
     }
 
-    /// Drops remembered finds of a device that the search itself has found elsewhere, by another
-    /// URI or path.
+    /// Drops remembered finds of a device that the search itself has found elsewhere, by another URI or path.
     fn prefer_what_was_searched(&mut self) {
         for members in self.arrays.values_mut() {
             let searched: Vec<Uuid> = members
@@ -355,8 +352,8 @@ impl Search {
         }
     }
 
-    /// Looks at all paths at the same time: a path that hangs costs its time once, and no other
-    /// waits for it. The looks are in the order of the roots and their entries.
+    /// Reads all paths at the same time: a path that hangs costs its time once, and no other waits for it.
+    /// The results are in the order of the roots and their entries.
     fn look_at_all(&mut self, roots: Vec<Root>, patience: Patience<'_>) -> Vec<Look> {
         let (found, failed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
         let jobs = roots.into_iter().enumerate().map(|(at, root)| match root {
@@ -409,8 +406,8 @@ impl Search {
             None => true,
             Some(Ok(node)) => seen.insert(*node),
             Some(Err(error)) => {
-                // A directory in a searched directory is no member and not worth a line. At a
-                // remembered path, anything unusable is the reason why a member is missing.
+                // A directory in a searched directory is no member and not worth a line. At a remembered
+                // path, anything unusable is the reason why a member is missing.
                 if remembered.contains(&place.path) && !matches!(error, DeviceError::NotFound { .. }) {
                     let reason = error.to_string();
                     let path = place.path.clone();
@@ -454,8 +451,8 @@ pub(crate) fn overwritten(path: &Path) -> String {
     )
 }
 
-/// The entries of a directory, as far as it can be read; none if the path is no directory. Not by `std::fs::read_dir`, which panics
-/// where a directory is closed with an error.
+/// The entries of a directory, as far as it can be read; none if the path is no directory. Does not use
+/// `std::fs::read_dir`, which panics where closing a directory ends with an error.
 fn list(place: &Path) -> io::Result<Option<Vec<PathBuf>>> {
     if !std::fs::metadata(place)?.is_dir() {
         return Ok(None);
@@ -481,8 +478,7 @@ fn node_of(path: &Path) -> Result<Node, DeviceError> {
     member_kind(path, &meta).map(|_| (meta.dev(), meta.ino(), u64::MAX))
 }
 
-/// Looks at a place within its patience. A place that is neither file nor block device is not
-/// opened.
+/// Reads a place within its patience. A place that is neither file nor block device is not opened.
 fn look_within(place: Place, patience: Patience<'_>) -> Look {
     let (path, limit) = (place.path.clone(), patience(&place.path));
     if is_remote(&path) {

@@ -54,7 +54,7 @@ pub(crate) fn patiently<T>(
         let limit = match error.fault_kind() {
             Some(IoFaultKind::Shortage) => SHORTAGE_PATIENCE,
             Some(IoFaultKind::Medium) => PATIENCE,
-            // Other errors are not passing ones.
+            // Other errors do not pass.
             _ => return Err(error),
         };
         if since.elapsed() >= limit {
@@ -157,11 +157,11 @@ fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
     regions.iter().filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages))
 }
 
-/// Allocates space for the superblocks and the log of a member: without it no write could be
-/// acknowledged on a full filesystem. All slots of superblocks are allocated, as the next one goes
-/// to a slot that was not written so far. Metadata pages, two percent of a volume, are allocated
-/// when they are written; on a full filesystem they wait in the log until there is room (rule T4),
-/// and clients get an error when that takes too long.
+/// Allocates space for the superblocks and the log of a member: without it no write could be acknowledged on
+/// a full filesystem. All slots of superblocks are allocated, because the next superblock goes to a slot that
+/// has not been written yet. Metadata pages, two percent of a volume, are allocated when they are written; on
+/// a full filesystem they wait in the log until there is room (rule T4), and clients get an error when that
+/// takes too long.
 ///
 /// # Errors
 /// When there is no room.
@@ -215,8 +215,8 @@ pub(crate) fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), D
     device.flush()
 }
 
-/// The check that a remote device is still the same after a reconnection: it must show a superblock
-/// of this device, not older than number `sequence`, nor than any that it has shown before.
+/// The check that a remote device is still the same after a reconnection: it must show a superblock of this
+/// device, not older than number `sequence`, nor than any that it has shown before.
 #[must_use]
 pub(crate) fn witness(device_bytes: u64, array: Uuid, device: Uuid, sequence: u64) -> Arc<Witness> {
     let newest_seen = AtomicU64::new(sequence);
@@ -385,8 +385,7 @@ mod tests {
     fn a_device_that_is_back_in_an_older_state_is_not_the_one_that_was_lost() {
         let superblock = first_superblock(&calpe_core::testing::small_array(2, 1));
         let bytes = superblock.device_bytes_min();
-        // A superblock leaves half of the copies of the one before: each state is on a device of
-        // its own.
+        // A superblock overwrites half of the copies of the one before: each state is on a device of its own.
         let look = |witness: &Witness, sequence: u64, role: Role| {
             let dir = tempfile::tempdir().unwrap();
             let device = Device::create_sparse(&dir.path().join("m0"), bytes).unwrap();
@@ -407,7 +406,8 @@ mod tests {
         assert_eq!(look(&*lost, 9, Role::Member), Ok(()));
         assert!(look(&*lost, 8, Role::Member).unwrap_err().contains("superblock 8 after 9"));
         assert!(look(&*lost, 10, Role::Replaced).unwrap_err().contains("was replaced"));
-        // What nobody can have counted is not remembered either: the device may be back as it was.
+        // Sequences that no array can have counted are not remembered either: the device may be back as it
+        // was.
         assert!(look(&*lost, COUNT_END - 2, Role::Member).unwrap_err().contains("no array has counted"));
         assert_eq!(look(&*lost, 10, Role::Member), Ok(()));
         let other = witness(bytes, superblock.array, Uuid::from_u128(99), 0);

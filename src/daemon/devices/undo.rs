@@ -1,11 +1,11 @@
-//! What a device held where a creation writes, to restore it when the creation fails.
+//! The content of a device where a creation writes, to restore it when the creation fails.
 //!
-//! Invariants: taken before the first byte is written; restoring writes only what differs, so a
-//! device that took no write is not written. Knows ranges and bytes; must not know what they mean.
+//! Invariants: read before the first byte is written; restoring writes only what differs, so a device that
+//! took no write is not written. Knows ranges and bytes; must not know what they mean.
 
 use crate::member::{Device, DeviceError};
 
-/// Bytes that are compared as one: small enough that ends of mostly zeroes take little memory.
+/// Bytes that are compared at once: few enough that ends of mostly zeroes take little memory.
 const PIECE_BYTES: u64 = 64 << 10;
 
 /// The content of some ranges of a device, and the holes in these and other ranges.
@@ -66,7 +66,7 @@ impl Undo {
     /// Restores content and holes.
     ///
     /// # Errors
-    /// The first failure; the rest is restored all the same.
+    /// The first failure; the rest is restored in spite of it.
     pub(super) fn give_back(&self, device: &Device) -> Result<(), DeviceError> {
         let mut result = Ok(());
         for piece in &self.pieces {

@@ -1,6 +1,6 @@
-//! Attempts to serve arrays that are configured or were imported by a command before. Each array is
-//! tried until it is served, on a thread of its own, so that a member that does not answer holds up
-//! no other array and no signal. Must not know how arrays are opened.
+//! Attempts to serve arrays that are configured or were imported by a command before. Each array is tried
+//! until it is served, on a thread of its own, so that a member that does not answer holds up no other array
+//! and no signal. Must not know how arrays are opened.
 
 use super::opening::{open_and_serve_awaited, served_line};
 use crate::control::ErrorCode;
@@ -21,10 +21,10 @@ use uuid::Uuid;
 /// Time between attempts to import an array: disks may appear late.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Time between two looks whether an array that goes first has been tried.
+/// Time between two checks whether an array that comes first has been tried.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Time between attempts to begin a thread for one.
+/// Time between attempts to start a thread for an array.
 const THREAD_RETRY: Duration = Duration::from_secs(1);
 
 /// See the head of this file.
@@ -38,7 +38,7 @@ pub(crate) struct Imports {
 struct Shared {
     /// Arrays whose first attempt is under way.
     untried: AtomicUsize,
-    /// Arrays that the configuration named last.
+    /// Arrays in the latest configuration.
     configured: Mutex<HashSet<ArrayChoice>>,
     /// Those that a thread tries to import.
     under_way: Mutex<HashSet<ArrayChoice>>,
@@ -63,9 +63,9 @@ impl Imports {
         }
     }
 
-    /// Begins to import arrays, these and those that were imported by a command before, and goes on
-    /// until each is served or the daemon ends. Each attempt goes by the section that the daemon
-    /// has then ([`configure`](crate::daemon::arrays::configure::configure)).
+    /// Begins to import arrays, these and those that a command imported before, and goes on until each is
+    /// served or the daemon ends. Each attempt uses the section that the daemon has at that time
+    /// ([`configure`](crate::daemon::arrays::configure::configure)).
     #[must_use]
     pub(crate) fn start(arrays: &Arc<Arrays>, sections: &[ArrayConfig]) -> Imports {
         let before = arrays.memory.imports_of_before(sections);
@@ -77,8 +77,7 @@ impl Imports {
         imports
     }
 
-    /// Begins to import the arrays of `new`, and gives up on those that were configured and are not
-    /// in `all`.
+    /// Begins to import the arrays of `new`, and gives up those that were configured and are not in `all`.
     pub(crate) fn update(&self, all: &[ArrayConfig], new: &[ArrayConfig]) {
         let configured: HashSet<ArrayChoice> = all.iter().map(|config| config.which.clone()).collect();
         let before = std::mem::replace(&mut *lock(&self.shared.configured), configured.clone());
@@ -110,8 +109,7 @@ impl Imports {
             shared.untried.fetch_sub(1, Ordering::Release);
             loop {
                 if over || !arrays.is_alive() {
-                    // It may be awaited again since: no new thread was begun for it while this one
-                    // ran.
+                    // It may be awaited again: no new thread was started for it while this one ran.
                     let mut under_way = lock(&shared.under_way);
                     if !arrays.is_alive() || !arrays.awaited.is_awaited(&which) {
                         under_way.remove(&which);
@@ -128,7 +126,7 @@ impl Imports {
         }
     }
 
-    /// Begins the imports for which there was no thread before; to be called every second or so.
+    /// Starts the imports that had no thread before; to be called about once a second.
     pub(crate) fn begin_threadless(&self) {
         let now = Instant::now();
         let due: Vec<_> = lock(&self.shared.threadless).extract_if(.., |(at, _)| *at <= now).collect();
@@ -203,7 +201,7 @@ impl Attempts {
         let options = options.unwrap_or_else(|| ServeOptions::of(config));
         match open_and_serve_awaited(arrays, &config.which, found, uuid, options) {
             Ok(report) => Ok(served_line(&report)),
-            // The attempt for another section about it has succeeded meanwhile.
+            // The attempt for another section about the same array has succeeded meanwhile.
             Err(error) => match arrays.status(Some(&uuid.to_string())) {
                 Ok(reports) if arrays.served.uuids().contains(&uuid) && !reports.is_empty() => {
                     Ok(served_line(&reports[0]))

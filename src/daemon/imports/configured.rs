@@ -1,5 +1,5 @@
-//! What the configuration says of an array that a command imports or exports: whether the next
-//! start serves it, and which array of its name. Must not change anything.
+//! What the configuration says of an array that a command imports or exports: whether the next start serves
+//! it, and which array of its name. Must not change anything.
 
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::config::{ArrayChoice, ArrayConfig};
@@ -40,7 +40,7 @@ pub(crate) fn may_not_be_found<'a>(
     ))
 }
 
-/// A warning about an import while the configuration means another array of that name.
+/// A warning about an import if the configuration means another array of the same name.
 pub(crate) fn not_the_configured(arrays: &Arrays, found: &Search, array: Uuid) -> Option<String> {
     let name = name_of(&found.arrays[&array]);
     if arrays.settings.configured(&ArrayChoice::Uuid(array)).is_some() {

@@ -1,5 +1,5 @@
-//! `calpe export`: an array in service is stopped, one that is awaited is given up. Must not know
-//! how requests arrive.
+//! `calpe export`: stops an array in service, or gives up one that is awaited. Must not know how requests
+//! arrive.
 
 use super::configured::{kept_in_configuration, may_not_be_found};
 use crate::control::ErrorCode;
@@ -12,7 +12,7 @@ use crate::daemon::events::kinds;
 use crate::member::await_closings;
 use calpe_core::volume::{AdminRequest, NoticeLevel, STOPPED_CLEANLY};
 
-/// Takes an array out of service, or only tells.
+/// Takes an array out of service, or only says what would happen.
 pub(crate) fn export(arrays: &Arrays, array: &str, force: bool, dry_run: bool) -> Outcome {
     let about = |served: &Served| (served.id, served.names.uuid, served.names.name.clone());
     let (id, uuid, name) = match (arrays.find(array, about), arrays.find_awaited(array)) {
@@ -80,7 +80,7 @@ pub(crate) fn export(arrays: &Arrays, array: &str, force: bool, dry_run: bool) -
     Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
 }
 
-/// Gives up an awaited array. None when it has been served meanwhile.
+/// Gives up an awaited array. None if it has been served meanwhile.
 fn forget(arrays: &Arrays, waiting: &Waiting, dry_run: bool) -> Option<Done> {
     let (name, uuid) = (waiting.name(), waiting.uuid());
     let is_configured =

@@ -20,7 +20,7 @@ pub(crate) fn places(arrays: &Arrays, dirs: &[PathBuf]) -> Vec<PathBuf> {
     }
 }
 
-/// The arrays that could be imported, and what is in the way of each.
+/// The arrays that could be imported, and the obstacle of each, if any.
 pub(crate) fn list(arrays: &Arrays, dirs: &[PathBuf]) -> Reply {
     // As `import` does: devices that served an array belong to it wherever they are.
     let found = search_patiently(
@@ -55,8 +55,7 @@ pub(crate) fn list(arrays: &Arrays, dirs: &[PathBuf]) -> Reply {
     Reply::Importable { arrays, warnings }
 }
 
-/// Why an array that was found in these directories cannot be imported while another of its name is
-/// served.
+/// Why an array in these directories cannot be imported while another of the same name is served.
 fn is_name_taken(arrays: &Arrays, name: &str, uuid: Uuid, dirs: &[PathBuf]) -> Option<String> {
     let other = arrays.find(name, |served| served.names.uuid).ok()?;
     Some(format!(

@@ -17,11 +17,11 @@ use calpe_core::volume::NoticeKind;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Most lines about paths that could not be looked at, where members are missing.
+/// Most lines about paths that could not be read, where members are missing.
 const UNREAD_TOLD: usize = 8;
 
-/// Opens an array that was found, and begins to serve it. Returns its report and warnings, a line
-/// each. `told` are lines that become events of the array.
+/// Opens an array that was found, and begins to serve it. Returns its report and warnings, a line each. The
+/// lines of `told` become events of the array.
 ///
 /// # Errors
 /// As [`import::open`] and [`serve`].
@@ -58,7 +58,7 @@ pub(crate) fn open_and_serve_awaited(
     Ok(serve(arrays, opened, options)?)
 }
 
-/// Opens an array that was found. Returns warnings besides.
+/// Opens an array that was found. Also returns warnings.
 fn open_found(
     arrays: &Arrays,
     found: &Search,
@@ -79,7 +79,7 @@ fn open_found(
     Ok((opened, warnings))
 }
 
-/// Adds to an error what is known of members that are missing.
+/// Adds what is known of missing members to an error.
 pub(crate) fn explained(arrays: &Arrays, error: ImportError, found: &Search, array: Uuid) -> ImportError {
     let members = &found.arrays[&array];
     let earlier = |device| arrays.memory.earlier_path(array, device);
@@ -133,7 +133,7 @@ pub(crate) fn served_line(report: &ArrayReport) -> String {
     format!("array '{}' ({shape}) is {}{replay}{uri}", report.name, report.state)
 }
 
-/// Paths that could not be looked at, a line each, if members are missing: these may be they.
+/// Paths that could not be read, a line each, if members are missing: the members may be there.
 pub(crate) fn unread_lines(found: &Search, opened: &Opened) -> Vec<String> {
     let is_missing = opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing);
     let lines = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned();

@@ -1,7 +1,7 @@
 //! `calpe import`.
 //!
-//! Invariants: an import that fails has changed nothing; one failure among several neither hides
-//! what worked nor passes for success. Must not know how requests arrive.
+//! Invariants: an import that fails has changed nothing; one failure among several neither hides the arrays
+//! that were imported nor passes for success. Must not know how requests arrive.
 
 use super::configured::{is_found_again, name_of, not_the_configured, served_all_the_same};
 use super::list::{options_of, places};
@@ -21,11 +21,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
-/// How long an import waits for the replay of the log, so that its answer can say what could not be
-/// replayed. Replay takes milliseconds to seconds, and longer only where a member does not answer.
+/// How long an import waits for the replay of the log, so that its reply can say what could not be replayed.
+/// Replay takes milliseconds to seconds, and longer only where a member does not answer.
 const REPLAY_WAIT: Duration = Duration::from_secs(5);
 
-/// Time between two looks whether the replay has ended.
+/// Time between two checks whether the replay has ended.
 const REPLAY_LOOK: Duration = Duration::from_millis(5);
 
 /// What is to be imported, and how.
@@ -40,11 +40,11 @@ pub(crate) struct ImportOrder {
     pub force: bool,
     /// Do not serve it again after a restart.
     pub once: bool,
-    /// Only tell.
+    /// Only say what would happen.
     pub dry_run: bool,
 }
 
-/// Imports arrays, or only tells.
+/// Imports arrays, or only says what would happen.
 pub(crate) fn import(arrays: &Arrays, order: &ImportOrder) -> Outcome {
     let ImportOrder { array, all, dirs, force, once, dry_run } = order;
     let (array, all, force, dry_run) = (array.as_deref(), *all, *force, *dry_run);
@@ -52,8 +52,7 @@ pub(crate) fn import(arrays: &Arrays, order: &ImportOrder) -> Outcome {
         && (dirs.is_empty() || array.parse::<Uuid>().is_ok())
         && arrays.find(array, |_| ()).is_ok()
     {
-        // No search is needed to know this. Another array of its name counts only in places that
-        // the request names.
+        // This needs no search. Another array of the same name counts only in places that the request names.
         return Err(refusal(ErrorCode::Refused, format!("array '{array}' is served already")));
     }
     let places = places(arrays, dirs);
@@ -84,7 +83,7 @@ pub(crate) fn import(arrays: &Arrays, order: &ImportOrder) -> Outcome {
             vec![uuid]
         }
         (None, true) => {
-            // Without directories, remembered arrays are meant as well, as the list shows them.
+            // Without directories, remembered arrays are meant as well, as in the list.
             let is_meant = |members: &[Found]| dirs.is_empty() || is_there(members);
             let not_served = found.arrays.iter().filter(|(uuid, _)| !is_served(uuid));
             not_served.filter(|(_, members)| is_meant(members)).map(|(uuid, _)| *uuid).collect()
@@ -129,8 +128,7 @@ pub(crate) fn import(arrays: &Arrays, order: &ImportOrder) -> Outcome {
                     let unkept = arrays.memory.import_again(uuid, again);
                     if *once { arrays.memory.not_again(uuid) } else { unkept }
                 };
-                // A configured array is served after a restart all the same, if its members are
-                // found.
+                // A restart serves a configured array in any case, if its members are found.
                 let members = found.arrays[&uuid].iter().map(|member| &*member.path);
                 let is_found = is_configured && is_found_again(arrays, uuid, &name, members);
                 done.warnings.extend(unkept.filter(|_| !is_found));
@@ -143,7 +141,7 @@ pub(crate) fn import(arrays: &Arrays, order: &ImportOrder) -> Outcome {
             Err(error) => failures.push(error),
         }
     }
-    // One failure among several must not hide what worked, nor pass for success.
+    // One failure among several must neither hide the arrays that were imported nor pass for success.
     match (lines.is_empty(), failures.last()) {
         (true, Some(error)) => {
             let texts: Vec<_> = failures.iter().map(|error| error.message.as_str()).collect();
@@ -190,9 +188,8 @@ fn when_replayed(arrays: &Arrays, mut report: ArrayReport) -> ArrayReport {
     report
 }
 
-/// What an import would do. Devices are opened and locked for it: whether that works is part of the
-/// answer. `taken`: names of arrays that would be imported before it; `dirs`: the directories of
-/// the request.
+/// What an import would do. Opens and locks the devices: whether that works is part of the answer. `taken`:
+/// names of arrays that would be imported before it; `dirs`: the directories of the request.
 fn would_import(
     arrays: &Arrays,
     found: &Search,

@@ -1,9 +1,8 @@
 //! The log: to standard error, for people or as JSON. Never user data.
 //!
-//! Invariants: an event is one line, and no text in it, whoever chose it, steers a terminal or
-//! passes for another line; lines that a client can cause at will are logged a few times a minute
-//! at most, with a count of those left out; a process that serves does not wait for the reader of
-//! its log.
+//! Invariants: an event is one line, and no text in it, whoever chose it, steers a terminal or passes for
+//! another line; lines that a client can cause at will are logged a few times a minute at most, with a count
+//! of those left out; a process that serves does not wait for the reader of its log.
 
 pub(crate) mod queue;
 
@@ -22,7 +21,7 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 /// Environment variable with the filter ("debug", "calpe::member=trace", "calpe_gpu=debug").
 pub(crate) const LOG_VARIABLE: &str = "CALPE_LOG";
 
-/// Lines of one kind in a period: enough to see what goes on, and with which clients.
+/// Lines of one kind in a period: enough to see the problem, and which clients cause it.
 const LINES_MAX: u32 = 10;
 
 /// The period, in seconds: a flood that lasts a day leaves 14400 lines of its kind, about 2 MB.
@@ -33,7 +32,7 @@ const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 /// Form of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// For people.
     #[default]
     Human,
@@ -53,14 +52,14 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Starts logging of a command: a line is written when its call returns. `level` is what is logged
-/// when the environment does not say. Later calls do nothing.
+/// Starts logging of a command: a line is written when its call returns. `level` applies when the environment
+/// sets none. Later calls do nothing.
 pub(crate) fn start(format: LogFormat, level: LevelFilter) {
     start_with(format, level, BoxMakeWriter::new(std::io::stderr));
 }
 
-/// Starts logging of a process that serves, as [`start`] does, but through a queue: nobody waits
-/// for standard error. The last lines are written when the guard goes.
+/// Starts logging of a process that serves, as [`start`] does, but through a queue: no thread waits for
+/// standard error. The last lines are written when the guard is dropped.
 #[must_use = "the last lines are written when it goes"]
 pub(crate) fn start_queued(format: LogFormat, level: LevelFilter) -> FlushAtEnd {
     match Queue::to_stderr() {
@@ -71,7 +70,7 @@ pub(crate) fn start_queued(format: LogFormat, level: LevelFilter) -> FlushAtEnd 
     FlushAtEnd(())
 }
 
-/// Writes the last lines of the log when it goes, if they are taken within a second.
+/// Writes the last lines of the log when dropped, if they are taken within a second.
 #[derive(Debug)]
 pub(crate) struct FlushAtEnd(());
 
@@ -148,7 +147,7 @@ pub(crate) static ACCEPT_FAILURES: Limited = Limited::new("connections that coul
 /// Clients whose certificates may not use an export.
 pub(crate) static NOT_ALLOWED: Limited =
     Limited::new("certificates that may not use the export that they asked for");
-/// Connections of which TLS could not be started.
+/// Connections on which TLS could not be started.
 pub(crate) static TLS_STARTS: Limited = Limited::new("connections of which TLS could not be started");
 
 /// Logs how many lines were left out, for kinds whose period is over. Call it about once a second.

@@ -1,9 +1,8 @@
-//! Lines of the log on their way to standard error, for processes that serve. A thread that logs
-//! hands its line over and goes on; another thread writes. A reader that stops reading costs lines,
-//! never requests.
+//! Lines of the log on their way to standard error, for processes that serve. A thread that logs hands its
+//! line over and goes on; another thread writes. A reader that stops reading costs lines, never requests.
 //!
-//! Invariants: no thread but its own ever waits for standard error; no more than a fixed number of
-//! lines wait; what there is no room for is counted. Must not know what the lines say.
+//! Invariants: only its own thread ever waits for standard error; no more than a fixed number of lines wait;
+//! lines without room are counted. Must not know what the lines say.
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::fs::File;
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Most lines that wait: those of a busy minute, about 1 MB.
 const LINES_MAX: usize = 4096;
 
-/// How often [`flush`] looks.
+/// How often [`flush`] checks.
 const FLUSH_POLL: Duration = Duration::from_millis(1);
 
 /// The queue of this process, if it has one.
@@ -34,7 +33,7 @@ pub(crate) struct Queue {
 struct Counts {
     /// Lines handed over and not written.
     waiting: AtomicU64,
-    /// Lines without room since that was last logged.
+    /// Lines dropped for lack of room since the log last said so.
     left_out: AtomicU64,
 }
 
@@ -42,7 +41,7 @@ impl Queue {
     /// The queue to standard error of this process; the same one for every caller.
     ///
     /// # Errors
-    /// Standard error is closed, or there is no thread to be had.
+    /// Standard error is closed, or no thread can be started.
     pub(crate) fn to_stderr() -> io::Result<Queue> {
         if QUEUE.get().is_none() {
             // Not through the library's handle: other threads that print would wait for its lock.
@@ -82,7 +81,7 @@ impl Queue {
     }
 }
 
-/// The thread.
+/// Runs on the queue's thread.
 fn write_all(lines: &Receiver<Vec<u8>>, mut out: impl Write, counts: &Counts) {
     for line in lines {
         // Errors of the log only cost its lines.
@@ -110,8 +109,8 @@ pub(crate) fn flush(limit: Duration) {
     }
 }
 
-/// Lines without room since the last call. Zero while there is still no room: the line that says so
-/// would be left out as well.
+/// Lines dropped for lack of room since the last call. Zero while there is still no room: the line that says
+/// so would be dropped as well.
 pub(crate) fn take_left_out() -> u64 {
     let Some(Queue { counts, .. }) = QUEUE.get() else { return 0 };
     if counts.waiting.load(Ordering::Acquire) >= LINES_MAX as u64 {

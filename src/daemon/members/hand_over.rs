@@ -1,7 +1,7 @@
 //! Hands an open device to an array as a member's, and remembers where it is.
 //!
-//! Invariant: a device is handed to an array only large enough and with sectors that fit, which [`check_fit`]
-//! tells where it is opened. Must not know where the device comes from.
+//! Invariant: a device is handed to an array only if it is large enough and its sectors fit; [`check_fit`]
+//! checks that where the device is opened. Must not know where the device comes from.
 
 use super::target::Target;
 use crate::control::{ErrorCode, RequestError};
@@ -24,7 +24,7 @@ use uuid::Uuid;
 pub(crate) enum By {
     /// A command of an administrator, which overrules earlier ones.
     Command,
-    /// The device is there again. Does not bring back a member that an administrator has taken out.
+    /// The device is there again. This does not bring back a member that an administrator has taken out.
     Itself,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn hand_over(
     device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
     let place = Place::of(new.uuid, &device);
     let since = device.since();
-    // Before it is in service: a status may come while superblocks are being written.
+    // Before the device is in service: a status may be asked for while superblocks are being written.
     arrays.served.with_names(target.array, |names| names.add_device(id, place.clone()));
     let outcome = {
         // A command that takes out a member that is away promises that it stays away.
@@ -111,15 +111,15 @@ pub(crate) fn outside_search(arrays: &Arrays, target: &Target, path: &Path) -> O
     arrays.memory.outside_search(array, path, arrays.settings.search_places(), is_configured)
 }
 
-/// Refuses a device that is in use as a member of an array of this daemon. The error names the
-/// member and gives this advice.
+/// Refuses a device that is in use as a member of an array of this daemon. The error names the member and
+/// gives this advice.
 pub(crate) fn check_unused(
     arrays: &Arrays,
     target: &Target,
     new: &Path,
     advice: &str,
 ) -> Result<(), RequestError> {
-    // With the patience of the opening that follows: a path that hangs now would hang then.
+    // With the limit of the opening that follows: a path that hangs now would hang then.
     let identity = look_at(new, patience(target.limits))?;
     let ids = arrays.served.ids();
     for id in ids {

@@ -1,6 +1,6 @@
-//! What administrators ask of members, and members that come back by themselves.
+//! Administrators' requests about members, and members that come back by themselves.
 //!
-//! Invariant: a device is handed to an array only opened, locked, large enough and with sectors
+//! Invariant: a device is handed to an array only when it is opened, locked, large enough and has sectors
 //! that fit. Must not know how requests arrive.
 
 pub(crate) mod hand_over;

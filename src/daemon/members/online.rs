@@ -1,4 +1,4 @@
-//! Members that come back: by command, or as soon as they are there again.
+//! Brings members back: by command, or as soon as they are there again.
 //!
 //! Must not know how requests arrive, or when a member is tried.
 
@@ -17,7 +17,7 @@ use calpe_core::units::shown;
 use calpe_core::volume::{AdminRefusal, AdminRequest, NewDevice};
 use std::path::Path;
 
-/// Brings a member back that is out, or only tells.
+/// Brings a member back that is out, or only says what would happen.
 pub(crate) fn online(
     arrays: &Arrays,
     array: &str,
@@ -68,8 +68,8 @@ pub(crate) fn bring_online(arrays: &Arrays, target: &Target, own: Own, by: By) -
     Ok(taken?)
 }
 
-/// A member was not taken back. If its device holds data that may be nowhere else, the status says
-/// so from now on: the array does not record devices that it has refused.
+/// Records that a member was not taken back. If its device holds data that may be nowhere else, the status
+/// says so from now on: the array does not record devices that it has refused.
 fn note_kept(arrays: &Arrays, target: &Target, path: &Path, error: &ReactorError) {
     if let ReactorError::Refused(AdminRefusal::Kept { .. }) = error {
         let reason = format!("not taken back: {}: {error}", shown(path));

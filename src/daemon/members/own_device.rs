@@ -1,7 +1,7 @@
 //! Finds and opens the own device of a member that is out.
 //!
-//! Invariant: what is opened is locked, and proven to be the member's. Must not know what becomes
-//! of it.
+//! Invariant: a device that is opened is locked and proven to be the member's. Must not know what it is
+//! opened for.
 
 use super::hand_over::{check_fit, check_unused};
 use super::target::Target;
@@ -26,7 +26,8 @@ pub(crate) fn open_own(
     path: Option<&Path>,
     _change: &Change,
 ) -> Result<Own, RequestError> {
-    // A device that is still closing is known as such. Its path may lead to something else by now.
+    // A device that is still closing is recognised by its identity. Its path may lead to something else by
+    // now.
     let leaving = target.seat.found.and_then(|found| found.identity).is_some_and(Identity::is_leaving);
     if let (true, None, Some(path)) = (leaving, path, &target.seat.path) {
         return Err(DeviceError::Unfinished { path: path.clone() }.into());
@@ -38,8 +39,8 @@ pub(crate) fn open_own(
         }
         None => where_is(arrays, target)?,
     };
-    // An attempt to bring the member back may have the device locked. No other begins during this
-    // change of the array.
+    // An attempt to bring the member back may have the device locked. No other begins during this change of
+    // the array.
     let attempt = arrays.returns.interrupt(target.superblock.array, target.index);
     drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
     // Locked even in a dry run: whether that works is part of the answer.
@@ -50,8 +51,7 @@ pub(crate) fn open_own(
     Ok((device, superblock, bad_copies))
 }
 
-/// Where the own device of a member is: at its last place, beside other members, or in the
-/// configured places.
+/// Where the own device of a member is: at its last place, beside other members, or in the configured places.
 fn where_is(arrays: &Arrays, target: &Target) -> Result<PathBuf, RequestError> {
     let places = arrays.settings.search_places();
     let wider =
@@ -65,7 +65,7 @@ fn where_is(arrays: &Arrays, target: &Target) -> Result<PathBuf, RequestError> {
     }
     if there.copies.is_empty() {
         own.clear();
-        // It gave no answer in time, and would give none in a wider search.
+        // It did not answer in time, and would not in a wider search.
         if begun.elapsed() >= patience(target.limits) && there.cut_off.is_none() && !there.is_overwritten {
             return Err(target.not_found(&there));
         }

@@ -1,8 +1,8 @@
 //! A new device in the place of a member.
 //!
-//! Invariants: nothing recognised is overwritten without force; when the array refuses, a file
-//! created for it is removed; what may wait for a device that does not answer is done before others
-//! have to wait for it. Must not know how requests arrive.
+//! Invariants: recognised data is never overwritten without force; when the array refuses, a file created for
+//! it is removed; steps that may wait for a device that does not answer come before others have to wait for
+//! this request. Must not know how requests arrive.
 
 use super::hand_over::{By, check_fit, check_unused, hand_over, outside_search};
 use super::target::{self, Target};
@@ -26,7 +26,7 @@ use nix::unistd::{AccessFlags, access};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
-/// Has a new device take the place of a member, or only tells.
+/// Puts a new device in the place of a member, or only says what would happen.
 pub(crate) fn replace(
     arrays: &Arrays,
     array: &str,
@@ -74,20 +74,20 @@ pub(crate) fn replace(
     }
 }
 
-/// What may take the place of a member, as far as its array and the daemon can tell.
+/// A device that may take the place of a member, as far as its array and the daemon can tell.
 struct Checked {
-    /// What the array says to it.
+    /// The array's plan for it.
     would: String,
     /// None: a file is to be created.
     device: Option<Device>,
-    /// What is destroyed.
+    /// What would be destroyed, a line each.
     warnings: Vec<String>,
 }
 
 /// Checks whether a new device may take the place of a member, for a dry run and for the real thing.
 fn check(arrays: &Arrays, target: &Target, new: &Path, force: bool) -> Result<Checked, RequestError> {
     check_unused(arrays, target, new, "name a device that is no member")?;
-    // Asked before anything is opened or created, with a device that would fit.
+    // The array is asked before anything is opened or created, with a stand-in for a device that fits.
     let id = arrays.reactor.next_device_id();
     let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
     let request = AdminRequest::Replace { member: target.index, device: fitting };
@@ -110,7 +110,7 @@ fn check(arrays: &Arrays, target: &Target, new: &Path, force: bool) -> Result<Ch
     }
 }
 
-/// Tells what a replacement would come to, if there is room for it.
+/// Says what a replacement would come to, if there is room for it.
 fn foretell(arrays: &Arrays, target: &Target, new: &Path, checked: Checked) -> Outcome {
     let Checked { would, device, mut warnings } = checked;
     let allocated = reserved_bytes(&target.superblock);
@@ -133,7 +133,7 @@ fn foretell(arrays: &Arrays, target: &Target, new: &Path, checked: Checked) -> O
 
 /// Puts a [prepared](prepare) device in the place of a member.
 fn put_in_place(arrays: &Arrays, target: &Target, device: Device, uuid: Uuid, known_zero: bool) -> Outcome {
-    // A file that was created is seen here first.
+    // A file that was created is checked here for the first time.
     check_fit(target, &device)?;
     let _change = arrays.begin_change(target.superblock.array)?;
     let id = arrays.reactor.next_device_id();
@@ -155,8 +155,8 @@ pub(crate) fn cancel_replace(arrays: &Arrays, array: &str, member: &MemberRef, d
     Ok(Done::line(format!("{message} ({})", Printable(&target.seat.name()))))
 }
 
-/// A device that became a member's has left again. Without a superblock it cannot come back, and a
-/// status says so.
+/// Records that a device that became a member's has left again. Without a superblock it cannot come back, and
+/// a status says so.
 fn note_without_superblock(arrays: &Arrays, target: &Target, device: Uuid, path: &Path) {
     let read = open_member(path, Access::ReadOnly, target.limits);
     if let Ok((_, copies)) = read
@@ -203,7 +203,7 @@ fn check_creatable(arrays: &Arrays, target: &Target, new: &Path) -> Result<(), R
     Ok(())
 }
 
-/// Size of a file that takes the place of a member: that of the smallest other file.
+/// Size of a new file for a member: that of the smallest other file.
 fn file_bytes(arrays: &Arrays, target: &Target) -> u64 {
     let smallest = arrays.served.with_names(target.array, |names| {
         let found = names.all_places().filter_map(|place| place.found);

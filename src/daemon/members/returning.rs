@@ -1,13 +1,11 @@
-//! Members that went away for something that passes come back by themselves: remote ones whose
-//! connection was given up, and local ones whose storage was full, for which the host lacked
-//! resources (rule T4), or that were missing while their array had failed or could not be served.
-//! They are tried, with back-off, and when the device of the member answers again, and has room,
-//! what `calpe online` does is done.
+//! Brings back members that went away for a reason that passes: remote ones whose connection was given up,
+//! and local ones whose storage was full, for which the host lacked resources (rule T4), or that were missing
+//! while their array had failed or could not be served. Each is tried, with back-off. When its device answers
+//! again, and has room, the daemon does what `calpe online` does.
 //!
-//! Invariants: nothing here waits for a server but threads of its own, one for each member at a
-//! time; a device is handed over only after it has been reachable for a while, so that the writes
-//! that an earlier connection has left with its server have landed. Must not know the state machine
-//! of an array.
+//! Invariants: nothing here waits for a server, except a thread of its own for each member; a device is
+//! handed over only after it has been reachable for a while, so that writes that an earlier connection left
+//! with its server have landed. Must not know the state machine of an array.
 
 use super::hand_over::{By, check_fit};
 use super::online::bring_online;
@@ -39,8 +37,8 @@ use uuid::Uuid;
 /// A member that was full is tried again when its filesystem has this many bytes free.
 const ROOM_MIN: u64 = 16 << 20;
 
-/// Advances the attempts for every member of an array that may come back, and takes back those that
-/// were found; to be called about once a second, as a change of the array.
+/// Advances the attempts for every member of an array that may come back, and takes back those that were
+/// found; to be called about once a second, as a change of the array.
 pub(crate) fn return_members(arrays: &Arrays, array: ArrayId, facts: &ArrayFacts, _change: &Change) {
     for member in arrays.away(array, facts) {
         if let Some(own) = attempt(arrays, array, &member) {
@@ -49,9 +47,9 @@ pub(crate) fn return_members(arrays: &Arrays, array: ArrayId, facts: &ArrayFacts
     }
 }
 
-/// Brings back members of a FAILED array whose devices are where they were. Devices that were in
-/// service when it failed are current, so nothing is overwritten; the array refuses others, which
-/// come back when it serves again.
+/// Brings back members of a FAILED array whose devices are where they were. Devices that were in service when
+/// it failed are current, so nothing is overwritten; the array refuses others, which come back when it serves
+/// again.
 pub(crate) fn bring_back(arrays: &Arrays, array: ArrayId, facts: &ArrayFacts, change: &Change) {
     let gone = arrays.served.with_names(array, |names| {
         let members = facts.status.members.iter().zip(names.seats());
@@ -79,7 +77,7 @@ pub(crate) fn bring_back(arrays: &Arrays, array: ArrayId, facts: &ArrayFacts, ch
     }
 }
 
-/// Advances the attempts for a member. Returns its device when one has found it.
+/// Advances the attempts for a member. Returns its device once an attempt has found it.
 fn attempt(arrays: &Arrays, array: ArrayId, member: &Away) -> Option<Own> {
     let terms = member.terms();
     if let (false, Some(lost)) = (arrays.returns.is_tried(terms), &member.lost) {
@@ -97,8 +95,8 @@ fn attempt(arrays: &Arrays, array: ArrayId, member: &Away) -> Option<Own> {
     }
 }
 
-/// Begins to look for a member's device, on a thread of its own. Its outcome arrives at the
-/// receiver, which has no sender when there is no thread.
+/// Begins to look for a member's device, on a thread of its own. The receiver gets the outcome; it has no
+/// sender when there is no thread.
 fn begin(member: &Away, looking: Looking) -> Receiver<Attempted> {
     let (sender, receiver) = channel();
     let (places, limits, was_short) = (member.places.clone(), member.limits, member.was_short);
@@ -151,9 +149,9 @@ fn take_back(arrays: &Arrays, array: ArrayId, away: &Away, own: Own) {
     }
 }
 
-/// Checks that the filesystems of these files have room for more than a member writes at once: a
-/// member that comes back to a full one would leave again. Room on servers and below block devices
-/// cannot be asked for.
+/// Checks that the filesystems of these files have room for more than a member writes at once: a member that
+/// comes back to a full filesystem would leave again. Room on servers and below block devices cannot be
+/// determined.
 fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
     for place in places.iter().filter(|place| !member::is_remote(place)) {
         let own = place.clone();

@@ -1,5 +1,5 @@
-//! Members that are taken out of service, or kept out, and their counts of errors. A member is
-//! failed or taken offline at once, whatever else goes on. Must not know how requests arrive.
+//! Takes members out of service, or keeps them out, and clears their counts of errors. A member is failed or
+//! taken offline at once, whatever other requests run. Must not know how requests arrive.
 
 use super::target::{self, Target, state_of};
 use crate::control::{MemberRef, RequestError};
@@ -25,7 +25,7 @@ pub(crate) fn clear(arrays: &Arrays, array: &str, member: Option<&MemberRef>, dr
     Ok(Done { message, warnings: unkept.into_iter().collect(), ..Done::default() })
 }
 
-/// Takes a member out of service as failed, or offline, or only tells.
+/// Takes a member out of service as failed, or offline, or only says what would happen.
 pub(crate) fn take_out(
     arrays: &Arrays,
     array: &str,
@@ -70,7 +70,7 @@ pub(crate) fn take_out(
     Ok(Done::line(format!("{text}{stays}{place}")))
 }
 
-/// The array does not record it, so the status says that the member is kept away.
+/// Records that the member is kept away: the array does not record it, and the status must say so.
 fn note_kept_away(arrays: &Arrays, target: &Target) -> Result<(), RequestError> {
     let facts = arrays.facts(target.array)?;
     let reason = facts.status.members[usize::from(target.index.0)].reason.as_deref().unwrap_or("");
@@ -80,7 +80,7 @@ fn note_kept_away(arrays: &Arrays, target: &Target) -> Result<(), RequestError> 
     Ok(())
 }
 
-/// What the answer says of a member that is kept away. A FAILED array records nothing of it.
+/// What the reply says of a member that is kept away. A FAILED array records nothing of it.
 fn stays_away(arrays: &Arrays, target: &Target) -> Result<&'static str, RequestError> {
     let has_failed = arrays.facts(target.array)?.status.state == ArrayState::Failed;
     Ok(match has_failed {
@@ -98,7 +98,7 @@ fn returns_by_itself(arrays: &Arrays, target: &Target) -> Result<bool, RequestEr
     let was_missing = arrays.returns.was_missing(target.superblock.array, target.index);
     let status = arrays.facts(target.array)?.status;
     let member = &status.members[usize::from(target.index.0)];
-    // As `Returns::note` will record it at the next look.
+    // As `Returns::note` will record it at the next observation.
     let is_missing = status.state == ArrayState::Failed && member.state == MemberState::Missing;
     Ok(is_remote || was_missing || is_missing || member.returns)
 }

@@ -1,5 +1,4 @@
-//! A member that a request is about, and where its own device is. Must not know what is asked of
-//! it.
+//! The member that a request names, and where its own device is. Must not know what the request asks for.
 
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::daemon::arrays::names::Place;
@@ -25,7 +24,7 @@ pub(crate) struct Sought {
     warning: Option<String>,
 }
 
-/// A member that a request is about.
+/// The member that a request names.
 pub(crate) struct Target {
     pub(crate) array: ArrayId,
     pub(crate) name: String,
@@ -136,7 +135,7 @@ impl Target {
 pub(crate) fn find(arrays: &Arrays, array: &str, member: &MemberRef) -> Result<Target, RequestError> {
     let id = arrays.find(array, |served| served.id)?;
     let facts = arrays.facts(id)?;
-    // Outside of the lock: the path may lead to a device that does not answer.
+    // Outside the lock: the path may lead to a device that does not answer.
     let identity = match member {
         MemberRef::Path(path) if !arrays.find(array, |served| served.names.is_known(path))? => {
             identity_of(path)

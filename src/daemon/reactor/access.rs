@@ -1,7 +1,7 @@
-//! Which clients see which exports, and may do what with them.
+//! Which clients see which exports, and what they may do with them.
 //!
-//! Invariants: a client sees an export only where it may use it, and an answer to one that may not
-//! is the same as for a name that there is not. Certificates were verified by the pumps; no
+//! Invariants: a client sees an export only where it may use it; for an export that it may not use it gets
+//! the same answer as for a name that does not exist. Certificates were verified by the pumps; no
 //! cryptography happens here. Must not know volumes.
 
 use super::arrays::Arrays;
@@ -11,10 +11,10 @@ use crate::tls::{Peer, PeerRules, Right};
 use calpe_core::nbd::{ExportInfo, Exports};
 use std::sync::Arc;
 
-/// How a client is known.
+/// How a client's identity is known.
 #[derive(Clone, Debug)]
 pub(super) enum Viewer {
-    /// On a unix socket, without TLS: it got past the mode of the socket.
+    /// On a unix socket, without TLS: the mode of the socket let it in.
     Local,
     /// It proved that a certificate is its own.
     Proven(Arc<Peer>),
@@ -23,7 +23,7 @@ pub(super) enum Viewer {
 }
 
 impl Viewer {
-    /// How the client at the other end of a link is known by now.
+    /// The identity of the client at the other end of a link, as known now.
     pub(super) fn of(link: &Link) -> Viewer {
         match link.has_tls() {
             false if link.origin().is_unix() => Viewer::Local,
@@ -32,7 +32,7 @@ impl Viewer {
         }
     }
 
-    /// What it may do with an array of these rules; none: nothing.
+    /// What it may do with an array that has these rules; none: nothing.
     fn right(&self, rules: Option<&PeerRules>) -> Option<Right> {
         match (rules, self) {
             (None, _) | (_, Viewer::Local) => Some(Right::Write),
@@ -59,7 +59,8 @@ impl ExportView<'_> {
         })
     }
 
-    /// Tells the log, and nobody else, that rules keep a certificate from an export, and what its subject is for them.
+    /// Logs that rules keep a certificate from an export, and the subject that they saw. The client is not
+    /// told.
     fn tell_of_refused(&self, name: &str) {
         let Viewer::Proven(peer) = Viewer::of(self.link) else { return };
         let is_there = self.arrays.exports().any(|(export, _)| export.info.name == name);
@@ -93,8 +94,8 @@ impl Exports for ExportView<'_> {
     }
 }
 
-/// Whether a session goes beyond what these rules grant. `writes`: it may write. One that may only read, and might write by
-/// now, goes on.
+/// Whether a session goes beyond what these rules grant. `writes`: whether it may write. A session that may
+/// only read stays, even if the rules would now let it write.
 pub(super) fn exceeds(link: &Link, writes: bool, rules: Option<&PeerRules>) -> bool {
     match Viewer::of(link).right(rules) {
         Some(Right::Write) => false,

@@ -1,4 +1,5 @@
-//! Administrators' requests inside volumes, and who waits for them. Must not know what they ask.
+//! Administrators' requests inside volumes, and the requesters that wait for them. Must not know what the
+//! requests ask for.
 
 use super::mailbox::Reply;
 use super::orders::ArrayId;
@@ -25,13 +26,13 @@ struct Pending {
 }
 
 impl Administration {
-    /// A name for a request that nobody waits for.
+    /// An id for a request that nobody waits for.
     pub(super) fn next_id(&mut self) -> RequestId {
         self.last += 1;
         RequestId(ADMIN_BIT | self.last)
     }
 
-    /// Takes on a request, which came with these devices.
+    /// Registers a request that came with these devices.
     pub(super) fn begin(
         &mut self,
         array: ArrayId,
@@ -43,12 +44,12 @@ impl Administration {
         id
     }
 
-    /// A request has ended. Returns the devices that came with it, and who waits for it; none where nobody does.
+    /// Ends a request. Returns the devices that came with it and the channel of its reply, if somebody waits.
     pub(super) fn end(&mut self, id: RequestId) -> Option<(Vec<DeviceId>, Reply<AdminOutcome>)> {
         self.pending.remove(&id).map(|pending| (pending.devices, pending.reply))
     }
 
-    /// An array is gone: whoever waits for an answer of it learns by the end of the channel.
+    /// Forgets the requests of an array that is gone; their requesters learn of it by the end of the channel.
     pub(super) fn forget(&mut self, array: ArrayId) {
         self.pending.retain(|_, pending| pending.array != array);
     }

@@ -1,26 +1,25 @@
-//! Who may connect: clients that have chosen no export yet are strangers, with places of their own, so that they take none
-//! from clients; and among strangers none is shut out by the others.
+//! Admission: clients that have chosen no export yet are strangers. They have places of their own, so that
+//! they take none from clients; and no stranger can shut out the others.
 //!
-//! Every stranger is let in. When the places of its kind are taken, or those of its address, one of
-//! those who have them is dropped at random: real clients are strangers for milliseconds, so that
-//! what is dropped is nearly always what stays without coming to the point. (OpenSSH's MaxStartups
-//! refuses newcomers at random instead, and with all places taken by silence nobody gets in.)
-//! Strangers on unix sockets have places of their own, and so have clients there: what comes over
-//! the network never locks out this host.
+//! Every stranger is let in. When the places of its kind, or those of its address, are taken, one of the
+//! strangers in them is dropped at random: real clients are strangers for milliseconds, so the one dropped is
+//! nearly always one that stays without choosing an export. (OpenSSH's MaxStartups refuses newcomers at
+//! random instead; once silent connections hold all places, nobody gets in.) Strangers on unix sockets have
+//! places of their own, and so have clients there: connections from the network never lock out this host.
 //!
 //! Must not know sockets, or what a client says.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Strangers at one time, on unix sockets and over the network, each. Handshakes take a few milliseconds, so that this many
-/// are a thousand new clients a second.
+/// Most strangers at one time, on unix sockets and over the network, each. Handshakes take a few
+/// milliseconds, so that this allows a thousand new clients a second.
 pub(super) const STRANGERS_MAX: usize = 64;
 
-/// Those of them from one address.
+/// Most of them from one address.
 const STRANGERS_OF_ADDRESS_MAX: usize = STRANGERS_MAX / 4;
 
-/// Part of the places for clients that only unix sockets give, as a divisor.
+/// Part of the clients' places that only unix sockets get, as a divisor.
 const UNIX_RESERVE: usize = 10;
 
 /// Where a connection comes from.
@@ -28,7 +27,7 @@ const UNIX_RESERVE: usize = 10;
 pub(super) enum Origin {
     /// A unix socket.
     Unix,
-    /// The network. Of an IPv6 address the first half: the other one is its owner's choice.
+    /// The network. Of an IPv6 address the first half: its owner chooses the other one freely.
     Network(IpAddr),
 }
 
@@ -48,7 +47,7 @@ impl Origin {
     }
 }
 
-/// What a connection is, as far as its place goes.
+/// A connection's standing for places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Guest {
     pub(super) key: usize,
@@ -67,7 +66,7 @@ pub(super) enum Stage {
     Leaving,
 }
 
-/// Which stranger has to go so that a new one from `origin` can come; none where there is room.
+/// The stranger to drop so that a new one from `origin` gets in; none where there is room.
 pub(super) fn stranger_to_drop(guests: impl Iterator<Item = Guest>, origin: Origin) -> Option<usize> {
     let kind: Vec<Guest> = guests
         .filter(|guest| guest.stage == Stage::Stranger && guest.origin.is_unix() == origin.is_unix())
@@ -84,8 +83,8 @@ pub(super) fn stranger_to_drop(guests: impl Iterator<Item = Guest>, origin: Orig
     Some(from[(random % from.len() as u64) as usize].key)
 }
 
-/// Whether one more client may come from a unix socket, or from the network, where there may be `most` in all.
-/// `reserve`: there is a unix socket that places are kept for.
+/// Whether one more client may come from a unix socket, or from the network. `most`: all places; `reserve`:
+/// whether some are kept for a unix socket.
 pub(super) fn has_place(guests: impl Iterator<Item = Guest>, unix: bool, most: usize, reserve: bool) -> bool {
     let (mut all, mut network) = (0, 0);
     for guest in guests.filter(|guest| guest.stage == Stage::Client) {
@@ -96,9 +95,10 @@ pub(super) fn has_place(guests: impl Iterator<Item = Guest>, unix: bool, most: u
     all < most && (unix || network < network_most)
 }
 
-/// How many of `most` clients may come from the network where there is a unix socket: the rest is for that.
+/// How many of `most` clients may come from the network where there is a unix socket; the rest is for that
+/// socket.
 #[must_use]
-pub fn network_places(most: usize) -> usize {
+pub(crate) fn network_places(most: usize) -> usize {
     most - (most / UNIX_RESERVE).max(1).min(most - 1)
 }
 

@@ -1,9 +1,10 @@
-//! The reactor's arrays: volumes with the orders that they have, their members, and their jobs. Orders go in. What came of
-//! them, and everything else that concerns requesters, is a list of [`Outcome`]s that the loop takes.
+//! The reactor's arrays: volumes with the orders that they have, their members, and their jobs. Orders go in;
+//! results of orders, and everything else that concerns requesters, come out as a list of [`Outcome`]s that
+//! the loop takes.
 //!
-//! Invariants: every action of a volume is executed in order; an order is answered once, or dropped with its array; a
-//! device handed over with a refused request is closed again; a stop ends within a bounded time. Must not know
-//! connections, or what volumes do.
+//! Invariants: every action of a volume is executed in order; an order is answered once, or dropped with its
+//! array; a device handed over with a refused request is closed again; a stop ends within a bounded time.
+//! Must not know connections, or what volumes do.
 
 use super::administration::Administration;
 use super::edges::{Edges, middle};
@@ -28,16 +29,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// When nothing of an array that is being stopped has ended for so long, members that hold it up while enough others have nothing
-/// to do are left out. Disks that are all slow, or all spin up, have all the time of the stop.
+/// How long nothing of a stopping array has ended before the members that hold it up are taken out, provided
+/// that enough others are idle. Disks that are all slow, or all spin up, have the whole time of the stop.
 const STRAGGLING: Duration = Duration::from_secs(3);
 
-/// The same where there are not enough others: then the array is left as it is, to be checked at the next start. With what
-/// goes before and after, the daemon ends within ten seconds.
+/// The same without enough idle members: then the array is left as it is, to be checked at the next start.
+/// With the stages before and after, the daemon ends within ten seconds.
 const SILENCE_NANOS_MAX: u64 = 7_000_000_000;
 
-/// How long after the last request an array counts as busy, in nanoseconds: volumes write back what they held up
-/// in the hope of more.
+/// How long after the last request an array counts as busy, in nanoseconds: volumes then write back what they
+/// had held up while more might come.
 const BUSY_NANOS: u64 = 2_000_000_000;
 
 /// See the head of this file.
@@ -48,9 +49,9 @@ pub(super) struct Arrays {
     pool: Pool,
     administration: Administration,
     outcomes: VecDeque<Outcome>,
-    /// What came of the last step of a volume.
+    /// The result of the last step of a volume.
     output: VolumeOutput,
-    /// Arrays that were stopped with nobody waiting for it, did not stop cleanly, and why.
+    /// Arrays that did not stop cleanly although no requester waited for the stop, and why.
     unclean: Vec<String>,
     events: EventLog,
     mailbox: Arc<Mailbox>,
@@ -61,7 +62,7 @@ struct Hosted {
     name: String,
     volume: Box<dyn Volume>,
     export: ExportInfo,
-    /// Which certificates may use it; none: all.
+    /// Which certificates may use it; none: all of them.
     rules: Option<Arc<PeerRules>>,
     stopping: Stopping,
     traffic: Traffic,
@@ -73,7 +74,7 @@ struct Hosted {
     order: Precedence<Order>,
     waiting: usize,
     last_request: Timestamp,
-    /// As of the last tick: something runs by itself.
+    /// Whether something ran by itself at the last tick.
     active: bool,
 }
 
@@ -84,13 +85,14 @@ struct Pending {
     request: Request,
     /// Its place in the order of its array, if it modifies.
     ticket: Ticket,
-    /// Bytes of its requester's memory that it has.
+    /// Bytes of its requester's memory that it holds.
     charge: usize,
     /// The long request that it is a part of.
     long: Option<usize>,
-    /// Of a write that does not lie on blocks.
+    /// State of a write that does not lie on blocks.
     edges: Option<Box<Edges>>,
-    /// What is known already of a question about two contexts: (bytes, flags) of base:allocation.
+    /// Of a question about two contexts: the part of the answer that is known, as (bytes, flags) of
+    /// base:allocation.
     allocation: Vec<(u64, u32)>,
 }
 
@@ -107,7 +109,7 @@ impl Hosted {
         self.pending.len() + self.waiting
     }
 
-    /// Moves its stop on to the next stage.
+    /// Moves the stop of the array on to the next stage.
     fn stop_step(&mut self, now: Timestamp) -> StopStep {
         let (in_flight, volume) = (self.in_flight(), &self.volume);
         self.stopping.step(now, in_flight, || is_short(&**volume))
@@ -117,7 +119,7 @@ impl Hosted {
         self.stopping.is_serving()
     }
 
-    /// When its volume wants a tick at the latest, if sooner than usual.
+    /// Latest time at which its volume wants a tick, if sooner than usual.
     fn due(&self) -> Option<Timestamp> {
         if self.stopping.is_over() { None } else { self.volume.due() }
     }
@@ -131,7 +133,7 @@ impl Hosted {
         Span::of(request, self.block())
     }
 
-    /// Notes what an event says of how busy the array is.
+    /// Records how busy an event shows the array to be.
     fn note(&mut self, event: &VolumeEvent, now: Timestamp) {
         match event {
             VolumeEvent::Client(..) => self.last_request = now,
@@ -144,7 +146,7 @@ impl Hosted {
         }
     }
 
-    /// Takes an order whose turn has come. Returns what to ask of the volume.
+    /// Takes an order that may begin. Returns what to ask of the volume.
     fn begin(&mut self, order: Order, ticket: Ticket, pool: &Pool) -> VolumeEvent {
         let Order { requester, request, payload, charge, long, sparse } = order;
         let (offset, block) = (VolumeOffset(request.offset), self.block());
@@ -179,7 +181,7 @@ impl Hosted {
         VolumeEvent::Client(RequestId(self.pending.insert(pending) as u64), question)
     }
 
-    /// Takes a volume's answer. Returns what to ask next under the same id, where that is not all.
+    /// Takes a volume's answer. Returns the next question under the same id, if the request needs one.
     fn end(
         &mut self,
         id: RequestId,
@@ -197,7 +199,7 @@ impl Hosted {
             (Ok(ClientReply::Data(blocks)), None) if blocks.len() as u64 != request.length => {
                 Ok(ClientReply::Data(middle(blocks, &request, block)))
             }
-            // Asked about both contexts: the other is another question, to the same volume.
+            // A question about both contexts: the second one is another question to the same volume.
             (Ok(ClientReply::Extents(extents)), _) if request.contexts.health => {
                 pending.allocation = allocation_of(&extents);
                 let offset = VolumeOffset(request.offset);
@@ -217,7 +219,7 @@ impl Hosted {
         None
     }
 
-    /// An order has ended, or is given up: those that have waited for it may go on.
+    /// Removes an order that has ended or is given up: those that waited for it may go on.
     fn leave(&mut self, request: &Request, ticket: Ticket, outcomes: &mut VecDeque<Outcome>) {
         let span = self.span_of(request);
         for woken in self.order.leave(&span, ticket) {
@@ -227,7 +229,7 @@ impl Hosted {
         }
     }
 
-    /// Counts what was done to the array.
+    /// Counts a request of a client.
     fn count(&mut self, request: &Request) {
         match request.command {
             Command::Read => {
@@ -242,7 +244,7 @@ impl Hosted {
         }
     }
 
-    /// Starts an order, or has it wait for another one. Returns what to ask of the volume.
+    /// Starts an order, or makes it wait for another one. Returns what to ask of the volume.
     fn begin_or_wait(
         &mut self,
         order: Order,
@@ -259,9 +261,9 @@ impl Hosted {
 
 /// An array as clients see it.
 pub(super) struct Export<'a> {
-    /// What it says of itself.
+    /// What it offers.
     pub(super) info: &'a ExportInfo,
-    /// Which certificates may use it; none: all.
+    /// Which certificates may use it; none: all of them.
     pub(super) rules: Option<&'a PeerRules>,
 }
 
@@ -299,7 +301,7 @@ impl Arrays {
         (0..self.hosted.len() as u32).map(ArrayId)
     }
 
-    /// Whether an array is there, serving or being stopped.
+    /// Whether an array is there, serving or stopping.
     pub(super) fn has(&self, id: ArrayId) -> bool {
         self.get(id).is_some()
     }
@@ -348,7 +350,7 @@ impl Arrays {
         self.get(id).map_or(1, Hosted::block)
     }
 
-    /// How much of a request is done at once, in bytes; none where the array is gone.
+    /// How many bytes of a request are done at once; none where the array is gone.
     pub(super) fn part_len(&self, id: ArrayId, request: &ClientRequest) -> Option<u64> {
         Some(self.get(id)?.volume.part_len(request))
     }
@@ -403,18 +405,18 @@ impl Arrays {
             last_request: now,
             active: true,
         });
-        // Assembly leaves things to do; the first tick starts them.
+        // Assembly leaves work to do; the first tick starts it.
         self.step(ring, now, id, VolumeEvent::Tick);
         Ok(())
     }
 
-    /// What is known of an array, but for its clients and the turns of the loop.
+    /// The facts of an array, all but its clients and the turns of the loop.
     pub(super) fn facts(&self, id: ArrayId, clients: usize, turns: u64) -> Result<ArrayFacts, ReactorError> {
         let array = self.get(id).ok_or(ReactorError::NoSuchArray)?;
         Ok(ArrayFacts { status: array.volume.status(), clients, traffic: array.traffic, turns })
     }
 
-    /// Counts what a long request did to an array.
+    /// Counts a long request of a client.
     pub(super) fn count(&mut self, id: ArrayId, request: &Request) {
         if let Some(hosted) = self.get_mut(id) {
             hosted.count(request);
@@ -424,16 +426,16 @@ impl Arrays {
 
 /// Orders.
 impl Arrays {
-    /// Orders that modify and that an array's volume has.
+    /// Modifying orders that an array's volume has.
     pub(super) fn modifying(&self, id: ArrayId) -> usize {
         self.get(id).map_or(0, |hosted| hosted.modifying)
     }
 
-    /// Takes an order to an array that is there: hands it to the volume, or has it wait for others. Returns whether the
-    /// volume has it.
+    /// Takes an order to an array that is there: hands it to the volume, or makes it wait for others. Returns
+    /// whether the volume has it.
     pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, order: Order) -> bool {
         let hosted = self.hosted[id.0 as usize].as_mut().expect("orders go to arrays that are there");
-        // A read waits for orphans alone, and these are among those that modify.
+        // A read waits for orphans only, and orphans modify.
         let (ticket, behind) = match order.request.command.modifies() || hosted.modifying > 0 {
             true => hosted.order.enter(&hosted.span_of(&order.request)),
             false => (Ticket::default(), None),
@@ -442,7 +444,7 @@ impl Arrays {
         event.map(|event| self.step(ring, now, id, event)).is_some()
     }
 
-    /// Takes back an order that has waited; it keeps its place. None where the array is gone.
+    /// Takes back a waiting order; it keeps its place. None where the array is gone.
     pub(super) fn take_waiting(&mut self, id: ArrayId, ticket: Ticket) -> Option<Order> {
         let hosted = self.get_mut(id)?;
         let order = hosted.order.resume(ticket)?;
@@ -450,7 +452,7 @@ impl Arrays {
         Some(order)
     }
 
-    /// Goes on with an order that has waited, like [`Arrays::submit`].
+    /// Goes on with an order that was taken back, like [`Arrays::submit`].
     pub(super) fn resubmit(
         &mut self,
         ring: &mut Ring,
@@ -465,14 +467,14 @@ impl Arrays {
         event.map(|event| self.step(ring, now, id, event)).is_some()
     }
 
-    /// An order that was taken back is given up.
+    /// Gives up an order that was taken back.
     pub(super) fn give_up(&mut self, id: ArrayId, request: &Request, ticket: Ticket) {
         if let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) {
             hosted.leave(request, ticket, &mut self.outcomes);
         }
     }
 
-    /// What an array's volume has of a requester that has gone is waited for from now on.
+    /// Makes orphans of the orders of a requester that has gone: later requests wait for them.
     pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester) {
         let Some(hosted) = self.get_mut(id) else { return };
         let block = hosted.block();
@@ -492,7 +494,8 @@ impl Arrays {
 
 /// Steps of volumes.
 impl Arrays {
-    /// Lets a volume take an event and executes what it wants. Events of arrays that are gone are dropped.
+    /// Gives an event to a volume and executes the actions it returns. Events of arrays that are gone are
+    /// dropped.
     fn step(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, event: VolumeEvent) {
         let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
         hosted.note(&event, now);
@@ -507,7 +510,7 @@ impl Arrays {
                 }
             }
             if self.output.replies.is_empty() {
-                // Its memory is used again.
+                // Its memory is reused.
                 self.output.replies = replies;
             }
         }
@@ -545,7 +548,7 @@ impl Arrays {
         }
     }
 
-    /// Does small jobs that have gathered: where completions never end, nothing else would.
+    /// Does small jobs that have gathered: while completions never end, nothing else would do them.
     pub(super) fn do_small_jobs(&mut self) {
         self.jobs.do_small();
     }
@@ -555,12 +558,12 @@ impl Arrays {
         self.jobs.end_turn();
     }
 
-    /// Whether something has ended that was not taken.
+    /// Whether something that has ended was not taken yet.
     pub(super) fn has_ended(&self) -> bool {
         self.members.has_finished() || self.jobs.has_done()
     }
 
-    /// Takes a completion of the ring that is a member's.
+    /// Takes a completion of the ring that belongs to a member.
     pub(super) fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) {
         self.members.complete(ring, user_data, result);
     }
@@ -578,17 +581,17 @@ impl Arrays {
         self.members.look_after_files(ring);
     }
 
-    /// Whether something of an array goes on, or may do so soon.
+    /// Whether an array works on something, or may do so soon.
     pub(super) fn is_busy(&self, now: Timestamp) -> bool {
         self.members.in_flight() > 0 || self.hosted.iter().flatten().any(|array| array.is_busy(now))
     }
 
-    /// When a tick is due at the latest, if sooner than usual.
+    /// Latest time of the next tick, if sooner than usual.
     pub(super) fn due(&self) -> Option<Timestamp> {
         self.hosted.iter().flatten().filter_map(Hosted::due).min()
     }
 
-    /// Tells volumes that time has passed.
+    /// Gives all volumes a tick.
     pub(super) fn tick(&mut self, ring: &mut Ring, now: Timestamp) {
         for id in self.ids() {
             self.step(ring, now, id, VolumeEvent::Tick);
@@ -624,7 +627,7 @@ impl Arrays {
         reply: Reply<AdminOutcome>,
     ) {
         if let Err(error) = self.check_serving(id) {
-            // Nobody may be waiting any more.
+            // The requester may have gone.
             let _ = reply.send(Err(error));
             return;
         }
@@ -636,12 +639,12 @@ impl Arrays {
         self.step(ring, now, id, VolumeEvent::Admin(request_id, request));
     }
 
-    /// What an administrator's request would come to.
+    /// What an administrator's request would come to; changes nothing.
     pub(super) fn would(&self, id: ArrayId, request: &AdminRequest) -> Result<AdminOutcome, ReactorError> {
         self.check_serving(id)?.volume.would(request).map_err(ReactorError::Refused)
     }
 
-    /// Administrators' requests are for arrays that serve.
+    /// Only arrays that serve take administrators' requests.
     fn check_serving(&self, id: ArrayId) -> Result<&Hosted, ReactorError> {
         self.get(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)
     }
@@ -652,7 +655,7 @@ impl Arrays {
             if result.is_err() {
                 devices.into_iter().for_each(|device| self.members.release(device));
             }
-            // Nobody may be waiting any more.
+            // The requester may have gone.
             let _ = reply.send(result);
         } else if self.get(id).is_some_and(|array| array.stopping.is_told()) {
             self.remove(id, result);
@@ -662,8 +665,8 @@ impl Arrays {
 
 /// Stopping.
 impl Arrays {
-    /// Starts to stop an array; the reply comes when it is done. Returns whether this is the first one who asks: then its
-    /// clients are to go.
+    /// Begins to stop an array; the reply comes when it has stopped. Returns whether this is the first such
+    /// request: then its clients are to be dismissed.
     pub(super) fn begin_stop(
         &mut self,
         now: Timestamp,
@@ -672,7 +675,7 @@ impl Arrays {
     ) -> bool {
         let Some(array) = self.get_mut(id) else {
             if let Some(reply) = reply {
-                // Nobody may be waiting any more.
+                // The requester may have gone.
                 let _ = reply.send(Err(ReactorError::NoSuchArray));
             }
             return false;
@@ -680,13 +683,13 @@ impl Arrays {
         array.stopping.ask(now, reply)
     }
 
-    /// Starts to stop all arrays. Returns those whose clients are to go.
+    /// Begins to stop all arrays. Returns those whose clients are to be dismissed.
     pub(super) fn begin_stop_all(&mut self, now: Timestamp) -> Vec<ArrayId> {
         let ids: Vec<ArrayId> = self.ids().filter(|&id| self.has(id)).collect();
         ids.into_iter().filter(|&id| self.begin_stop(now, id, None)).collect()
     }
 
-    /// Moves arrays that are being stopped on to the next stage.
+    /// Moves the stops of arrays on to the next stage.
     pub(super) fn progress_stops(&mut self, ring: &mut Ring, now: Timestamp) {
         for id in self.ids() {
             let Some(hosted) = self.get_mut(id) else { continue };
@@ -701,7 +704,7 @@ impl Arrays {
         }
     }
 
-    /// Lets arrays that are being stopped go on without members that do not answer.
+    /// Takes members that do not answer out of arrays that are being stopped.
     pub(super) fn leave_stragglers(&mut self, ring: &mut Ring, now: Timestamp) {
         for id in self.ids() {
             let Some(array) = self.get(id) else { continue };
@@ -723,7 +726,7 @@ impl Arrays {
         }
     }
 
-    /// An array is left as it is.
+    /// Ends the stop of an array with the array as it is.
     fn give_up_stop(&mut self, id: ArrayId) {
         let Some(array) = self.get_mut(id) else { return };
         array.stopping.give_up();
@@ -742,7 +745,7 @@ impl Arrays {
     fn remove(&mut self, id: ArrayId, result: Result<AdminOutcome, ReactorError>) {
         let Some(mut array) = self.hosted[id.0 as usize].take() else { return };
         self.members.release_owner(id.0);
-        // Requests that the volume never answered, and their buffers, went with it.
+        // Requests that the volume never answered are lost with it, and so are their buffers.
         for Pending { requester, request, charge, long, .. } in array.pending.drain() {
             let order = Order { requester, request, payload: None, charge, long, sparse: false };
             self.outcomes.push_back(Outcome::Dropped { order, waited: false });
@@ -756,12 +759,12 @@ impl Arrays {
             self.unclean.push(format!("array '{}': {error}", array.name));
         }
         for reply in replies {
-            // Nobody may be waiting any more.
+            // The requester may have gone.
             let _ = reply.send(result.clone());
         }
     }
 
-    /// Which arrays did not stop cleanly, and why.
+    /// The arrays that did not stop cleanly, and why.
     pub(super) fn take_unclean(&mut self) -> Vec<String> {
         std::mem::take(&mut self.unclean)
     }
@@ -777,7 +780,7 @@ fn is_short(volume: &dyn Volume) -> bool {
     members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_short))
 }
 
-/// Whether a notice tells of the end of a pass that may have counted errors.
+/// Whether a notice reports the end of a pass that may have counted errors.
 fn ends_pass(kind: NoticeKind) -> bool {
     use NoticeKind::{MemberRebuilt, MemberReplaced, RepairEnded, ScrubEnded};
     matches!(kind, ScrubEnded | RepairEnded | MemberRebuilt | MemberReplaced)

@@ -1,8 +1,9 @@
-//! The reactor's clients: requests that arrive on connections become orders for volumes, and outcomes of orders become
-//! replies.
+//! The reactor's clients: requests that arrive on connections become orders for volumes, and outcomes of
+//! orders become replies.
 //!
-//! Invariants: a connection parses only while it may start requests; payload bytes are charged from their request until
-//! their reply has left; a misbehaving client loses only its own connection. Must not know what volumes do.
+//! Invariants: a connection parses only while it may start requests; payload bytes are charged from their
+//! request until their reply has left; a misbehaving client loses only its own connection. Must not know what
+//! volumes do.
 
 use super::access::Viewer;
 use super::admission::{Origin, stranger_to_drop};
@@ -28,12 +29,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a client that was told to leave may take to receive its last replies, in nanoseconds.
+/// How long a dismissed client may take to receive its last replies, in nanoseconds.
 pub(super) const FAREWELL_NANOS: u64 = 2_000_000_000;
 
-/// How long a client may keep more than its share of the memory while it is scarce, by not sending the rest of a payload or not
-/// taking its replies, in nanoseconds. It can have come to that only while there were fewer clients. A message of 32 MiB needs
-/// 3 MB/s to be in time; nobody else waits for it meanwhile, their large requests are carried out in smaller parts.
+/// How long a client may hold more than its share of scarce memory, by not sending the rest of a payload or
+/// not taking its replies, in nanoseconds. It got that much while there were fewer clients. A message of 32
+/// MiB needs 3 MB/s to be in time; nobody waits for that memory meanwhile: large requests of others are
+/// carried out in smaller parts.
 const HOARD_NANOS_MAX: u64 = 10_000_000_000;
 
 /// See the head of this file.
@@ -48,9 +50,9 @@ pub(super) struct Clients {
 /// What was taken from a connection's stream.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// Nothing: it has sent nothing, or has to wait.
+    /// Nothing: the client has sent nothing, or has to wait.
     Nothing,
-    /// Something that is taken care of.
+    /// A message that needs nothing more.
     Something,
     /// An export was chosen: the client needs a place.
     Selected,
@@ -59,7 +61,8 @@ pub(super) enum Taken {
 }
 
 impl Clients {
-    /// None yet. `payload_bytes`: memory for the requests and unread replies of all; `most`: clients at one time.
+    /// No clients yet. `payload_bytes`: memory for the requests and unread replies of all; `most`: clients at
+    /// one time.
     pub(super) fn new(pool: Pool, payload_bytes: usize, most: usize) -> Clients {
         Clients {
             connections: Connections::new(payload_bytes),
@@ -106,12 +109,12 @@ impl Clients {
         self.connections[key].array()
     }
 
-    /// How many an array has.
+    /// How many clients an array has.
     pub(super) fn count_of(&self, array: ArrayId) -> usize {
         self.connections.iter().filter(|(_, connection)| connection.array() == Some(array)).count()
     }
 
-    /// Everybody who is connected and has proved who it is.
+    /// The peers of all connections that have proved who they are.
     pub(super) fn peers(&self) -> Vec<Arc<Peer>> {
         self.connections.iter().filter_map(|(_, connection)| connection.link().peer().cloned()).collect()
     }
@@ -158,7 +161,8 @@ impl Clients {
         let (have, long) = (have + len, connection.longs().writing());
         let ended = len == 0 || connection.is_broken();
         if ended || have == buf.len() && connection.is_dismissed() {
-            // The stream ended inside a payload, or it had to go before the payload was there: there is nobody to tell.
+            // The stream ended inside the payload, or the connection was to close before the payload was
+            // complete: there is nobody to answer.
             if ended {
                 connection.break_off();
             }
@@ -178,13 +182,14 @@ impl Clients {
         }
     }
 
-    /// A connection is parsed from here on.
+    /// Begins to parse a connection.
     pub(super) fn begin_parsing(&mut self, key: ConnectionId) {
         let class = self.connections[key].class();
         self.connections.turn().parses(key, class);
     }
 
-    /// Whether a connection is parsed on; otherwise it is broken, or goes on in the next turn.
+    /// Whether parsing of a connection goes on in this turn; otherwise it is broken, or goes on in the next
+    /// one.
     pub(super) fn goes_on_parsing(&mut self, key: ConnectionId) -> bool {
         if self.connections[key].is_broken() {
             return false;
@@ -196,12 +201,12 @@ impl Clients {
         !is_over
     }
 
-    /// The next request of a connection that need not wait any more.
+    /// The next request of a connection that no longer has to wait.
     pub(super) fn next_ready(&mut self, key: ConnectionId) -> Option<Ticket> {
         self.connections[key].pop_ready()
     }
 
-    /// The next part of a connection's long requests. What is not an order may be under way all the same.
+    /// The next part of a connection's long requests. Some may be under way although this returns no order.
     pub(super) fn continue_longs(
         &mut self,
         sockets: &mut Sockets,
@@ -280,7 +285,7 @@ impl Clients {
 
 /// Outcomes of orders.
 impl Clients {
-    /// Answers an order for which no volume is asked. Returns whether it is one.
+    /// Answers an order that needs no volume. Returns whether it did.
     pub(super) fn answers_itself(&mut self, now: Timestamp, order: &Order) -> bool {
         let Requester::Client(key) = order.requester;
         let connection = &mut self.connections[key];
@@ -323,23 +328,23 @@ impl Clients {
         }
     }
 
-    /// An order that has waited is taken back.
+    /// A waiting order was taken back.
     pub(super) fn resumes(&mut self, key: ConnectionId) {
         self.connections[key].request_resumes();
     }
 
-    /// An order that has waited may go on, as its connection's share of the time goes.
+    /// A waiting order may go on, as its connection's share of the time permits.
     pub(super) fn may_go_on(&mut self, key: ConnectionId, ticket: Ticket) {
         self.connections[key].push_ready(ticket);
         self.connections.turn().mark(key);
     }
 
-    /// An order came to nothing: its client or its array is gone.
+    /// Drops an order whose client or array is gone.
     pub(super) fn drop_order(&mut self, now: Timestamp, order: Order) {
         self.longs.drop_order(&mut self.connections, now, order);
     }
 
-    /// An order went with its array. `waited`: for others.
+    /// Drops an order whose array is gone. `waited`: it waited for other orders, and the volume never had it.
     pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: bool) {
         let Requester::Client(key) = order.requester;
         let connection = &mut self.connections[key];
@@ -351,14 +356,14 @@ impl Clients {
         self.drop_order(now, order);
     }
 
-    /// Writes of an array are lost that its clients may have made and not flushed.
+    /// Marks the clients of an array: writes that they may have made and not flushed are lost.
     pub(super) fn lose_writes(&mut self, array: ArrayId) {
         for key in self.connections.which(|_, connection| connection.array() == Some(array)) {
             self.connections[key].lose_writes();
         }
     }
 
-    /// Takes a volume's answer. Returns a long request that has ended well with it, and its array.
+    /// Takes a volume's answer. Returns a long request that succeeded with it, and its array.
     pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) -> Option<(ArrayId, Request)> {
         let Requester::Client(key) = answer.requester;
         if matches!(answer.result, Err(ClientError::Stopping)) {
@@ -393,7 +398,7 @@ impl Clients {
         result: Result<ClientReply, ClientError>,
     ) {
         let connection = &mut self.connections[key];
-        // What is kept of its memory until the reply is sent.
+        // Bytes of its memory that are kept until the reply is sent.
         let kept = connection.reply(request, charge, allocation, result);
         if connection.should_send_now() {
             self.connections.turn().hurry();
@@ -401,7 +406,7 @@ impl Clients {
         self.connections.accounts().give_back(key, charge - kept);
     }
 
-    /// Takes back a message that was sent, or will never be.
+    /// Takes back a message that was sent, or never will be.
     pub(super) fn sent(&mut self, key: ConnectionId, message: Box<Outgoing>, result: io::Result<()>) {
         let connection = &mut self.connections[key];
         let held = connection.sent(message);
@@ -416,13 +421,13 @@ impl Clients {
 
 /// Hang-ups.
 impl Clients {
-    /// Orders of a connection that modify and that its volume has.
+    /// Modifying orders of a connection that its volume has.
     pub(super) fn modifying(&self, key: ConnectionId) -> usize {
         self.connections[key].modifying()
     }
 
-    /// Sees which of an array's clients have hung up: this one, and those that have asked for changes which are not done.
-    /// Returns those that have asked for some and were not known to have hung up.
+    /// Checks which of an array's clients have hung up: this one, and those with modifying orders in flight.
+    /// Returns those of the latter that were not known to have hung up.
     pub(super) fn look(&mut self, key: ConnectionId, array: ArrayId) -> Vec<ConnectionId> {
         let matter = self.connections.iter().filter(|(other, connection)| {
             let matters = *other == key || connection.modifying() > 0;
@@ -433,7 +438,7 @@ impl Clients {
         gone.into_iter().filter(|&other| self.connections[other].modifying() > 0).collect()
     }
 
-    /// Whether a connection's client was seen to have hung up: then what it left behind is dropped with it.
+    /// Whether a connection's client was seen to have hung up: then what it left unprocessed is dropped.
     pub(super) fn leaves_behind(&mut self, key: ConnectionId) -> bool {
         let has_hung_up = self.connections[key].link().has_hung_up();
         if has_hung_up {
@@ -454,7 +459,7 @@ impl Clients {
                 watched.push(socket);
             }
         }
-        // For want of memory: then nobody is known to be there.
+        // This host lacks memory for the answer: then every client counts as hung up.
         let seen = hang_ups(&watched).unwrap_or_else(|| vec![libc::POLLERR; watched.len()]);
         let has_ended = |((key, ended, hangup), seen): ((ConnectionId, bool, PollBits), PollBits)| {
             (ended || seen & hangup != 0).then_some(key)
@@ -462,7 +467,8 @@ impl Clients {
         which.into_iter().zip(seen).filter_map(has_ended).collect()
     }
 
-    /// Closes those that have left while they waited for a place: nothing is received from them meanwhile.
+    /// Closes the connections whose clients left while they waited for a place; nothing is received from them
+    /// meanwhile.
     pub(super) fn leave_waiting(&mut self) {
         if self.seats.waiting().is_empty() {
             return;
@@ -473,16 +479,16 @@ impl Clients {
         }
     }
 
-    /// Drops what is left to do for clients that have gone while nothing was received from them, for they had asked for a lot, or
-    /// wait: nobody reads the replies, and others may wait for their places.
+    /// Drops what is left to do for clients that have gone while nothing was received from them (they had too
+    /// much in flight, or they wait): nobody reads the replies, and others may wait for their places.
     pub(super) fn leave_unheard(&mut self) {
         let unheard = self.connections.which(|_, connection| {
             connection.array().is_some() && !connection.is_broken() && !connection.is_receiving()
         });
         let sockets: Vec<_> =
             unheard.iter().map(|&key| self.connections[key].link().socket().as_fd()).collect();
-        // The end of a stream is not the end of its client: one that has closed one half still reads.
-        // What is not known now is looked at again at the next tick.
+        // The end of a stream is not the end of its client: one that has closed one half still reads. Sockets
+        // that cannot be polled now are polled again at the next tick.
         let Some(seen) = hang_ups(&sockets) else { return };
         let gone = unheard.into_iter().zip(seen).filter(|(_, seen)| seen & hangup_bits(false) != 0);
         for (key, _) in gone {
@@ -494,8 +500,8 @@ impl Clients {
 
 /// Places.
 impl Clients {
-    /// Gives a place to a connection that has chosen its export, or has it wait for one. `reserve`: some are kept for unix
-    /// sockets.
+    /// Gives a place to a connection that has chosen its export, or lets it wait for one. `reserve`: some
+    /// places are kept for unix sockets.
     pub(super) fn seat(&mut self, arrays: &Arrays, now: Timestamp, key: ConnectionId, reserve: bool) {
         match self.seats.seat(&mut self.connections, arrays, key, reserve) {
             Seated::Waits => return,
@@ -506,7 +512,7 @@ impl Clients {
         tracing::debug!(connection = %key, "client attached");
     }
 
-    /// Gives places to those that wait for one, in the order in which they came.
+    /// Gives places to waiting connections, in the order in which they came.
     pub(super) fn seat_waiting(&mut self, arrays: &Arrays, now: Timestamp, reserve: bool) {
         for key in self.seats.take_waiting() {
             self.seat(arrays, now, key, reserve);
@@ -514,7 +520,7 @@ impl Clients {
         }
     }
 
-    /// Deals the memory out anew.
+    /// Deals the memory out again among the clients.
     fn count_clients(&mut self) {
         let clients = self.connections.iter().filter(|(_, c)| c.array().is_some()).count();
         self.connections.accounts().set_clients(clients);
@@ -523,7 +529,7 @@ impl Clients {
 
 /// Settling and closing.
 impl Clients {
-    /// Sends what there is for a connection, and receives more.
+    /// Sends what is ready for a connection, and receives more.
     pub(super) fn settle(&mut self, sockets: &mut Sockets, now: Timestamp, key: ConnectionId) {
         self.connections.turn().settles(key);
         let connection = &mut self.connections[key];
@@ -558,7 +564,7 @@ impl Clients {
         }
         let connection = &self.connections[key];
         if !connection.is_idle_in_kernel() {
-            // Ends what the kernel has of it; an error means that the socket is dead already.
+            // Ends what the kernel still has of it; an error means that the socket is dead already.
             let _ = shutdown(connection.link().socket().as_raw_fd(), Shutdown::Both);
             return false;
         }
@@ -572,8 +578,8 @@ impl Clients {
         connection.array().is_some()
     }
 
-    /// Closes connections that never came to the point, or do not take their last replies, or keep memory that others
-    /// wait for.
+    /// Closes connections that never choose an export, that do not take their last replies, or that hold
+    /// memory that others wait for.
     pub(super) fn close_overdue(&mut self, now: Timestamp) {
         let overdue = self.connections.which(|key, connection| {
             let since = connection.dismissed_since();
@@ -591,33 +597,33 @@ impl Clients {
         }
     }
 
-    /// Closes the connection that keeps others from the place for large payloads.
+    /// Closes the connection that has the place for large payloads and is too slow.
     pub(super) fn clear_large_place(&mut self, now: Timestamp) {
         self.longs.clear_place(&mut self.connections, now);
     }
 
-    /// Starts TLS where it had to wait for other connections to end theirs.
+    /// Starts TLS on connections that had to wait until others ended theirs.
     pub(super) fn resume_tls(&mut self) {
         self.tunnels.resume(&mut self.connections);
     }
 
-    /// Waits until last replies have found their way through TLS.
+    /// Waits until last replies have passed through TLS.
     pub(super) fn wait_for_tls(&self) {
         self.tunnels.wait(Duration::from_nanos(FAREWELL_NANOS));
     }
 
-    /// Says goodbye to the clients of an array that is gone.
+    /// Dismisses the clients of an array that is gone.
     pub(super) fn close_clients_of(&mut self, now: Timestamp, array: ArrayId) {
         self.close_where(now, |connection| connection.chosen() == Some(array));
     }
 
-    /// Says goodbye to the clients that chose no array.
+    /// Dismisses the clients that chose no array.
     pub(super) fn close_unattached(&mut self, now: Timestamp) {
         self.close_where(now, |connection| connection.array().is_none());
     }
 
-    /// Says goodbye to these, and, if nobody may be `anonymous` any more, to those with TLS and without a certificate.
-    /// Returns to how many.
+    /// Dismisses the clients of these peers, and, if `anonymous`, those with TLS and without a certificate.
+    /// Returns how many.
     pub(super) fn end_sessions(&mut self, now: Timestamp, peers: &[Arc<Peer>], anonymous: bool) -> usize {
         self.close_where(now, |connection| match Viewer::of(connection.link()) {
             Viewer::Proven(peer) => peers.iter().any(|ended| Arc::ptr_eq(ended, &peer)),
@@ -626,16 +632,16 @@ impl Clients {
         })
     }
 
-    /// Says goodbye to some clients, and returns to how many.
+    /// Dismisses the clients of some connections. Returns how many.
     pub(super) fn close_where(&mut self, now: Timestamp, which: impl Fn(&Connection) -> bool) -> usize {
         let keys = self.connections.which(|_, connection| which(connection));
         keys.iter().for_each(|&key| self.dismiss(now, key));
         keys.len()
     }
 
-    /// Takes no more requests of a client, and closes its connection once it has its replies. What it asked for and does
-    /// not get is not answered with an error: a filesystem would take that for a broken disk, where the end of the
-    /// connection makes its driver wait for the next daemon, and ask again.
+    /// Takes no more requests of a client, and closes its connection once it has its replies. Requests that
+    /// are not served get no error in reply: a filesystem would take that for a broken disk, whereas the end
+    /// of the connection makes its driver wait for the next daemon and ask again.
     pub(super) fn dismiss(&mut self, now: Timestamp, key: ConnectionId) {
         self.connections[key].dismiss(now);
         self.longs.drop_of(&mut self.connections, now, key);
@@ -643,7 +649,7 @@ impl Clients {
     }
 }
 
-/// An order of a client, but for a long request's.
+/// An order of a client, for all but long requests.
 fn order_of(key: ConnectionId, request: Request, payload: Option<BufMut>, charge: usize) -> Order {
     Order { requester: Requester::Client(key), request, payload, charge, long: None, sparse: false }
 }

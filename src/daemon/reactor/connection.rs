@@ -1,9 +1,9 @@
-//! One client's connection: what of it is in user space, what the kernel holds, how replies are worded, and when it may be
-//! closed.
+//! One client's connection: its state in user space, its operations in the kernel, how replies are worded,
+//! and when it may be closed.
 //!
-//! Invariants: at most one receive and one send are in the kernel; bytes are taken from the stream only while the
-//! connection may start requests; a connection is removed only when nothing of it is in the kernel or in a
-//! volume. Must not touch the ring or volumes.
+//! Invariants: the kernel has at most one receive and one send of it; bytes are taken from the stream only
+//! while the connection may start requests; a connection is removed only when neither the kernel nor a volume
+//! has anything of it. Must not touch the ring or volumes.
 
 use super::access::{ExportView, exceeds};
 use super::admission::{Guest, Origin, Stage};
@@ -28,8 +28,8 @@ use std::os::fd::OwnedFd;
 /// Bytes received at once: some thousand headers, or a dozen small writes.
 const INBOX_BYTES: usize = 64 << 10;
 
-/// Bytes received at once after a large write: the next header, and little of its payload, so that the payload
-/// goes straight into its own buffer instead of being copied there.
+/// Bytes received at once after a large write: the next header, and little of its payload, so that the
+/// payload goes straight into its own buffer instead of being copied there.
 const INBOX_BYTES_BULK: usize = 4 << 10;
 
 /// A write of at least this many bytes makes the next receive a short one.
@@ -38,16 +38,16 @@ const BULK_WRITE_BYTES: u64 = 128 << 10;
 /// Requests of one connection in flight or answered but unsent: twice what the Linux client keeps in flight.
 const REQUESTS_MAX: usize = 256;
 
-/// Requests of one connection that wait for others; with more, it is not listened to. What comes next has to be held against all
-/// that wait.
+/// Requests of one connection that wait for others; with more, nothing is received from it, because each
+/// request that comes next must be compared with all that wait.
 pub(super) const WAITING_MAX: usize = 64;
 
-/// Bytes of replies without payload that may gather behind a message that is being sent: some thousand. They are not charged to
-/// the memory for payloads.
+/// Bytes of replies without payload that may gather behind a message that is being sent: some thousand
+/// replies. They are not charged to the memory for payloads.
 const HEADS_BYTES_MAX: usize = 128 << 10;
 
-/// Replies gathered beyond this many bytes are sent before the next request is looked at, so that a client can
-/// read them meanwhile.
+/// Replies beyond this many bytes are sent before the next request is parsed, so that a client can read them
+/// meanwhile.
 const EARLY_SEND_BYTES: usize = 256 << 10;
 
 /// A client's connection.
@@ -63,65 +63,65 @@ pub(super) struct Connection {
     ending: Ending,
 }
 
-/// What comes from its client.
+/// The stream from its client.
 #[derive(Debug)]
 struct Input {
-    /// Received and not yet parsed; none while the kernel fills it.
+    /// Bytes received and not yet parsed; none while the kernel fills it.
     inbox: Option<Inbox>,
     receiving: Receiving,
     /// When the payload that is being received began.
     payload_since: Timestamp,
-    /// A request that waits for memory that this connection has itself; nothing behind it is parsed.
+    /// A request that waits for memory that this connection itself holds; nothing behind it is parsed.
     parked: Option<Request>,
     /// The last write was a large one.
     bulk: bool,
 }
 
-/// What goes to its client.
+/// The stream to its client.
 #[derive(Debug)]
 struct Output {
     /// Replies being gathered.
     filling: Box<Outgoing>,
-    /// Bytes in the kernel's hands, when a send is under way, and since when.
+    /// Bytes that the kernel is sending, and since when; none when no send is under way.
     sending: Option<usize>,
     sending_since: Timestamp,
     /// An empty message to fill next.
     spare: Option<Box<Outgoing>>,
 }
 
-/// Where it is a client.
+/// The connection's array.
 #[derive(Debug, Default)]
 struct Place {
-    /// The array of the export that it was told of: it is a client of that one or of none.
+    /// The array of the negotiated export: it becomes a client of that array or of none.
     chosen: Option<ArrayId>,
-    /// The array it is a client of.
+    /// The array that it is a client of.
     array: Option<ArrayId>,
     /// It has chosen an export and is no client yet; nothing is parsed.
     is_awaited: bool,
 }
 
-/// Its requests.
+/// Counts of its requests.
 #[derive(Debug, Default)]
 struct Work {
-    /// Given to the volume, or waiting for others, or long, and not answered.
+    /// Requests that were given to the volume, wait for others or are long, and are not answered.
     in_flight: usize,
-    /// Those of them that wait for others, and of these what need not wait any more, by their tickets.
+    /// Those of them that wait for others, and the tickets of those that no longer have to.
     waiting: usize,
     ready: VecDeque<Ticket>,
-    /// Those given to the volume that modify.
+    /// Those of them that the volume has and that modify.
     modifying: usize,
     /// Writes are lost that its client may have made and not flushed: its next flush fails.
     lost_writes: bool,
 }
 
-/// Whether it comes to an end.
+/// How far its end has come.
 #[derive(Debug, Default)]
 struct Ending {
     /// No more requests will come: goodbye, end of stream, or a protocol error.
     read_closed: bool,
     /// The socket is of no use any more: replies are dropped.
     broken: bool,
-    /// Told to leave, and given its latest reply at this time: its last replies are all it still gets.
+    /// When it was dismissed, or got its latest reply after that: its last replies are all it still gets.
     dismissed: Option<Timestamp>,
 }
 
@@ -144,16 +144,16 @@ pub(super) enum Receiving {
     },
 }
 
-/// What comes next on the stream.
+/// The next thing to do for the stream.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Nothing to parse: receive.
     Receive,
-    /// There is something, but this connection has enough in flight or unsent.
+    /// There is input, but this connection has enough in flight or unsent.
     Full,
-    /// There is a request, and no memory for its payload before something else of the connection has ended.
+    /// There is a request, and no memory for its payload until something else of the connection has ended.
     Starved,
-    /// A message was answered, or is not complete.
+    /// A message was answered, or is incomplete.
     Answered,
     /// An export was chosen.
     Selected,
@@ -165,16 +165,16 @@ pub(super) enum Next {
     Payload { request: Request, buf: BufMut, have: usize },
     /// A READ or WRITE with more payload than there is memory for. The payload of a write is on the stream.
     InParts(Request),
-    /// The client gets TLS once what there is for it was sent.
+    /// The client gets TLS once everything that is ready for it was sent.
     StartTls,
     /// The client says goodbye.
     Leave,
-    /// It broke the protocol.
+    /// The client broke the protocol.
     Fatal(Fatal),
 }
 
 impl Connection {
-    /// A client has connected. `hangup`: what of the socket says that it has hung up.
+    /// A connected client. `hangup`: bits of the socket that mean that it has hung up.
     pub(super) fn new(
         socket: OwnedFd,
         hangup: PollBits,
@@ -203,12 +203,12 @@ impl Connection {
         }
     }
 
-    /// What it is, as far as shares of a turn go.
+    /// Its class for shares of a turn.
     pub(super) fn class(&self) -> Class {
         if self.place.array.is_some() { Class::Client } else { Class::Stranger }
     }
 
-    /// What it is, as far as its place goes.
+    /// Its standing for places.
     pub(super) fn guest(&self, key: ConnectionId) -> Guest {
         let stage = match self.place.array {
             Some(_) => Stage::Client,
@@ -221,7 +221,7 @@ impl Connection {
 
 /// The stream of requests.
 impl Connection {
-    /// Parses the next message of what was received. `allowed`: bytes that its payload may take.
+    /// Parses the next received message. `allowed`: bytes that its payload may take.
     pub(super) fn next(&mut self, arrays: &Arrays, pool: &Pool, allowed: usize, held: usize) -> Next {
         if let Some(request) = self.input.parked.take() {
             return self.admit(request, pool, allowed, held);
@@ -259,7 +259,8 @@ impl Connection {
         let has_payload = matches!(request.command, Command::Read | Command::Write);
         if charge > allowed {
             let in_parts = request.command == Command::Write || self.nbd.takes_parts(&request);
-            // What cannot be cut, or only where nothing else is under way, waits for what is.
+            // A request waits for those under way if it cannot be cut, or can be cut only where nothing else
+            // is under way.
             if held > 0 || !has_payload || !in_parts && self.work.in_flight > 0 {
                 self.input.parked = Some(request);
                 return Next::Starved;
@@ -279,7 +280,7 @@ impl Connection {
         Next::Write(request, buf)
     }
 
-    /// Copies as much of a payload as was received with its header. Returns how much that is.
+    /// Copies as much of a payload as was received with its header. Returns the number of bytes.
     pub(super) fn take_payload(&mut self, buf: &mut BufMut) -> usize {
         let Some(inbox) = &mut self.input.inbox else { return 0 };
         let have = buf.len().min(inbox.end - inbox.start);
@@ -291,7 +292,7 @@ impl Connection {
         have
     }
 
-    /// The payload of the last write is there.
+    /// Notes that the payload of the last write is complete.
     pub(super) fn payload_taken(&mut self) {
         self.nbd.payload_taken();
     }
@@ -301,22 +302,22 @@ impl Connection {
         self.nbd.takes_parts(request)
     }
 
-    /// Puts received bytes where [`Connection::next`] finds them.
+    /// Stores received bytes for [`Connection::next`].
     pub(super) fn received(&mut self, buf: BufMut, len: usize) {
         self.input.inbox = Some(Inbox { buf, start: 0, end: len });
     }
 
-    /// The kernel has filled what it was given.
+    /// The kernel has filled the buffer that it was given.
     pub(super) fn stop_receiving(&mut self) -> Receiving {
         std::mem::replace(&mut self.input.receiving, Receiving::Nothing)
     }
 
-    /// The kernel fills the inbox.
+    /// The kernel begins to fill the inbox.
     pub(super) fn receives_inbox(&mut self) {
         self.input.receiving = Receiving::Inbox;
     }
 
-    /// The kernel fills a payload, of which `have` bytes are there.
+    /// The kernel begins to fill a payload, of which `have` bytes are there.
     pub(super) fn receives_payload(&mut self, request: Request, have: usize, now: Timestamp) {
         self.input.receiving = Receiving::Payload { request, have };
         self.input.payload_since = now;
@@ -326,7 +327,7 @@ impl Connection {
         self.input.receiving != Receiving::Nothing
     }
 
-    /// A buffer to receive into, when the connection may receive now.
+    /// A buffer to receive into, if the connection may receive now.
     pub(super) fn buffer_to_receive(&mut self, pool: &Pool) -> Option<BufMut> {
         let may = self.input.receiving == Receiving::Nothing
             && self.input.inbox.is_none()
@@ -338,7 +339,7 @@ impl Connection {
         may.then(|| pool.alloc(if self.input.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
 
-    /// Whether it may be parsed, as far as it goes itself.
+    /// Whether its own state permits parsing.
     pub(super) fn may_parse(&self) -> bool {
         !self.ending.broken
             && !self.ending.read_closed
@@ -356,15 +357,15 @@ impl Connection {
             || !self.output.filling.has_room_for(self.work.in_flight)
     }
 
-    /// Whether it should be looked at again since something of it has ended: received requests waited until it may start
-    /// more, or a long one for memory.
+    /// Whether it should be parsed again because something of it has ended: received requests waited until it
+    /// may start more, or a long one for memory.
     pub(super) fn may_go_on(&self) -> bool {
         self.has_input() || self.input.parked.is_some() || !self.longs.is_empty()
     }
 
     /// Whether there are received requests that wait for nothing.
     pub(super) fn has_input(&self) -> bool {
-        // A payload that is being received comes first: until it is there, there is nothing to parse.
+        // A payload that is being received comes first: until it is complete, there is nothing to parse.
         self.input.inbox.is_some() && self.may_parse() && self.input.parked.is_none() && !self.is_full()
     }
 }
@@ -411,8 +412,8 @@ impl Connection {
         }
     }
 
-    /// Appends what a read found from `start` on, in parts, the last of which ends where the request does. Returns how many
-    /// bytes of the charge of what was read are kept until it is sent.
+    /// Appends the bytes that a read found from `start` on, in parts, the last of which ends where the
+    /// request does. Returns how many bytes of the read's charge are kept until it is sent.
     pub(super) fn reply_runs(
         &mut self,
         request: &Request,
@@ -444,7 +445,8 @@ impl Connection {
         kept
     }
 
-    /// Appends bytes of a read that is answered whole, after its header if these are the first. Returns how many there are.
+    /// Appends bytes of a read that is answered whole, after its header if these are the first. Returns their
+    /// number.
     pub(super) fn reply_bytes(&mut self, request: &Request, is_first: bool, runs: Vec<ReadRun>) -> usize {
         let filling = &mut self.output.filling;
         if is_first {
@@ -472,31 +474,32 @@ impl Connection {
         filling.hold(charge);
     }
 
-    /// Appends the reply to a request that is done and has nothing to carry back.
+    /// Appends the reply to a request that succeeded and carries no data back.
     pub(super) fn reply_done(&mut self, request: &Request) {
         self.nbd.reply_done(request, self.output.filling.head());
     }
 
     /// Appends the reply to a request that failed.
     pub(super) fn reply_error(&mut self, request: &Request, error: ClientError) {
-        // Dismissed: it learns by the end of the connection that its request was not served.
+        // Stopping: the client was dismissed, and learns by the end of the connection that its request was
+        // not served.
         if error != ClientError::Stopping {
             let head = self.output.filling.head();
             self.nbd.reply_error(request, errno_of(error), &error.to_string(), head);
         }
     }
 
-    /// Keeps bytes of memory until what there is was sent.
+    /// Keeps bytes of memory until everything that is ready was sent.
     pub(super) fn hold(&mut self, bytes: usize) {
         self.output.filling.hold(bytes);
     }
 
-    /// Whether so much is gathered that it should be sent before anything else is done.
+    /// Whether enough is gathered that it should be sent before anything else is done.
     pub(super) fn should_send_now(&self) -> bool {
         self.output.sending.is_none() && self.output.filling.bytes() >= EARLY_SEND_BYTES
     }
 
-    /// A sealed message to be sent, when there is one and none is under way.
+    /// The next message to send, sealed, if there is one and no send is under way.
     pub(super) fn message_to_send(&mut self, now: Timestamp) -> Option<Box<Outgoing>> {
         let output = &mut self.output;
         if output.sending.is_some() || output.filling.is_empty() || self.ending.broken {
@@ -510,7 +513,7 @@ impl Connection {
         Some(message)
     }
 
-    /// A message was sent, or will never be. Returns how many bytes of memory that sets free.
+    /// Takes back a message that was sent, or never will be. Returns how many bytes of memory that frees.
     pub(super) fn sent(&mut self, mut message: Box<Outgoing>) -> usize {
         let held = message.held_bytes();
         message.recycle();
@@ -519,7 +522,7 @@ impl Connection {
         held
     }
 
-    /// Drops the replies that a broken connection has gathered. Returns how many bytes of memory that sets free.
+    /// Drops the replies that a broken connection has gathered. Returns how many bytes of memory that frees.
     pub(super) fn drop_replies(&mut self) -> usize {
         let held = self.output.filling.held_bytes();
         self.output.filling.recycle();
@@ -534,7 +537,7 @@ impl Connection {
 
 /// The place.
 impl Connection {
-    /// The name of the export that it was told of.
+    /// The name of the negotiated export.
     pub(super) fn export_name(&self) -> &str {
         self.nbd.export().map_or("", |export| &export.name)
     }
@@ -544,28 +547,28 @@ impl Connection {
         exceeds(&self.link, self.nbd.export().is_some_and(|export| !export.read_only), rules)
     }
 
-    /// It was told of the export of an array.
+    /// Notes the array of the negotiated export.
     pub(super) fn choose(&mut self, array: Option<ArrayId>) {
         self.place.chosen = array;
     }
 
-    /// The array of the export that it was told of.
+    /// The array of the negotiated export.
     pub(super) fn chosen(&self) -> Option<ArrayId> {
         self.place.chosen
     }
 
-    /// It waits for a place.
+    /// Makes it wait for a place.
     pub(super) fn awaits_place(&mut self) {
         self.place.is_awaited = true;
     }
 
-    /// It has a place, and is a client of the array that it chose.
+    /// Gives it a place: it becomes a client of the array that it chose.
     pub(super) fn take_place(&mut self) {
         self.place.is_awaited = false;
         self.place.array = self.place.chosen;
     }
 
-    /// The array it is a client of.
+    /// The array that it is a client of.
     pub(super) fn array(&self) -> Option<ArrayId> {
         self.place.array
     }
@@ -573,13 +576,13 @@ impl Connection {
 
 /// Requests.
 impl Connection {
-    /// A request was given to its volume.
+    /// Counts a request that was given to its volume.
     pub(super) fn request_began(&mut self, modifies: bool) {
         self.work.in_flight += 1;
         self.work.modifying += usize::from(modifies);
     }
 
-    /// A volume is done with a request.
+    /// Counts a request that a volume has ended.
     pub(super) fn request_ended(&mut self, modifies: bool, now: Timestamp) {
         self.work.in_flight -= 1;
         self.work.modifying -= usize::from(modifies);
@@ -591,45 +594,45 @@ impl Connection {
         self.ending.dismissed = self.ending.dismissed.map(|_| now);
     }
 
-    /// A request went with its array.
+    /// Counts a request that was lost with its array.
     pub(super) fn request_lost(&mut self, modifies: bool) {
         self.work.in_flight -= 1;
         self.work.modifying -= usize::from(modifies);
     }
 
-    /// A request waits for others.
+    /// Counts a request that waits for others.
     pub(super) fn request_waits(&mut self) {
         self.work.in_flight += 1;
         self.work.waiting += 1;
     }
 
-    /// A request waits no more.
+    /// Counts a request that no longer waits.
     pub(super) fn request_resumes(&mut self) {
         self.work.in_flight -= 1;
         self.work.waiting -= 1;
     }
 
-    /// What a request has waited for has ended.
+    /// Queues a request that no longer has to wait.
     pub(super) fn push_ready(&mut self, ticket: Ticket) {
         self.work.ready.push_back(ticket);
     }
 
-    /// The next request that need not wait any more.
+    /// The next request that no longer has to wait.
     pub(super) fn pop_ready(&mut self) -> Option<Ticket> {
         self.work.ready.pop_front()
     }
 
-    /// Requests given to the volume that modify.
+    /// Modifying requests that the volume has.
     pub(super) fn modifying(&self) -> usize {
         self.work.modifying
     }
 
-    /// Writes are lost that its client may have made and not flushed.
+    /// Notes that writes are lost that its client may have made and not flushed.
     pub(super) fn lose_writes(&mut self) {
         self.work.lost_writes = true;
     }
 
-    /// Whether its client has to be told that writes are lost; it is from now on.
+    /// Whether its client has still to be told that writes are lost; clears the mark.
     pub(super) fn take_lost_writes(&mut self) -> bool {
         std::mem::take(&mut self.work.lost_writes)
     }
@@ -637,7 +640,7 @@ impl Connection {
 
 /// Long requests.
 impl Connection {
-    /// Which of its long requests can go on.
+    /// Its long requests that can go on.
     pub(super) fn longs(&self) -> &LongLine {
         &self.longs
     }
@@ -646,12 +649,12 @@ impl Connection {
         &mut self.longs
     }
 
-    /// A long request is there.
+    /// Counts a long request.
     pub(super) fn long_began(&mut self) {
         self.work.in_flight += 1;
     }
 
-    /// A long request has ended. `was_alone`: it had the connection to itself.
+    /// Ends a long request. `was_alone`: it had the connection to itself.
     pub(super) fn long_ended(&mut self, was_alone: bool) {
         self.work.in_flight -= 1;
         if was_alone {
@@ -667,7 +670,7 @@ impl Connection {
 
 /// The other end.
 impl Connection {
-    /// Its socket, and who is at the other end.
+    /// Its socket, and the identity of the other end.
     pub(super) fn link(&self) -> &Link {
         &self.link
     }
@@ -676,13 +679,13 @@ impl Connection {
         &mut self.link
     }
 
-    /// Whether it is known without a look at its sockets that its client has hung up.
+    /// Whether its client is known to have hung up without polling its sockets.
     pub(super) fn has_ended(&self) -> bool {
         self.ending.broken || self.link.said_goodbye()
     }
 
-    /// Whether the socket can be handed to TLS now: the acknowledgement has left it, and nothing of what arrives behind
-    /// it was or will be received here.
+    /// Whether the socket can be handed to TLS now: the acknowledgement of STARTTLS has left it, and nothing
+    /// that arrives behind it was or will be received here.
     pub(super) fn may_swap_socket(&self) -> bool {
         self.link.is_starting_tls()
             && !self.ending.broken
@@ -702,7 +705,7 @@ impl Connection {
 
 /// The end.
 impl Connection {
-    /// The socket is of no use any more.
+    /// Breaks it off: the socket is of no use any more.
     pub(super) fn break_off(&mut self) {
         self.ending.broken = true;
     }
@@ -711,19 +714,19 @@ impl Connection {
         self.ending.broken
     }
 
-    /// No more requests will come.
+    /// Takes no more requests.
     pub(super) fn close_reading(&mut self) {
         self.ending.read_closed = true;
     }
 
-    /// No more requests are taken, and those that were received are dropped.
+    /// Takes no more requests, and drops those received but not parsed.
     pub(super) fn discard_input(&mut self) {
         self.ending.read_closed = true;
         self.input.inbox = None;
         self.input.parked = None;
     }
 
-    /// Its client is told to leave.
+    /// Dismisses its client.
     pub(super) fn dismiss(&mut self, now: Timestamp) {
         self.discard_input();
         self.ending.dismissed.get_or_insert(now);
@@ -733,9 +736,9 @@ impl Connection {
         self.ending.dismissed.is_some()
     }
 
-    /// Since when it is over but for what only its client can bring to an end, if it was told to leave.
+    /// Since when everything has ended except what only its client can end, if it is dismissed.
     pub(super) fn dismissed_since(&self) -> Option<Timestamp> {
-        // What only its client can bring to an end is not waited for.
+        // A part that is being received depends on the client and is not waited for.
         let is_over = self.work.in_flight == usize::from(self.is_receiving_part());
         self.ending.dismissed.filter(|_| is_over)
     }
@@ -745,8 +748,8 @@ impl Connection {
         self.nbd.handshake_overdue(now)
     }
 
-    /// Since when it has kept memory that only its client can set free: a payload that does not come, replies that
-    /// are not taken. None when it keeps none.
+    /// Since when it holds memory that only its client can free: a payload that does not come, replies that
+    /// are not taken. None when it holds none.
     pub(super) fn keeps_memory_since(&self) -> Option<Timestamp> {
         let payload = matches!(self.input.receiving, Receiving::Payload { .. });
         let payload = payload.then_some(self.input.payload_since);
@@ -754,13 +757,13 @@ impl Connection {
         payload.into_iter().chain(replies).min()
     }
 
-    /// Whether it has said all it will say.
+    /// Whether everything it will ever say was sent.
     pub(super) fn is_done(&self) -> bool {
         let all_sent = self.output.sending.is_none() && self.output.filling.is_empty();
         self.work.in_flight == 0 && (self.ending.broken || (self.ending.read_closed && all_sent))
     }
 
-    /// Whether nothing of it is in the kernel.
+    /// Whether the kernel works on nothing of it.
     pub(super) fn is_idle_in_kernel(&self) -> bool {
         self.input.receiving == Receiving::Nothing && self.output.sending.is_none()
     }

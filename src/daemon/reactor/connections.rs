@@ -1,4 +1,4 @@
-//! All connections, with what each gets of a turn and of the memory. Must not know what they ask for.
+//! All connections, with the share of each in the turn and in the memory. Must not know what they ask for.
 
 use super::admission::Guest;
 use super::connection::Connection;
@@ -34,7 +34,7 @@ impl IndexMut<ConnectionId> for Connections {
 }
 
 impl Connections {
-    /// None yet. `payload_bytes`: memory for the payloads of all.
+    /// No connections yet. `payload_bytes`: memory for the payloads of all.
     pub(super) fn new(payload_bytes: usize) -> Connections {
         Connections { all: Slab::new(), turn: Turn::default(), accounts: Accounts::new(payload_bytes) }
     }
@@ -79,17 +79,17 @@ impl Connections {
         self.all.iter().map(|(key, connection)| (ConnectionId(key), connection))
     }
 
-    /// The connections that some are.
+    /// The connections that meet a condition.
     pub(super) fn which(&self, is: impl Fn(ConnectionId, &Connection) -> bool) -> Vec<ConnectionId> {
         self.iter().filter(|(key, connection)| is(*key, connection)).map(|(key, _)| key).collect()
     }
 
-    /// What all are, as far as their places go.
+    /// Their standings for places.
     pub(super) fn guests(&self) -> impl Iterator<Item = Guest> {
         self.iter().map(|(key, connection)| connection.guest(key))
     }
 
-    /// A new one, to be parsed and settled.
+    /// Adds a connection, to be parsed and settled.
     pub(super) fn insert(&mut self, connection: Connection) -> ConnectionId {
         let key = ConnectionId(self.all.insert(connection));
         self.turn.enter(key);
@@ -98,14 +98,14 @@ impl Connections {
         key
     }
 
-    /// Forgets one: its number may be used again.
+    /// Removes a connection: its number may be used again.
     pub(super) fn remove(&mut self, key: ConnectionId) -> Connection {
         self.turn.leave(key);
         self.accounts.leave(key);
         self.all.remove(key.0)
     }
 
-    /// Drops what is left of one, as soon as this turn ends.
+    /// Breaks a connection off; what is left of it is dropped when this turn ends.
     pub(super) fn break_off(&mut self, key: ConnectionId) {
         self[key].break_off();
         self.turn.mark(key);

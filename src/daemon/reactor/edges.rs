@@ -1,10 +1,10 @@
-//! Requests that do not begin or end on a block: clients that did not ask for the block size may
-//! send them. A read asks for the blocks around it, and the reply has the middle of them. A write
-//! reads the blocks at its ends first, and writes them back with its own bytes in them.
+//! Requests that do not begin or end on a block: clients that did not ask for the block size may send them. A
+//! read asks for the blocks around it, and the reply carries the middle of them. A write first reads the
+//! blocks at its ends, then writes them back with its own bytes in them.
 //!
-//! Invariant: from the first of these reads to the end of the write no other write of the same blocks is in the volume; what
-//! overlaps waits like a request behind an orphan (see `order`). So nobody's bytes are put back to what they were. Must not know
-//! what volumes do.
+//! Invariant: from the first of these reads to the end of the write no other write of the same blocks is in
+//! the volume; requests that overlap it wait as they do behind an orphan (see `order`). So nobody's bytes are
+//! put back to an older version. Must not know what volumes do.
 
 use super::order::blocks_of;
 use calpe_core::block_io::{BufMut, Pool};
@@ -19,11 +19,11 @@ pub(super) struct Edges {
     /// Whole blocks, with the payload in their middle; none once they are being written.
     blocks: Option<BufMut>,
     range: Range<u64>,
-    /// Where the blocks are that are still to be read; the last of them is being read.
+    /// Offsets of the blocks that are still to be read; the last of them is being read.
     reads: Vec<u64>,
 }
 
-/// The bytes that a read asked for, of the blocks around them.
+/// Cuts the bytes that a read asked for out of the blocks around them.
 pub(super) fn middle(mut blocks: BufMut, request: &Request, block: u64) -> BufMut {
     if blocks.len() as u64 == request.length {
         return blocks;
@@ -34,7 +34,7 @@ pub(super) fn middle(mut blocks: BufMut, request: &Request, block: u64) -> BufMu
 }
 
 impl Edges {
-    /// What a write needs that does not lie on blocks of so many bytes.
+    /// Prepares a write that does not lie on blocks of `block` bytes.
     pub(super) fn new(request: &Request, payload: &BufMut, block: u64, pool: &Pool) -> Edges {
         let range = blocks_of(request, block);
         let mut blocks = pool.alloc((range.end - range.start) as usize);
@@ -51,8 +51,8 @@ impl Edges {
         Edges { blocks: Some(blocks), range, reads }
     }
 
-    /// Takes the block that was asked for last, if one was. Returns what to ask of the volume next: the next block of the
-    /// write's ends, or, when all are there, the write.
+    /// Takes the block that was asked for last, if one was. Returns what to ask of the volume next: the next
+    /// block of the write's ends, or, when all are there, the write.
     pub(super) fn next(
         &mut self,
         request: &Request,
@@ -64,7 +64,7 @@ impl Edges {
             && let Some(at) = self.reads.pop()
             && let Some(blocks) = &mut self.blocks
         {
-            // All of the block that is not the client's.
+            // The bytes of the block that are not the client's.
             let end = request.offset + request.length;
             for keep in [at..request.offset.clamp(at, at + block), end.clamp(at, at + block)..at + block] {
                 let from = (keep.start - at) as usize..(keep.end - at) as usize;

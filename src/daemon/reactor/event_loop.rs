@@ -1,35 +1,37 @@
 //! The reactor's loop. It carries orders from clients to arrays, and their outcomes back.
 //!
-//! A turn takes all completions, lets connections parse what came, hands orders to volumes, executes what these
-//! want, and submits everything with the one system call that also waits for the next completions. Replies of a
-//! turn leave in one message per connection.
+//! A turn takes all completions, lets connections parse what they received, hands orders to volumes, executes
+//! the actions of the volumes, and submits everything with the one system call that also waits for the next
+//! completions. Replies of a turn leave in one message per connection.
 //!
 //! # Fencing: a write from a closed connection never lands after a later write from another
 //!
-//! A client that gives a connection up sends its requests again on another one, and goes on. A write of the old
-//! connection that still lies here unread, or that its volume is still working on, must not land on top of
-//! what was written since. The Linux driver does this whenever a connection is too slow for it.
+//! A client that gives a connection up sends its requests again on another one, and goes on. A write of the
+//! old connection that is still unread here, or still in its volume, must not land on top of later writes.
+//! The Linux driver gives a connection up whenever it is too slow.
 //!
 //! Invariants:
 //! - Nothing here blocks but the one system call (and copies on memory-backed members).
-//! - A request that modifies is handed to its volume only after its client was seen not to have hung up, in this very
-//!   parse run and after its payload was complete. What a client that hung up has left behind is dropped: nobody waits
-//!   for the replies.
-//! - A write waits while it overlaps another one, if either of them does not lie on blocks; also one that waits itself: what
-//!   comes later does not go first, or the one that waits would do so for as long as others come.
-//! - A request waits while it overlaps an orphan, that is a modifying request that a volume still has of a client that
-//!   hung up. Whether others have hung up is asked before the request is looked at; and whoever sends a request
-//!   again has hung up before.
+//! - A request that modifies is handed to its volume only after a check that its client has not hung up, made
+//!   in this very parse run and after the payload was complete. What a client that hung up has left
+//!   unprocessed is dropped: nobody waits for the replies.
+//! - A write waits while it overlaps another one, in the volume or waiting, if either of them does not lie on
+//!   blocks. It may not overtake a waiting one, or that would wait for as long as others come.
+//! - A request waits while it overlaps an orphan: a modifying request that a volume still has and whose
+//!   client has hung up. Before the request is checked, other clients are checked for hang-ups; a client that
+//!   sends a request again has hung up before.
 //!
-//! One thread parses for all, so what was handed over before the look was handed over before anything that is read
-//! later. On a unix socket, closing is told from closing one half. On TCP it is not, before something is sent: there an
-//! ended stream counts as hung up. Under TLS the network's socket is looked at too, and the goodbye that TLS has: what the
-//! pump still holds must not look like what a client says that is there. A hang-up that the network has not delivered
-//! cannot be seen: one behind more requests than the kernel takes for a connection that is not read from, above all. So TCP
-//! connections get all the receive buffer that the system allows for from the start (`listeners`).
+//! One thread parses for all, so whatever was handed over before the check was handed over before anything
+//! that is read later. On a unix socket, a close can be told from the close of one half. On TCP it cannot,
+//! until something is sent: there an ended stream counts as hung up. Under TLS the network's socket is
+//! checked too, and so is TLS's own goodbye: data that the pump still holds must not make a client look
+//! present. A hang-up that the network has not delivered cannot be seen, above all one behind more requests
+//! than the kernel buffers for a connection that is not read. So TCP connections get the largest receive
+//! buffer that the system allows from the start (`listeners`).
 //!
-//! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify; two entries
-//! in an index for each that modifies (`order`). Must not know what volumes do, or how the protocol encodes things.
+//! Cost: one poll without waiting for each parse run with a modifying request, or while others modify; two
+//! entries in an index for each modifying request (`order`). Must not know what volumes do, or how the
+//! protocol encodes things.
 
 use super::arrays::Arrays;
 use super::clients::{Clients, FAREWELL_NANOS, Taken};
@@ -61,38 +63,37 @@ const TAG_MEMBER: u32 = 1;
 /// `user_data` of socket operations.
 const TAG_SOCKET: u32 = 2;
 
-/// Longest wait while anything is going on: what volumes are promised.
+/// Longest wait while anything is going on, as promised to volumes.
 const TICK_BUSY: Duration = Duration::from_millis(100);
 
 /// Longest wait while nothing is going on.
 const TICK_IDLE: Duration = Duration::from_secs(1);
 
-/// How often member files are looked at, in nanoseconds.
+/// How often member files are checked, in nanoseconds.
 const LOOK_NANOS: u64 = 1_000_000_000;
 
-/// Member completions handled between two looks at the ring: background work on memory-backed members would
-/// otherwise keep the sockets waiting for ever.
+/// Member completions handled between two looks at the ring: otherwise background work on memory-backed
+/// members would keep the sockets waiting for ever.
 const COMPLETIONS_PER_TURN: usize = 256;
 
-/// How long completions are handled in a turn at least, in nanoseconds, although there is much to
-/// send: a quarter of what clients may spend of it, and of what they have spent where there are
-/// very many of them. Otherwise requests that need no member could keep those that do waiting for
-/// ever.
+/// How long completions are handled in a turn at least, in nanoseconds, although there is much to send: a
+/// quarter of what clients may spend of it, and of what they have spent where there are very many of them.
+/// Otherwise requests that need no member could keep those that do waiting for ever.
 const COMPLETION_NANOS_MIN: u64 = 500_000;
 
-/// How long a shutdown may take in all, in nanoseconds: what an array may take, and the farewells.
+/// Limit for a whole shutdown, in nanoseconds: the stop of an array, and the farewells.
 const SHUTDOWN_NANOS_MAX: u64 = DRAIN_NANOS + STOP_NANOS_MAX + 2 * FAREWELL_NANOS;
 
 /// What a reactor has to work with.
 #[derive(Clone, Debug)]
-pub struct ReactorConfig {
+pub(crate) struct ReactorConfig {
     /// Memory for requests and members; shared with the volumes.
     pub pool: Pool,
-    /// Bytes of memory that the requests and unread replies of clients may take, in equal shares; each client has a little
-    /// beyond it, see `shares`.
+    /// Bytes of memory that the requests and unread replies of clients may take, in equal shares; each client
+    /// has a little more, see `shares`.
     pub payload_bytes: usize,
-    /// Clients at one time; more are let in and not served before others leave. Connections that have chosen no export do
-    /// not count.
+    /// Most clients at one time; further ones are let in and served once others leave. Connections that have
+    /// chosen no export do not count.
     pub connections_max: usize,
     /// GPUs that bulk work may go to.
     pub gpu: Option<GpuRuntime>,
@@ -110,7 +111,7 @@ pub(super) struct Reactor {
     last_tick: Timestamp,
     last_look: Timestamp,
     watchdog: Option<Watchdog>,
-    /// Being shut down since.
+    /// Since when it is being shut down.
     stopping: Option<Timestamp>,
 }
 
@@ -205,8 +206,8 @@ impl Reactor {
         }
     }
 
-    /// Lets connections parse and members' completions flow until there is nothing left, or enough to send; then
-    /// sends.
+    /// Lets connections parse and members' completions flow until nothing is left, or enough is ready to be
+    /// sent; then sends.
     fn work(&mut self) {
         self.clients.turn().begin();
         self.parse_dirty();
@@ -240,8 +241,8 @@ impl Reactor {
         }
     }
 
-    /// Goes on with a connection's long requests and takes those that it has received, as far as it may start them and as its
-    /// share of this turn goes.
+    /// Goes on with a connection's long requests and takes its received requests, as far as it may start them
+    /// and its share of this turn lasts.
     fn parse(&mut self, key: ConnectionId) {
         self.clients.begin_parsing(key);
         let mut looked = false;
@@ -274,7 +275,7 @@ impl Reactor {
         true
     }
 
-    /// Sends what there is for a connection, receives more, and sees whether it is over.
+    /// Sends what is ready for a connection, receives more, and closes it if it is over.
     fn settle(&mut self, key: ConnectionId) {
         self.clients.settle(&mut self.sockets, self.now, key);
         if self.clients.is_broken(key) {
@@ -288,8 +289,8 @@ impl Reactor {
 
 /// Orders and their outcomes.
 impl Reactor {
-    /// Hands an order to its volume, unless its client has hung up, or after those that it has to wait for. `looked`:
-    /// it was seen in this run which clients have hung up.
+    /// Hands an order to its volume, or makes it wait for others, unless its client has hung up. `looked`:
+    /// whether hang-ups were checked in this parse run.
     fn begin(&mut self, order: Order, looked: &mut bool) {
         let Requester::Client(key) = order.requester;
         let array = self.clients.array_of(key).filter(|&array| self.arrays.has(array));
@@ -308,7 +309,7 @@ impl Reactor {
         }
     }
 
-    /// Goes on with a request of a connection that has waited for others. Returns whether there was one.
+    /// Goes on with a request of a connection that no longer waits. Returns whether there was one.
     fn begin_ready(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
         let Some(ticket) = self.clients.next_ready(key) else { return false };
         let Some(array) = self.clients.array_of(key) else { return true };
@@ -326,7 +327,7 @@ impl Reactor {
         true
     }
 
-    /// Gives up what a connection that is broken has waited with long enough.
+    /// Gives up the requests of a broken connection that no longer wait.
     fn drop_ready(&mut self, key: ConnectionId) {
         while let Some(ticket) = self.clients.next_ready(key) {
             let Some(array) = self.clients.array_of(key) else { continue };
@@ -335,13 +336,13 @@ impl Reactor {
                 self.arrays.give_up(array, &order.request, ticket);
                 self.clients.drop_order(self.now, order);
             }
-            // What waits for that one is given up in the same turn.
+            // Requests that wait for those are given up in the same turn.
             self.pass_on();
         }
         self.pass_on();
     }
 
-    /// Whether what a request asks for is not to be done any more, for its client has hung up.
+    /// Whether a request is not to be carried out any more because its client has hung up.
     fn is_left_behind(
         &mut self,
         key: ConnectionId,
@@ -360,7 +361,7 @@ impl Reactor {
         modifies && self.clients.leaves_behind(key)
     }
 
-    /// Passes on what arrays have for those who ask them.
+    /// Passes outcomes of arrays on to their requesters.
     fn pass_on(&mut self) {
         while let Some(outcome) = self.arrays.next_outcome() {
             match outcome {
@@ -378,13 +379,13 @@ impl Reactor {
     }
 }
 
-/// What other threads want.
+/// Commands of other threads.
 impl Reactor {
     fn command(&mut self, command: Command) {
-        // A reply nobody waits for any more is no loss.
+        // A reply that nobody waits for any more is no loss.
         match command {
             Command::AddArray { array, reply, .. } if self.stopping.is_some() => {
-                // Its devices are closed before whoever asked can open them again.
+                // Its devices are closed before the requester can open them again.
                 drop(array);
                 let _ = reply.send(Err(ReactorError::Gone));
             }
@@ -421,7 +422,7 @@ impl Reactor {
         self.pass_on();
     }
 
-    /// Replaces the rules of an array. Returns how many sessions end by it.
+    /// Replaces the rules of an array. Returns how many sessions end as a result.
     fn set_rules(&mut self, id: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<usize, ReactorError> {
         self.arrays.set_rules(id, rules.clone())?;
         let rules = rules.as_deref();
@@ -441,7 +442,7 @@ impl Reactor {
         self.clients.close_unattached(self.now);
     }
 
-    /// Whether all is said and done after a shutdown, or has taken too long.
+    /// Whether everything is done after a shutdown, or has taken too long.
     fn may_end(&self, since: Timestamp) -> bool {
         let quiet = self.arrays.is_empty()
             && self.clients.is_empty()

@@ -1,4 +1,5 @@
-//! A running reactor as other threads see it: its thread, and its mailbox. Must not touch what the reactor owns.
+//! A running reactor as other threads see it: its thread, and its mailbox. Must not touch what the reactor
+//! owns.
 
 use super::event_loop::{Reactor, ReactorConfig};
 use super::listener::Listener;
@@ -19,18 +20,18 @@ use std::time::Duration;
 
 /// A running reactor. Clones talk to the same one.
 #[derive(Clone, Debug)]
-pub struct ReactorHandle {
+pub(crate) struct ReactorHandle {
     mailbox: Arc<Mailbox>,
     ids: Arc<Ids>,
     thread: Arc<Thread>,
 }
 
-/// The reactor's thread, as far as others have to know. It is not joined: what the kernel still has of a device that hangs may
+/// The reactor's thread, as far as others have to know. It is not joined: operations of a hung device may
 /// keep it from ending.
 #[derive(Debug)]
 struct Thread {
     alive: AtomicBool,
-    /// How it ended; for one who asks.
+    /// Its result, for the first caller that asks.
     outcome: Mutex<Option<Receiver<io::Result<()>>>>,
 }
 
@@ -40,7 +41,7 @@ struct Ids {
     array: AtomicU32,
 }
 
-/// Dropped when the reactor takes no more commands: those that came too late are answered.
+/// Dropped when the reactor takes no more commands: later ones are answered then.
 struct Last {
     thread: Arc<Thread>,
     mailbox: Arc<Mailbox>,
@@ -58,7 +59,7 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When the system has no io_uring for it.
-    pub fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
+    pub(crate) fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
         let mailbox = Arc::new(Mailbox::new()?);
         let (started, start) = sync_channel(1);
         let (end, outcome) = sync_channel(1);
@@ -75,7 +76,7 @@ impl ReactorHandle {
                     return;
                 }
             };
-            // Whoever waits for this may have given up: that is their affair.
+            // The caller may have given up waiting.
             let _ = started.send(Ok(()));
             let result = reactor.run();
             drop(last);
@@ -88,7 +89,7 @@ impl ReactorHandle {
 
     /// A fresh device id.
     #[must_use]
-    pub fn next_device_id(&self) -> DeviceId {
+    pub(crate) fn next_device_id(&self) -> DeviceId {
         DeviceId(self.ids.device.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -96,18 +97,18 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When its name is taken or its export impossible.
-    pub fn add_array(&self, array: NewArray) -> Result<ArrayId, ReactorError> {
+    pub(crate) fn add_array(&self, array: NewArray) -> Result<ArrayId, ReactorError> {
         let id = ArrayId(self.ids.array.fetch_add(1, Ordering::Relaxed));
         self.ask(|reply| Command::AddArray { id, array, reply })?;
         Ok(id)
     }
 
-    /// Hands an administrator's request to a volume, with the devices it names. The devices are closed again when
-    /// the volume refuses.
+    /// Hands an administrator's request to a volume, with the devices it names. The devices are closed again
+    /// when the volume refuses.
     ///
     /// # Errors
     /// When the volume refuses.
-    pub fn admin(
+    pub(crate) fn admin(
         &self,
         array: ArrayId,
         request: AdminRequest,
@@ -116,11 +117,12 @@ impl ReactorHandle {
         self.ask(|reply| Command::Admin { array, request, devices, reply })
     }
 
-    /// What a request to a volume would come to; nothing is changed. Devices that the request names need not be handed over.
+    /// What a request to a volume would come to; changes nothing. The devices that the request names need not
+    /// be handed over.
     ///
     /// # Errors
     /// When the volume would refuse.
-    pub fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
+    pub(crate) fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
         self.ask(|reply| Command::Would { array, request, reply })
     }
 
@@ -128,60 +130,64 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// When it is not served.
-    pub fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
+    pub(crate) fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
         self.ask(|reply| Command::Status { array, reply })
     }
 
-    /// Replaces the rules about which certificates may use an array. Returns how many sessions end, because
-    /// they have what is not granted any more.
+    /// Replaces the rules about which certificates may use an array. Returns how many sessions end because
+    /// they have rights that are no longer granted.
     ///
     /// # Errors
     /// When it is not served.
-    pub fn set_rules(&self, array: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<usize, ReactorError> {
+    pub(crate) fn set_rules(
+        &self,
+        array: ArrayId,
+        rules: Option<Arc<PeerRules>>,
+    ) -> Result<usize, ReactorError> {
         self.ask(|reply| Command::SetRules { array, rules, reply })
     }
 
-    /// Everybody who is connected and has proved who it is.
+    /// The peers of all connections that have proved who they are.
     ///
     /// # Errors
     /// When the reactor has ended.
-    pub fn peers(&self) -> Result<Vec<Arc<Peer>>, ReactorError> {
+    pub(crate) fn peers(&self) -> Result<Vec<Arc<Peer>>, ReactorError> {
         self.ask(|reply| Command::Peers { reply })
     }
 
-    /// Ends the connections of these, and, if `anonymous`, those with TLS and without a certificate. Returns how many there
-    /// were.
+    /// Ends the connections of these peers, and, if `anonymous`, those with TLS and without a certificate.
+    /// Returns how many there were.
     ///
     /// # Errors
     /// When the reactor has ended.
-    pub fn end_sessions(&self, peers: Vec<Arc<Peer>>, anonymous: bool) -> Result<usize, ReactorError> {
+    pub(crate) fn end_sessions(&self, peers: Vec<Arc<Peer>>, anonymous: bool) -> Result<usize, ReactorError> {
         self.ask(|reply| Command::EndSessions { peers, anonymous, reply })
     }
 
-    /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices. Returns
-    /// when that is done.
+    /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices.
+    /// Returns when all of that is done.
     ///
     /// # Errors
     /// When it is not served, or could not be stopped cleanly; it is not served any more in either case.
-    pub fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
+    pub(crate) fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
         self.ask(|reply| Command::StopArray { array, reply })
     }
 
-    /// Waits until what cannot be read of some array has changed since this was called last, or a pass over one has ended, for
-    /// `limit` at most. Whether it has. For one caller.
+    /// Waits until the unreadable blocks of an array have changed since the last call, or a pass has ended,
+    /// for `limit` at most. Returns whether that happened. For one caller.
     #[must_use]
-    pub fn findings_change(&self, limit: Duration) -> bool {
+    pub(crate) fn findings_change(&self, limit: Duration) -> bool {
         self.mailbox.wait_for_findings(limit)
     }
 
     /// How many passes over arrays (scrubs, repairs, rebuilds) have ended.
     #[must_use]
-    pub fn passes_ended(&self) -> u64 {
+    pub(crate) fn passes_ended(&self) -> u64 {
         self.mailbox.passes_ended()
     }
 
     /// Accepts clients on a listener from now on.
-    pub fn listen(&self, listener: Listener) {
+    pub(crate) fn listen(&self, listener: Listener) {
         self.send(Command::Listen { listener });
     }
 
@@ -189,12 +195,12 @@ impl ReactorHandle {
     ///
     /// # Errors
     /// What made the reactor end early, if something did.
-    pub fn shutdown(&self) -> io::Result<()> {
+    pub(crate) fn shutdown(&self) -> io::Result<()> {
         self.send(Command::Shutdown);
         self.outcome()
     }
 
-    /// Waits for the end of the thread. Only the first who asks is told how it came about.
+    /// Waits for the end of the thread. Only the first caller gets its result.
     fn outcome(&self) -> io::Result<()> {
         let outcome = self.thread.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
         let gone = |_| io::Error::other("the reactor thread panicked");
@@ -203,21 +209,21 @@ impl ReactorHandle {
 
     /// Whether the thread still runs.
     #[must_use]
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         self.thread.alive.load(Ordering::SeqCst)
     }
 
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReactorError> {
         let (reply, answer): (_, Receiver<Result<T, ReactorError>>) = sync_channel(1);
         self.send(command(reply));
-        // The reactor answers everything it takes, and drops what it does not when it ends.
+        // The reactor answers every command it takes, and drops the others when it ends.
         answer.recv().unwrap_or(Err(ReactorError::Gone))
     }
 
     fn send(&self, command: Command) {
         self.mailbox.push(command);
         if !self.is_alive() {
-            // Nobody will take it: dropping the reply channel answers whoever waits.
+            // No thread takes them any more: dropping the reply channels answers those that wait.
             self.mailbox.take().clear();
         }
     }

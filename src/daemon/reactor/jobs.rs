@@ -1,10 +1,11 @@
-//! Runs the jobs that volumes give away, so that the reactor goes on serving while columns are coded and hashed: on a GPU
-//! where that is sooner, otherwise on threads.
+//! Runs the jobs that volumes give away, so that the reactor goes on serving while columns are coded and
+//! hashed: on a GPU where that is sooner, otherwise on threads.
 //!
-//! A reactor with no core to spare does the work itself, and so does one whose volume serves a lone request: the way
-//! to a thread and back takes longer than a stripe. What came in one turn is offered to GPUs at once, so that they can do it
-//! in one launch. Small jobs of clients gather until there are enough to fill the processor's registers side by side, or nothing
-//! else to do. Must not know what the work is.
+//! The reactor does the work itself where it has no core to spare, or where the volume serves a single
+//! request: handing a job to a thread and back takes longer than coding a stripe. The jobs of one turn are
+//! offered to the GPUs together, so that one launch can do them all. Small jobs of clients gather until they
+//! fill the processor's registers side by side, or until there is nothing else to do. Must not know what the
+//! work is.
 
 use super::mailbox::Mailbox;
 use super::orders::ArrayId;
@@ -22,14 +23,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads of one reactor at most: with BLAKE3 and four parities these keep up with what one reactor can receive.
+/// Most threads of one reactor: with BLAKE3 and four parities these keep up with what one reactor can
+/// receive.
 const THREADS_MAX: usize = 4;
 
-/// Jobs of clients with less input than this are done here, together: the way to a thread and back takes longer.
+/// Jobs of clients with less input than this are done on the reactor's thread, together: handing them to a
+/// thread and back takes longer.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// The same for jobs that do nothing but check CRCs, where cores are so few that there is one thread: a CRC costs a tenth of
-/// copying the block, which has it in the cache already.
+/// The same limit for jobs that only check CRCs, where there is just one thread: a CRC costs a tenth
+/// of the copy of a block, and that copy leaves the block in the cache.
 const CRC_BYTES: usize = 1 << 20;
 
 /// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
@@ -38,7 +41,7 @@ const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
 /// Jobs of clients that threads take in a row while a job of a rebuild or scrub waits.
 const PASSED_OVER_MAX: u32 = 7;
 
-/// Who gets what comes of a job: an operation of an array.
+/// Receiver of a job's result: an operation of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) array: ArrayId,
@@ -48,17 +51,17 @@ pub(super) struct Owner {
 /// A job of one of the reactor's arrays.
 pub(super) type Job = volume::Job<Owner>;
 
-/// What became of it.
+/// Its result.
 pub(super) type JobDone = volume::JobDone<Owner>;
 
-/// What a thread has done, or what it panicked with.
+/// What a thread returns: its result, or the panic of the job.
 type Outcome = Result<JobDone, Box<dyn Any + Send>>;
 
 /// A result from a thread or a GPU.
 enum Returned {
     Thread(Outcome),
     Gpu(Tag, CodedColumns),
-    /// A job that a GPU was given panicked on the CPU.
+    /// A job that panicked on the CPU after a GPU was given it.
     Lost(Tag),
 }
 
@@ -67,12 +70,12 @@ pub(super) struct Jobs {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     gpu: Option<Gpu>,
-    /// Small jobs, to be done here together.
+    /// Small jobs, to be done on this thread together.
     small: Vec<Job>,
     small_bytes: usize,
-    /// Jobs given away whose results were not taken back.
+    /// Jobs given away whose results have not been taken.
     outstanding: usize,
-    /// Bytes of inputs that threads have and have not given back.
+    /// Bytes of the inputs that the threads hold.
     threads_bytes: usize,
     done: VecDeque<JobDone>,
 }
@@ -80,7 +83,7 @@ pub(super) struct Jobs {
 struct Gpu {
     runtime: GpuRuntime,
     answer: Arc<dyn Answer>,
-    /// What came in this turn, to be offered at its end.
+    /// The jobs of this turn, to be offered at its end.
     turn: Vec<Job>,
     /// Owner and urgency of each job that a GPU took, by tag.
     taken: Slab<Taken>,
@@ -113,7 +116,8 @@ impl Waiting {
         line.push_back(job);
     }
 
-    /// Clients first; every eighth job is that of a pass, if one waits: a pass is promised a rate.
+    /// The next job: a client's first, but every eighth one from a pass, if one waits, because a pass is
+    /// promised a rate.
     fn pop(&mut self) -> Option<Job> {
         if self.passed_over < PASSED_OVER_MAX
             && let Some(job) = self.clients.pop_front()
@@ -166,9 +170,8 @@ impl Jobs {
         Ok(jobs)
     }
 
-    /// Does a job here, or has it done elsewhere: at the latest once this turn of the reactor [ends](Jobs::end_turn).
-    /// `only`: no other came with it.
-    /// A small job is kept until [`Jobs::do_small`] at most.
+    /// Does a job here, or gives it away, at the latest at the [end of this turn](Jobs::end_turn). `only`: it
+    /// came alone. A small job waits for [`Jobs::do_small`] at most.
     pub(super) fn submit(&mut self, job: Job, only: bool) {
         if only && self.outstanding == 0 && job.urgency == Urgency::Alone {
             self.done.push_back(job.run());
@@ -189,7 +192,7 @@ impl Jobs {
         }
     }
 
-    /// Jobs of clients with less input than this are done here.
+    /// Jobs of clients with less input than this are done on this thread.
     fn small_bytes_max(&self, work: &Work) -> usize {
         let Work::Code(work) = work;
         let is_crc = work.transform.is_none() && work.hasher == Some(BlockHasher::Crc32c);
@@ -243,15 +246,15 @@ impl Jobs {
         self.shared.more.notify_one();
     }
 
-    /// Whether results are here that wake nothing: of jobs that were done here, or elsewhere, where only the first of several
-    /// results wakes the reactor, which may have been too busy to take them then.
+    /// Whether there are results that wake nobody: those of this thread, and those of other threads after the
+    /// first, which alone wakes the reactor and may have found it too busy to take the rest.
     pub(super) fn has_done(&self) -> bool {
         !self.done.is_empty()
             || !self.small.is_empty()
             || (self.outstanding > 0 && !lock(&self.shared.done).is_empty())
     }
 
-    /// The next job that is done.
+    /// The next result.
     ///
     /// # Panics
     /// If the job panicked.
@@ -392,7 +395,7 @@ mod tests {
             assert!(started.elapsed() < Duration::from_secs(60), "jobs are lost");
         }
         assert!(jobs.outstanding == 0 && jobs.next_done().is_none());
-        // Where all were done between two looks, the wake comes after what it is for.
+        // Where all were done between two looks, the reactor is woken after it has taken the results.
         while wakes == 0 {
             wakes += u64::from(mailbox.was_woken());
             assert!(started.elapsed() < Duration::from_secs(60), "nobody was woken");

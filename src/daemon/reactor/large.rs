@@ -1,12 +1,13 @@
-//! The place for a large payload: a write with more payload than its client's memory allows for takes it, one client at a
-//! time, beside the memory that is dealt out.
+//! The place for a large payload, beside the memory that is dealt out: a write whose payload exceeds its
+//! client's memory takes it, one client at a time.
 //!
-//! So a write is received whole before it is begun, whatever its size: only then it is seen whether its client has hung up
-//! meanwhile, and nothing of a write that was given up comes after what was written since (see `clients`).
+//! So a write of any size is received whole before it begins. Only then can the reactor see whether the
+//! client has hung up meanwhile, so that a write that was given up never lands after a later one (see
+//! `event_loop`).
 //!
-//! Invariants: one client has the place, from before its payload is received until its write has
-//! ended; it gets it in turn, but for those that send nothing; while others wait it has some
-//! seconds to send the payload. Must not know what is written.
+//! Invariants: one client has the place, from before its payload is received until its write has ended.
+//! Clients get it in turn, except that those that send nothing are passed over. While others wait, the client
+//! that has it must send its payload within seconds. Must not know what is written.
 
 use super::connections::Connections;
 use super::orders::ConnectionId;
@@ -15,17 +16,17 @@ use calpe_core::units::Timestamp;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
-/// How long a client may take to send anything of a large payload while others wait for the place, in nanoseconds.
+/// While others wait for the place: how long a client may take to begin its payload, in nanoseconds.
 const START_NANOS: u64 = 1_000_000_000;
 
-/// How long it may take for each byte then: 16 MB/s.
+/// And for each byte of it: 16 MB/s.
 const BYTE_NANOS: u64 = 62;
 
 /// Which connection has the place, and which wait for it.
 #[derive(Debug, Default)]
 pub(super) struct LargePlace {
     holder: Option<Holder>,
-    /// With the bytes of their payloads.
+    /// The connections that wait, with the lengths of their payloads in bytes.
     queue: VecDeque<(ConnectionId, usize)>,
 }
 
@@ -37,7 +38,8 @@ struct Holder {
 }
 
 impl LargePlace {
-    /// Whether a connection has the place for a payload of so many bytes; otherwise it waits for it.
+    /// Gives the place to a connection for a payload of `bytes`, or lets it wait. Returns whether it has the
+    /// place.
     pub(super) fn take(
         &mut self,
         connections: &mut Connections,
@@ -60,7 +62,7 @@ impl LargePlace {
         self.holder = Some(Holder { connection: key, bytes, since: now });
     }
 
-    /// A connection needs no place any more.
+    /// A connection no longer needs the place.
     pub(super) fn leave(&mut self, connections: &mut Connections, now: Timestamp, key: ConnectionId) {
         self.queue.retain(|&(waiting, _)| waiting != key);
         if let Some(holder) = self.holder.take_if(|holder| holder.connection == key) {
@@ -69,7 +71,7 @@ impl LargePlace {
         }
     }
 
-    /// Gives the free place to the first that waits and has sent something, or to the first.
+    /// Gives the free place to the first waiting connection that has sent something, else to the first.
     fn pass_on(&mut self, connections: &mut Connections, now: Timestamp) {
         let sockets: Vec<_> =
             self.queue.iter().map(|&(key, _)| connections[key].link().socket().as_fd()).collect();
@@ -80,7 +82,7 @@ impl LargePlace {
         connections.turn().mark(key);
     }
 
-    /// Closes the connection that has the place and does not use it, if others wait.
+    /// Closes the connection that has the place and is too slow to send its payload, if others wait.
     pub(super) fn clear(&mut self, connections: &mut Connections, now: Timestamp) {
         let Some(Holder { connection: key, bytes, since }) = self.holder else { return };
         let limit = START_NANOS + BYTE_NANOS * bytes as u64;

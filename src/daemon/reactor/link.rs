@@ -1,4 +1,4 @@
-//! A connection's socket, and who is at the other end of it. Must not know what is spoken.
+//! A connection's socket, and the identity of its other end. Must not know what is spoken.
 
 use super::admission::Origin;
 use super::sockets::PollBits;
@@ -12,31 +12,32 @@ use std::sync::Arc;
 pub(super) struct Link {
     socket: Rc<OwnedFd>,
     origin: Origin,
-    /// What of its socket says that the client has hung up.
+    /// Events on its socket that mean that the client has hung up.
     hangup: PollBits,
-    /// The client was seen to have hung up.
+    /// Whether the client was seen to have hung up.
     hung_up: bool,
     /// The network behind `socket`, once there is TLS between them.
     network: Option<NetworkEnd>,
-    /// What TLS is done with, where there is any.
+    /// The server's side of TLS, if the listener has it.
     tls: Option<Arc<ServerTls>>,
-    /// The socket is to be handed to TLS as soon as nothing of it is in the kernel and everything was sent: nothing is
-    /// received from it any more.
+    /// Whether the socket is to be handed to TLS as soon as the kernel works on nothing of it and everything
+    /// was sent: nothing more is received from it.
     starting_tls: bool,
 }
 
-/// What tells of a client under TLS before its pump has passed on what came before.
+/// The network's end under TLS: it shows a hang-up before the pump has passed on what came before.
 #[derive(Debug)]
 struct NetworkEnd {
     socket: Rc<OwnedFd>,
     goodbye: Goodbye,
-    /// Who the client is.
+    /// The client's identity.
     peer: ProvenPeer,
 }
 
 impl Link {
-    /// `hangup`: what of the socket says that the client has hung up. It stays what it is under TLS, where the plain end
-    /// tells as little as TCP what a client that ends its stream still wants. `tls`: what that is done with.
+    /// `hangup`: events on the socket that mean that the client has hung up. They stay the same under TLS,
+    /// where the plain end, like TCP, does not show whether a client that ends its stream still wants
+    /// replies. `tls`: the server's side of TLS.
     pub(super) fn new(
         socket: OwnedFd,
         hangup: PollBits,
@@ -62,36 +63,36 @@ impl Link {
         &self.socket
     }
 
-    /// Whether there is TLS on it.
+    /// Whether TLS runs on it.
     pub(super) fn has_tls(&self) -> bool {
         self.network.is_some()
     }
 
-    /// Who the client has proved to be.
+    /// The identity that the client has proved.
     pub(super) fn peer(&self) -> Option<&Arc<Peer>> {
         self.network.as_ref()?.peer.get()
     }
 
-    /// What of its sockets says that the client has hung up.
+    /// Events on its sockets that mean that the client has hung up.
     pub(super) fn hangup(&self) -> PollBits {
         self.hangup
     }
 
-    /// The sockets that tell of a hang-up. What the pump has in its hands comes behind the end of the network: that counts,
-    /// not what came out.
+    /// The sockets that show a hang-up. Under TLS that is the network's: data that the pump still holds comes
+    /// later on the plain end.
     pub(super) fn watched_sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let network = self.network.as_ref().map(|end| end.socket.as_fd());
         [Some(self.socket.as_fd()), network].into_iter().flatten()
     }
 
-    /// Whether the client has ended TLS, and by that hung up.
+    /// Whether the client has ended TLS, and so hung up.
     pub(super) fn said_goodbye(&self) -> bool {
         // As with TCP itself, and for the same reason.
         let half = self.hangup & libc::POLLRDHUP != 0;
         self.network.as_ref().is_some_and(|end| half && end.goodbye.was_said())
     }
 
-    /// The client was seen to have hung up.
+    /// Notes that the client was seen to have hung up.
     pub(super) fn hang_up(&mut self) {
         self.hung_up = true;
     }
@@ -100,7 +101,7 @@ impl Link {
         self.hung_up
     }
 
-    /// The client gets TLS once what there is for it was sent.
+    /// The client gets TLS once everything that is ready for it was sent.
     pub(super) fn start_tls(&mut self) {
         self.starting_tls = true;
     }
@@ -109,7 +110,7 @@ impl Link {
         self.starting_tls
     }
 
-    /// What TLS is done with.
+    /// The server's side of TLS.
     pub(super) fn tls(&self) -> Option<&Arc<ServerTls>> {
         self.tls.as_ref()
     }

@@ -1,8 +1,9 @@
-//! Listening sockets: unix sockets of mode 0600, TCP, and what a supervisor hands over. Must not know what is spoken on
-//! them, but that it may be under TLS.
+//! Listening sockets: unix sockets of mode 0600, TCP, and what a supervisor hands over. Must not know what is
+//! spoken on them, but that it may be under TLS.
 //!
-//! Invariants: a path is taken over only from a socket nobody answers on; the socket file is removed with the
-//! listener if it is still this one. The file of a socket that was handed over is its giver's.
+//! Invariants: a path is taken over only from a socket that nobody answers on; a socket file is removed with
+//! its listener unless another one has taken its place. The file of a socket that a supervisor handed over
+//! stays: it is the supervisor's.
 
 use super::super::peer::{SOCKET_PATH_MAX, connect_within};
 use super::sys;
@@ -24,11 +25,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long whoever listens on a path may take to let a connection in. The kernel does that at once, unless the listener's
-/// backlog is full because its process is stopped or hangs.
+/// How long the process that listens on a path may take to let a connection in. The kernel does that at once,
+/// unless the listener's backlog is full because its process is stopped or hangs.
 const TAKEOVER_WAIT: Duration = Duration::from_secs(2);
 
-/// How long a TCP address that is taken is tried for. A daemon that was killed lets go of it within a fraction of a second.
+/// How long to retry a TCP address that is taken. The kernel frees the address of a killed daemon within a
+/// fraction of a second.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
 /// Between two tries.
@@ -36,7 +38,7 @@ const RELEASE_RETRY: Duration = Duration::from_millis(20);
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ListenAddress {
+pub(crate) enum ListenAddress {
     /// A unix socket at this path.
     Unix(PathBuf),
     /// A TCP port.
@@ -54,7 +56,7 @@ impl fmt::Display for ListenAddress {
 
 /// Why clients cannot be listened for.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
+pub(crate) enum ListenError {
     /// The path does not fit into a socket address.
     #[error(
         "{}: a socket's path may have at most {SOCKET_PATH_MAX} bytes: choose a shorter one",
@@ -70,13 +72,13 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody serves it.
+    /// Another process serves it.
     #[error("{}: another daemon answers there: stop it first, or choose another path", shown(path))]
     InUse {
         /// The path.
         path: PathBuf,
     },
-    /// Who served it was killed, and is not at an end.
+    /// The process that served it was killed and has not ended yet.
     #[error(
         "{}: {}. Let that answer, or abort it (a FUSE filesystem: 'echo 1 >/sys/fs/fuse/connections/N/abort'), and start again",
         shown(path),
@@ -88,7 +90,7 @@ pub enum ListenError {
         /// Number of the process.
         pid: i32,
     },
-    /// The process that serves it is stopped, and answers nothing before it goes on.
+    /// The process that serves it is stopped, and answers nothing until it is continued.
     #[error(
         "{}: process {pid}, which listens there, is stopped by a signal: let it go on ('kill -CONT {pid}'), end it, or choose another path",
         shown(path)
@@ -99,7 +101,7 @@ pub enum ListenError {
         /// Number of the process.
         pid: i32,
     },
-    /// Somebody listens there, and lets nobody in.
+    /// A process listens there and lets nobody in.
     #[error(
         "{}: a process listens there and does not answer: it is stopped or hangs: end it first, or choose another path",
         shown(path)
@@ -108,7 +110,7 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
-    /// Others could put a socket of theirs in its place.
+    /// Other users could put a socket of theirs in its place.
     #[error(
         "{}: every user may replace files in this directory, and a socket with them: chmod o-w it (or +t), or choose another directory",
         shown(dir)
@@ -137,21 +139,21 @@ pub enum ListenError {
 
 /// What TLS means to the clients of a listener.
 #[derive(Clone, Debug, Default)]
-pub struct ListenTls {
-    /// Whether they may or must use it.
+pub(crate) struct ListenTls {
+    /// Whether clients may or must use TLS.
     pub mode: TlsMode,
-    /// With what; there unless the mode is off.
+    /// The server's side of TLS; there unless the mode is off.
     pub server: Option<Arc<ServerTls>>,
 }
 
 /// A bound, listening socket. Dropping it removes its socket file.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     address: ListenAddress,
     socket: OwnedFd,
-    /// Inode of the socket file, when it is to be removed.
+    /// Device and inode of the socket file, where it is to be removed.
     file: Option<(u64, u64)>,
-    /// A supervisor has it, too.
+    /// Whether a supervisor has it, too.
     adopted: bool,
     tls: ListenTls,
 }
@@ -161,7 +163,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the address is taken or not allowed.
-    pub fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
+    pub(crate) fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
         let fail = |source: io::Error| ListenError::Io { address: address.clone(), source };
         match address {
             ListenAddress::Unix(path) => bind_unix(path, fail),
@@ -180,11 +182,12 @@ impl Listener {
         }
     }
 
-    /// Takes over a descriptor that a supervisor bound and handed to this process. Call it once for each.
+    /// Takes over a descriptor that a supervisor bound and handed to this process. Call it once for each
+    /// descriptor.
     ///
     /// # Errors
     /// When it is not a listening stream socket, or its address is none that is served.
-    pub fn adopt(descriptor: RawFd) -> Result<Listener, ListenError> {
+    pub(crate) fn adopt(descriptor: RawFd) -> Result<Listener, ListenError> {
         let unfit = |fault| ListenError::Unfit { descriptor, fault };
         let socket = sys::inherited(descriptor).ok_or_else(|| unfit("is not open"))?;
         match getsockopt(&socket, sockopt::SockType) {
@@ -212,7 +215,7 @@ impl Listener {
 
     /// The same listener, with what TLS means to its clients.
     #[must_use]
-    pub fn with_tls(mut self, tls: ListenTls) -> Listener {
+    pub(crate) fn with_tls(mut self, tls: ListenTls) -> Listener {
         assert!(tls.mode == TlsMode::Off || tls.server.is_some(), "TLS without a certificate");
         self.tls = tls;
         self
@@ -220,28 +223,29 @@ impl Listener {
 
     /// What TLS means to its clients.
     #[must_use]
-    pub fn tls(&self) -> &ListenTls {
+    pub(crate) fn tls(&self) -> &ListenTls {
         &self.tls
     }
 
-    /// Whether the address could be had as far as what is there now goes; binds nothing.
+    /// Whether the address could be bound, as far as the path and its directory show; binds nothing.
     ///
     /// # Errors
-    /// When the path is too long, something that is not a socket is there, or others may write to its directory.
-    pub fn check(address: &ListenAddress) -> Result<(), ListenError> {
+    /// When the path is too long, something that is not a socket is there, or others may write to its
+    /// directory.
+    pub(crate) fn check(address: &ListenAddress) -> Result<(), ListenError> {
         match address {
             ListenAddress::Unix(path) => check_directory(path).and_then(|()| socket_file(path)).map(|_| ()),
             ListenAddress::Tcp(_) => Ok(()),
         }
     }
 
-    /// Where it listens; for TCP with the port that was given.
+    /// Where it listens; for TCP with the port that the system chose.
     #[must_use]
-    pub fn address(&self) -> &ListenAddress {
+    pub(crate) fn address(&self) -> &ListenAddress {
         &self.address
     }
 
-    /// Whether a supervisor handed it over, and keeps it when this process ends.
+    /// Whether a supervisor handed it over and keeps it when this process ends.
     pub(super) fn is_adopted(&self) -> bool {
         self.adopted
     }
@@ -255,7 +259,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the descriptor cannot be duplicated. Panics for a TCP listener.
-    pub fn unix_listener(&self) -> io::Result<UnixListener> {
+    pub(crate) fn unix_listener(&self) -> io::Result<UnixListener> {
         assert!(matches!(self.address, ListenAddress::Unix(_)), "not a unix socket");
         Ok(self.socket.try_clone()?.into())
     }
@@ -266,14 +270,14 @@ impl Drop for Listener {
         if let (ListenAddress::Unix(path), Some(file)) = (&self.address, self.file)
             && std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == file)
         {
-            // Nothing depends on it: the next daemon takes a stale socket over.
+            // Harmless if it fails: the next daemon takes over a stale socket.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Binds a TCP address. The io_uring of a daemon that was killed listens until the kernel has taken it apart: an address that is
-/// taken is tried again.
+/// Binds a TCP address. The io_uring of a killed daemon listens until the kernel has taken it apart, so an
+/// address that is taken is tried again.
 fn bind_tcp(wanted: SocketAddr) -> io::Result<TcpListener> {
     let deadline = Instant::now() + RELEASE_WAIT;
     loop {
@@ -286,7 +290,7 @@ fn bind_tcp(wanted: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Whether there is a socket at the path already.
+/// Whether there is a socket at the path.
 fn socket_file(path: &Path) -> Result<bool, ListenError> {
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(ListenError::PathTooLong { path: path.into() });
@@ -307,7 +311,7 @@ enum Peer {
     Stopped(i32),
     /// It was killed, and the kernel cannot end it yet.
     Dying(i32),
-    /// A daemon that was killed seems to listen until the kernel has taken its io_uring apart; nobody will ever answer.
+    /// A killed daemon's io_uring listens until the kernel has taken it apart; nobody will ever answer.
     Gone,
 }
 
@@ -316,7 +320,7 @@ impl Peer {
         use nix::sys::signal::kill;
         let Ok(peer) = getsockopt(stream, sockopt::PeerCredentials) else { return Peer::Alive };
         match peer.pid() {
-            // A process that cannot be seen from here.
+            // The process is not visible from here (another PID namespace).
             0 => Peer::Alive,
             pid if kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH) => Peer::Gone,
             pid if is_dead_and_there(pid.unsigned_abs()) => Peer::Dying(pid),
@@ -326,7 +330,7 @@ impl Peer {
     }
 }
 
-/// Makes way for a socket at a path where there is one that nobody serves any more.
+/// Makes way for a socket at a path whose socket nobody serves any more.
 fn take_over(path: &Path, fail: &impl Fn(io::Error) -> ListenError) -> Result<(), ListenError> {
     let deadline = Instant::now() + RELEASE_WAIT;
     loop {
@@ -367,10 +371,11 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
     })
 }
 
-/// Binds a new socket, whose file has mode 0600 from the moment that it exists, less what the umask takes away.
+/// Binds a new socket, whose file has mode 0600 from the moment it exists, less what the umask takes away.
 ///
-/// The kernel gives the file the mode of the descriptor's own inode (`unix_bind_bsd`), so that is set first. Against chmod by
-/// path afterwards: until then others may open the file, and by then the path may be a link to something else.
+/// The kernel gives the file the mode of the descriptor's own inode (`unix_bind_bsd`), so that mode is set
+/// first. A chmod of the path afterwards would come too late: until then others may open the file, and by
+/// then the path may be a link to something else.
 fn bind_private(path: &Path) -> io::Result<OwnedFd> {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, socket};
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
@@ -379,8 +384,8 @@ fn bind_private(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Refuses a directory in which others than its owner could put a socket of theirs in the place of this one. One that is not
-/// there is no fault of its mode: binding fails.
+/// Refuses a directory in which others than its owner could replace this socket by one of theirs. A missing
+/// directory is not refused here: binding fails.
 fn check_directory(path: &Path) -> Result<(), ListenError> {
     const OTHERS_WRITE: u32 = 0o002;
     const STICKY: u32 = 0o1000;
@@ -413,7 +418,7 @@ mod tests {
     fn the_file_of_a_socket_is_private_from_the_moment_that_it_exists() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        // Nothing between bind and this look changes the mode.
+        // Nothing between bind and this check changes the mode.
         let _socket = bind_private(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
     }
@@ -456,7 +461,8 @@ mod tests {
     fn a_socket_of_a_process_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        // The socket stays open here; the process that began to listen has died, and nobody takes note of that.
+        // The socket stays open here; the process that began to listen has died, and the kernel does not
+        // update the peer's credentials.
         let script = "import os, socket, sys; s = socket.socket(fileno=0); s.bind(sys.argv[1]); s.listen()";
         let socket = nix::sys::socket::socket(
             nix::sys::socket::AddressFamily::Unix,

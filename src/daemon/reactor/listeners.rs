@@ -1,4 +1,5 @@
-//! The reactor's listening sockets: each waits for several clients at once. Must not know what becomes of them.
+//! The reactor's listening sockets: each waits for several clients at once. Must not know what becomes of
+//! them.
 
 use super::admission::Origin;
 use super::connection::Connection;
@@ -13,16 +14,17 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
-/// Send buffer asked of the kernel for each client, in bytes: a few large replies, so that the client has
-/// something to read while the next are gathered.
+/// Send buffer requested for each client, in bytes: a few large replies, so that the client has something to
+/// read while the next are gathered.
 const SEND_BUFFER_BYTES: usize = 2 << 20;
 
-/// Receive buffer asked of the kernel for each TCP client, in bytes: what a client sends ahead is to find room there, or the
-/// end of its stream is not seen behind it (see `clients`). The kernel gives up to half of net.ipv4.tcp_rmem's maximum,
-/// as it does to a client that has sent a lot.
+/// Receive buffer requested for each TCP client, in bytes: there must be room for everything that a client
+/// sends ahead, or the end of its stream cannot be seen behind it (see `event_loop`). The kernel gives up to
+/// half of net.ipv4.tcp_rmem's maximum, as it does to any client that has sent a lot.
 const RECEIVE_BUFFER_BYTES: i32 = 32 << 20;
 
-/// Clients that a listener may get in one turn: a thousand turns for as many would keep the last one waiting.
+/// Most clients that a listener may get in one turn: with one for each turn, the last of a thousand would
+/// wait for a thousand turns.
 const ACCEPTS: usize = 16;
 
 /// See the head of this file.
@@ -62,7 +64,8 @@ impl Listeners {
         }
     }
 
-    /// Waits for clients, again where an accept failed. Whoever connects is let in; a place is another matter.
+    /// Waits for clients, also again where an accept failed. Every connection is let in; whether it gets a
+    /// place is decided later.
     pub(super) fn resume(&mut self, sockets: &mut Sockets) {
         for (key, one) in &mut self.all {
             while !one.closing && one.armed < ACCEPTS {
@@ -76,17 +79,17 @@ impl Listeners {
         self.all.retain(|key, one| {
             one.closing = true;
             if one.listener.is_adopted() {
-                // It is its giver's, and goes on without us: a shutdown would end it for the next daemon, too.
+                // The supervisor keeps this socket: a shutdown would end it for the next daemon, too.
                 sockets.cancel_accepts(key);
             } else {
-                // Wakes the accept that is in the kernel; an error means that there is none to wake.
+                // Wakes the accept in the kernel; an error means that there is none.
                 let _ = shutdown(one.socket.as_raw_fd(), Shutdown::Both);
             }
             one.armed > 0
         });
     }
 
-    /// Takes what an accept came to. Returns a client that has connected, and where from.
+    /// Takes the outcome of an accept. Returns a client that has connected, and its origin.
     pub(super) fn accepted(
         &mut self,
         key: usize,
@@ -119,13 +122,13 @@ impl Listeners {
         }
     }
 
-    /// Where a listener listens, for people.
+    /// The address of a listener, for people.
     pub(super) fn address(&self, key: usize) -> &ListenAddress {
         self.all[key].listener.address()
     }
 }
 
-/// Where a socket of the network comes from; nowhere known where it is gone already.
+/// The origin of a network socket; unknown where the client is gone already.
 fn network_origin(socket: &OwnedFd) -> Origin {
     use nix::sys::socket::{SockaddrStorage, getpeername};
     let address = getpeername::<SockaddrStorage>(socket.as_raw_fd()).ok();
@@ -144,7 +147,7 @@ fn tune(socket: &OwnedFd, tcp: bool) {
     set_send_buffer(socket);
 }
 
-/// Asks for room for replies.
+/// Requests a send buffer for replies.
 pub(super) fn set_send_buffer(socket: &OwnedFd) {
     // The privileged form is not bound by the system's default maximum.
     if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {

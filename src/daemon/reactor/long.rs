@@ -1,10 +1,10 @@
-//! Long requests: what would hold everybody up, or take more memory than its client may have, is carried out in parts,
-//! each a request of its own to the volume.
+//! Long requests: a request that would hold everybody up, or take more memory than its client may have, is
+//! carried out in parts, each a request of its own to the volume.
 //!
-//! A request without payload (TRIM, WRITE_ZEROES, BLOCK_STATUS) is cut where its volume says, so
-//! that one part takes some tens of microseconds. A READ with more payload than its client's memory
-//! allows for is cut into what it allows, and sent in parts, or, where its reply cannot be in
-//! parts, alone on its connection. A WRITE is not cut: it waits for the place for large payloads.
+//! A request without payload (TRIM, WRITE_ZEROES, BLOCK_STATUS) is cut where its volume says, so that one
+//! part takes some tens of microseconds. A READ whose payload exceeds its client's memory is cut into parts
+//! that fit, and sent in parts; where its reply cannot be in parts, it runs alone on its connection. A WRITE
+//! is not cut: it waits for the place for large payloads.
 //!
 //! Invariants: one part of a long request at a time is in the volume; a part is fenced like any
 //! request; the long request is answered once, after its last part, or its connection is gone. FUA
@@ -24,7 +24,7 @@ use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply, ReadRun};
 use slab::Slab;
 
-/// Runs in the answer to one BLOCK_STATUS: it goes on over a range of any length, until there are so many.
+/// Most runs in one answer to a BLOCK_STATUS: a range of any length is answered up to there.
 const RUNS_MAX: usize = 1024;
 
 /// Parts of payloads are multiples of this many bytes.
@@ -48,17 +48,17 @@ struct Long {
     connection: ConnectionId,
     request: Request,
     kind: LongKind,
-    /// Bytes of its client's memory that it has itself.
+    /// Bytes of its client's memory that it holds itself.
     charge: usize,
     /// Bytes from its offset that are done.
     done: u64,
-    /// A part is being received, in the volume, or fenced.
+    /// Whether a part is being received, in the volume, or fenced.
     busy: bool,
-    /// All parts are done, and are being flushed.
+    /// Whether all parts are done and are being flushed.
     flushing: bool,
-    /// What the write came to.
+    /// The error of a write that failed.
     error: Option<ClientError>,
-    /// What is known of BLOCK_STATUS: (bytes, flags).
+    /// The answer to a BLOCK_STATUS so far: (bytes, flags).
     allocation: Vec<(u64, u32)>,
     health: Vec<(u64, u32)>,
 }
@@ -93,18 +93,18 @@ impl Long {
             offset: self.request.offset + self.done,
             length: self.request.length - self.done,
             fua: false,
-            // Bytes without a hole between them.
+            // The reply takes all bytes in one piece, without holes.
             df: self.request.df || self.kind == LongKind::ReadAlone,
             ..self.request
         }
     }
 
-    /// Runs that each context of a BLOCK_STATUS may have in its answer.
+    /// Most runs of each context in the answer to a BLOCK_STATUS.
     fn runs_max(&self) -> usize {
         if self.request.req_one { 1 } else { RUNS_MAX }
     }
 
-    /// Whether BLOCK_STATUS has found all that its answer may have.
+    /// Whether BLOCK_STATUS has found all that its answer may hold.
     fn knows_enough(&self) -> bool {
         let most = self.runs_max();
         let enough = |asked: bool, runs: &[(u64, u32)]| asked.then_some(runs.len() > most);
@@ -112,7 +112,7 @@ impl Long {
         let (allocation, health) =
             (enough(contexts.allocation, &self.allocation), enough(contexts.health, &self.health));
         if self.request.req_one {
-            // Each answer is to be as long as it can be.
+            // With REQ_ONE each answer is to be as long as possible.
             [allocation, health].into_iter().flatten().all(|enough| enough)
         } else {
             [allocation, health].into_iter().flatten().any(|enough| enough)
@@ -120,8 +120,8 @@ impl Long {
     }
 }
 
-/// Appends runs, joined with the last one where they are equal, up to the first that is one too many: it shows that those
-/// before it are whole. Another context may still have to go on for long.
+/// Appends runs, joined with the last one where they are equal, up to the first run beyond `most`: it shows
+/// that the runs before it are complete. Another context may need many more parts.
 fn append(runs: &mut Vec<(u64, u32)>, more: &[(u64, u32)], most: usize) {
     for &(len, flags) in more {
         if runs.len() > most {
@@ -134,14 +134,14 @@ fn append(runs: &mut Vec<(u64, u32)>, more: &[(u64, u32)], most: usize) {
     }
 }
 
-/// What a connection's long write has come to.
+/// How far a connection's long write has come.
 #[derive(Debug)]
 pub(super) enum Writing {
     /// There is none, or it waits.
     Waits,
     /// Its payload is being received.
     Receives,
-    /// Its payload is there.
+    /// Its payload is complete.
     Order(Order),
 }
 
@@ -153,13 +153,13 @@ pub(super) struct Longs {
     pool: Pool,
 }
 
-/// Whether a request without payload takes so long that it is cut, or is zeroes for parts of blocks.
+/// Whether a request without payload takes so long that it is cut, or writes zeroes to part of a block.
 pub(super) fn is_long(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> bool {
     part_of(arrays, array, request) < request.length || zero_edge(arrays, array, request).is_some()
 }
 
-/// How many bytes of zeroes at the start of a request are to be written, since they are a part of a block. What must be
-/// fast is refused by the volume instead.
+/// How many bytes of zeroes at the start of a request fill only part of a block and are written as data. A
+/// fast zero request is refused by the volume instead.
 fn zero_edge(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> Option<u64> {
     if request.command != Command::WriteZeroes || request.fast_zero {
         return None;
@@ -176,8 +176,8 @@ fn part_of(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> u64 {
     part.unwrap_or(u64::MAX).clamp(1, request.length.max(1))
 }
 
-/// How much of a payload its client's memory allows for now: all of it, or whole parts that end at multiples of their size
-/// in the volume.
+/// How much of a payload fits into its client's memory now: all of it, or whole parts that end at multiples
+/// of their size in the volume.
 fn payload_part(allowed: usize, rest: &Request) -> Option<usize> {
     if rest.length <= allowed as u64 {
         return Some(rest.length as usize);
@@ -186,7 +186,7 @@ fn payload_part(allowed: usize, rest: &Request) -> Option<usize> {
     let end = (rest.offset + allowed as u64) / part * part;
     match end.checked_sub(rest.offset) {
         Some(length) if length > 0 => Some(length as usize),
-        // Between two multiples: what there is, if it is as much as there can be at least.
+        // Between two multiples: one part, if there is room for one.
         _ => (allowed >= PAYLOAD_PART_BYTES).then_some(PAYLOAD_PART_BYTES),
     }
 }
@@ -200,7 +200,7 @@ impl Longs {
         self.all.is_empty()
     }
 
-    /// Closes the connection that has the place for large payloads and does not use it, if others wait.
+    /// Closes the connection that has the place for large payloads and is too slow, if others wait.
     pub(super) fn clear_place(&mut self, connections: &mut Connections, now: Timestamp) {
         self.place.clear(connections, now);
     }
@@ -307,7 +307,7 @@ impl Longs {
         Writing::Order(written(key, long, request, buf))
     }
 
-    /// Takes a volume's answer to a part. Returns a request that has ended well, and its array.
+    /// Takes a volume's answer to a part. Returns a request that has succeeded with it, and its array.
     pub(super) fn part_done(
         &mut self,
         connections: &mut Connections,
@@ -377,7 +377,7 @@ impl Longs {
         }
     }
 
-    /// So many more bytes of a long request are done.
+    /// Counts a part of a long request as done.
     fn part_is_over(
         &mut self,
         connections: &mut Connections,
@@ -413,7 +413,7 @@ impl Longs {
         }
     }
 
-    /// Answers a long request. Returns it, and its array, where it ended well.
+    /// Answers a long request. Returns it, and its array, if it succeeded.
     fn end(
         &mut self,
         connections: &mut Connections,
@@ -430,7 +430,7 @@ impl Longs {
         connection.long_ended(kind == LongKind::ReadAlone);
         connection.refresh_dismissal(now);
         match result {
-            // Dismissed: it learns by the end of the connection.
+            // Stopping: the client was dismissed, and learns by the end of the connection.
             Err(ClientError::Stopping) => connections.accounts().give_back(key, charge),
             Err(error) => {
                 connection.reply_error(&request, error);
@@ -449,7 +449,7 @@ impl Longs {
         Some((succeeded?, request))
     }
 
-    /// Forgets a long request of which nothing is under way, unanswered.
+    /// Drops a long request unanswered; nothing of it is under way.
     fn drop(&mut self, connections: &mut Connections, now: Timestamp, at: usize) {
         let Long { connection: key, kind, charge, done, .. } = self.all.remove(at);
         connections.accounts().give_back(key, charge);
@@ -466,7 +466,7 @@ impl Longs {
         connections.turn().mark(key);
     }
 
-    /// An order came to nothing: its client or its array is gone.
+    /// Drops an order whose client or array is gone.
     pub(super) fn drop_order(&mut self, connections: &mut Connections, now: Timestamp, order: Order) {
         let Requester::Client(key) = order.requester;
         connections.accounts().give_back(key, order.charge);
@@ -476,16 +476,16 @@ impl Longs {
         }
     }
 
-    /// Forgets what a connection that is broken or dismissed has of long requests and is not under way.
+    /// Drops the long requests of a broken or dismissed connection that are not under way.
     pub(super) fn drop_of(&mut self, connections: &mut Connections, now: Timestamp, key: ConnectionId) {
-        // One with a part under way ends with that.
+        // One with a part under way ends with that part.
         let mut idle = connections[key].longs_mut().take_ready();
         idle.extend(connections[key].longs().writing().filter(|&at| !self.all[at].busy));
         idle.into_iter().for_each(|at| self.drop(connections, now, at));
     }
 }
 
-/// The order of a long write, whose payload is there.
+/// The order of a long write whose payload is complete.
 pub(super) fn written(key: ConnectionId, long: usize, request: Request, buf: BufMut) -> Order {
     let (requester, charge) = (Requester::Client(key), buf.len());
     Order { requester, request, payload: Some(buf), charge, long: Some(long), sparse: false }
@@ -502,8 +502,8 @@ mod tests {
         assert_eq!(runs, [(10, 1), (5, 0), (1, 1)]);
     }
 
-    /// The health of a whole volume is one run, and its allocation may be millions: the answer to one question for the first run
-    /// of each takes no more memory than that.
+    /// The health of a whole volume may be one run while its allocation is millions: finding the first run of
+    /// each takes no more memory than that.
     #[test]
     fn a_status_gathers_no_more_runs_than_its_answer_may_have() {
         let (mut runs, mut health) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! A connection's long requests, by their numbers: which of them can go on, and what they keep from the others. Must not
-//! know what they are.
+//! A connection's long requests, by their numbers: which of them can go on, and what they block meanwhile.
+//! Must not know what they are.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ pub(super) struct LongLine {
     ready: VecDeque<usize>,
     /// The long write whose payload comes next on the stream.
     writing: Option<usize>,
-    /// A long read has the connection to itself; nothing is parsed.
+    /// Whether a long read has the connection to itself; nothing is parsed then.
     alone: bool,
 }
 
 impl LongLine {
-    /// A long request can go on, after the others.
+    /// Queues a long request that can go on behind the others.
     pub(super) fn push(&mut self, long: usize) {
         self.ready.push_back(long);
     }
@@ -35,7 +35,7 @@ impl LongLine {
         self.ready.drain(..).collect()
     }
 
-    /// The payload of a long write comes next on the stream.
+    /// Notes that the payload of a long write comes next on the stream.
     pub(super) fn begin_writing(&mut self, long: usize) {
         self.writing = Some(long);
     }
@@ -45,32 +45,32 @@ impl LongLine {
         self.writing
     }
 
-    /// The payload of the long write is there, and taken care of.
+    /// The payload of the long write is complete and was taken.
     pub(super) fn end_writing(&mut self) {
         self.writing = None;
     }
 
-    /// A long read has the connection to itself.
+    /// Gives the connection to a long read alone.
     pub(super) fn begin_alone(&mut self) {
         self.alone = true;
     }
 
-    /// It has no more.
+    /// Ends that.
     pub(super) fn end_alone(&mut self) {
         self.alone = false;
     }
 
-    /// Whether something that was received has to wait for a long request.
+    /// Whether received input has to wait for a long request.
     pub(super) fn blocks_stream(&self) -> bool {
         self.writing.is_some() || self.alone
     }
 
-    /// Whether there is any that can go on, or keeps others waiting.
+    /// Whether no long request can go on or blocks others.
     pub(super) fn is_empty(&self) -> bool {
         self.ready.is_empty() && !self.blocks_stream()
     }
 
-    /// A long request is dropped.
+    /// Drops a long request.
     pub(super) fn drop(&mut self, at: usize) {
         self.ready.retain(|&long| long != at);
         if self.writing == Some(at) {

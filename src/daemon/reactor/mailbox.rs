@@ -1,5 +1,5 @@
-//! What other threads say to a reactor, and what it tells them by itself: commands, each answered through a channel, and a
-//! bell. Must not touch what the reactor owns.
+//! What passes between other threads and a reactor: commands, each answered through a channel, and a bell
+//! that the reactor rings. Must not touch what the reactor owns.
 
 use super::listener::Listener;
 use super::orders::ArrayId;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// An array to be served.
-pub struct NewArray {
+pub(crate) struct NewArray {
     /// Its identity; clients read it in the description of its export.
     pub array: uuid::Uuid,
     /// Its name, which is its export's name.
@@ -28,7 +28,7 @@ pub struct NewArray {
     pub devices: Vec<(DeviceId, Device)>,
     /// Clients may only read.
     pub read_only: bool,
-    /// Which certificates may use it; none: all.
+    /// Which certificates may use it; none: all of them.
     pub rules: Option<Arc<PeerRules>>,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for NewArray {
 
 /// What clients did to an array since it was added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     /// Reads that succeeded.
     pub reads: u64,
     /// Bytes they carried.
@@ -53,7 +53,7 @@ pub struct Traffic {
 
 /// What a reactor knows of an array.
 #[derive(Clone, Debug)]
-pub struct ArrayFacts {
+pub(crate) struct ArrayFacts {
     /// What the volume says.
     pub status: VolumeStatus,
     /// Connections that chose it.
@@ -61,7 +61,7 @@ pub struct ArrayFacts {
     /// What they did.
     #[cfg_attr(not(test), allow(dead_code))]
     pub traffic: Traffic,
-    /// How often the reactor's loop has turned, whatever for.
+    /// How often the reactor's loop has turned, for whatever reason.
     #[cfg_attr(not(test), allow(dead_code))]
     pub turns: u64,
 }
@@ -132,7 +132,7 @@ pub(super) enum Command {
     },
     EndSessions {
         peers: Vec<Arc<Peer>>,
-        /// Those without a certificate, too.
+        /// Also those without a certificate.
         anonymous: bool,
         reply: Reply<usize>,
     },
@@ -152,11 +152,11 @@ pub(super) struct Mailbox {
     commands: Mutex<VecDeque<Command>>,
     wake: EventFd,
     findings: Bell,
-    /// Passes over arrays that have ended.
+    /// Number of passes over arrays that have ended.
     passes_ended: AtomicU64,
 }
 
-/// Rung by the reactor when what cannot be read of an array has changed, and when a pass over one has ended.
+/// Rung by the reactor when the unreadable blocks of an array have changed, and when a pass has ended.
 #[derive(Debug, Default)]
 struct Bell {
     has_rung: Mutex<bool>,
@@ -169,7 +169,7 @@ impl Bell {
         self.rung.notify_all();
     }
 
-    /// Waits until it is rung, for `limit` at most. Whether it was, since it was asked last.
+    /// Waits for a ring, for `limit` at most. Returns whether the bell was rung since the last call.
     fn wait(&self, limit: Duration) -> bool {
         let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.rung.wait_timeout_while(has_rung, limit, |rung| !*rung);
@@ -203,9 +203,9 @@ impl Mailbox {
         let _ = self.wake.write(1);
     }
 
-    /// Whether the reactor was woken since this was asked last.
+    /// Whether the reactor was woken since the last call.
     pub(super) fn was_woken(&self) -> bool {
-        // An error means that somebody else was told of it, which is just as well.
+        // An error means that there is nothing to read: another call took the wake-up.
         self.wake.read().is_ok()
     }
 
@@ -214,7 +214,7 @@ impl Mailbox {
         self.wake.as_fd().try_clone_to_owned()
     }
 
-    /// What cannot be read of an array has changed.
+    /// The unreadable blocks of an array have changed.
     pub(super) fn tell_findings(&self) {
         self.findings.ring();
     }
@@ -225,7 +225,8 @@ impl Mailbox {
         self.findings.ring();
     }
 
-    /// Waits until something is told of arrays, for `limit` at most. Whether it was, since it was asked last.
+    /// Waits until findings have changed or a pass has ended, for `limit` at most. Returns whether that
+    /// happened since the last call.
     pub(super) fn wait_for_findings(&self, limit: Duration) -> bool {
         self.findings.wait(limit)
     }

@@ -1,10 +1,11 @@
 //! The reactor: one thread, one io_uring, any number of arrays, their clients and their members.
 //!
-//! `event_loop` carries orders from `clients` to `arrays` and their outcomes back. Other threads talk to it through `handle`.
-//! Modules depend on one another in one direction: `clients` reads what arrays export, `arrays` knows no connection.
+//! `event_loop` carries orders from `clients` to `arrays` and their outcomes back. Other threads talk to it
+//! through `handle`. Modules depend on one another in one direction: `clients` reads what arrays export,
+//! `arrays` knows no connection.
 //!
-//! Invariants: what the kernel works on is owned by `sockets` and by the members of `arrays`; a request given to a volume
-//! is answered exactly once, or its array is gone.
+//! Invariants: `sockets` and the members of `arrays` own the memory that the kernel works on; a request given
+//! to a volume is answered exactly once, or its array is gone.
 
 mod access;
 mod administration;
@@ -37,11 +38,11 @@ mod tests;
 mod tunnels;
 mod watchdog;
 
-pub use admission::network_places;
-pub use event_loop::ReactorConfig;
-pub use handle::ReactorHandle;
-pub use listener::{ListenAddress, ListenError, ListenTls, Listener};
-pub use mailbox::{ArrayFacts, NewArray, ReactorError};
-pub use orders::ArrayId;
+pub(crate) use admission::network_places;
+pub(crate) use event_loop::ReactorConfig;
+pub(crate) use handle::ReactorHandle;
+pub(crate) use listener::{ListenAddress, ListenError, ListenTls, Listener};
+pub(crate) use mailbox::{ArrayFacts, NewArray, ReactorError};
+pub(crate) use orders::ArrayId;
 
-pub use sys::exit_at_once;
+pub(crate) use sys::exit_at_once;

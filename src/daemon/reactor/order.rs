@@ -1,10 +1,11 @@
-//! Which request of an array waits for which: all that modify, given to the volume or waiting, found by the blocks that they
-//! touch.
+//! The order of an array's requests: which request waits for which. Knows every modifying request, in the
+//! volume or waiting, by the blocks that it touches.
 //!
-//! Invariants: a request waits for one that came before it, or for an orphan, which the volume has: so something always
-//! goes on. To find what a request has to wait for takes steps by the logarithm of how many there are (`ranges`); one that
-//! ends is found by those that wait for it alone. A request looks again when what it waited for has ended: once for each that
-//! came before it at most. Must not know clients, or what a volume does.
+//! Invariants: a request waits only for one that came before it, or for an orphan, which the volume already
+//! has; so there is always a request that can go on. Finding what a request waits for takes logarithmic time
+//! in the number of requests (`ranges`); a request that ends wakes only those that wait for it. A woken
+//! request searches again, at most once for each request that came before it. Must not know clients, or what
+//! a volume does.
 
 use super::ranges::Ranges;
 pub(super) use super::ranges::Ticket;
@@ -20,14 +21,14 @@ const RANGE_OF_VOLUME: &str = "a request lies within its export";
 pub(super) struct Span {
     /// Its blocks, as a range of bytes.
     pub(super) bytes: Range<u64>,
-    /// It changes them.
+    /// Whether it changes them.
     pub(super) modifies: bool,
-    /// It begins or ends within a block.
+    /// Whether it begins or ends within a block.
     pub(super) uneven: bool,
 }
 
 impl Span {
-    /// What a request touches of a volume of blocks of so many bytes.
+    /// The span of a request to a volume whose blocks have `block` bytes.
     pub(super) fn of(request: &Request, block: u64) -> Span {
         let bytes = blocks_of(request, block);
         let modifies = request.command.modifies();
@@ -46,14 +47,14 @@ pub(super) fn blocks_of(request: &Request, block: u64) -> Range<u64> {
 #[derive(Debug)]
 pub(super) struct Precedence<W> {
     next: Ticket,
-    /// All that modify.
+    /// All modifying requests.
     all: Ranges,
-    /// Those of them that do not lie on blocks.
+    /// Those of them that begin or end within a block.
     uneven: Ranges,
-    /// Those that the volume has of clients that hung up.
+    /// Modifying requests of clients that hung up, which the volume still has.
     orphans: Ranges,
     waiting: HashMap<Ticket, W>,
-    /// Those that wait, by what they wait for.
+    /// Waiting requests, by the one that they wait for.
     behind: HashMap<Ticket, Vec<Ticket>>,
 }
 
@@ -71,7 +72,7 @@ impl<W> Default for Precedence<W> {
 }
 
 impl<W> Precedence<W> {
-    /// A request has come. Returns its ticket, and the last of those that it has to wait for.
+    /// Enters a new request. Returns its ticket, and the last of the requests that it has to wait for.
     pub(super) fn enter(&mut self, span: &Span) -> (Ticket, Option<Ticket>) {
         let ticket = self.next;
         self.next += 1;
@@ -85,8 +86,9 @@ impl<W> Precedence<W> {
         (ticket, last)
     }
 
-    /// What a request that has come has to wait for, if anything: an orphan that it overlaps, or the first that modifies some
-    /// block that it modifies, too, and came before it, where either of them does not lie on blocks.
+    /// What an entered request has to wait for, if anything: an orphan that it overlaps, or, for a modifying
+    /// request, the first earlier modifying request of a block of its own, where one of the two begins or
+    /// ends within a block.
     pub(super) fn blocker(&self, span: &Span, ticket: Ticket) -> Option<Ticket> {
         let earlier = || self.others(span)?.overlapping(&span.bytes).map(|others| others.first);
         self.orphan_of(span).or_else(|| earlier().filter(|&first| first < ticket))
@@ -96,12 +98,12 @@ impl<W> Precedence<W> {
         Some(self.orphans.overlapping(&span.bytes)?.last)
     }
 
-    /// Those that a request waits for where they overlap it.
+    /// The requests that a new one waits for where they overlap it.
     fn others(&self, span: &Span) -> Option<&Ranges> {
         span.modifies.then_some(if span.uneven { &self.all } else { &self.uneven })
     }
 
-    /// A request waits behind another one.
+    /// Makes a request wait behind another one.
     pub(super) fn wait(&mut self, ticket: Ticket, behind: Ticket, waiting: W) {
         self.waiting.insert(ticket, waiting);
         self.behind.entry(behind).or_default().push(ticket);
@@ -112,17 +114,17 @@ impl<W> Precedence<W> {
         self.waiting.get(&ticket)
     }
 
-    /// Takes a request that has waited; it is still in its place.
+    /// Takes a waiting request out to go on; it keeps its place in the order.
     pub(super) fn resume(&mut self, ticket: Ticket) -> Option<W> {
         self.waiting.remove(&ticket)
     }
 
-    /// The client of a request that the volume has hung up.
+    /// Marks a request in the volume as an orphan: its client has hung up.
     pub(super) fn orphan(&mut self, span: &Span, ticket: Ticket) {
         self.orphans.insert(&span.bytes, ticket);
     }
 
-    /// A request has ended, or is given up. Returns those that have waited for it.
+    /// Removes a request that has ended or is given up. Returns those that waited for it.
     pub(super) fn leave(&mut self, span: &Span, ticket: Ticket) -> Vec<Ticket> {
         if span.modifies {
             self.all.remove(&span.bytes, ticket);
@@ -188,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is found is what a look at every request finds.
+        /// The order finds what a scan of all requests finds.
         #[test]
         fn those_that_overlap_are_found(
             entries in prop::collection::vec((0..300u64, 1..80u64, any::<bool>()), 1..120),

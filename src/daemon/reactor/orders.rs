@@ -1,5 +1,5 @@
-//! What passes between clients and arrays: orders for volumes one way, their outcomes the other; and requests and replies
-//! of NBD translated to those of volumes. Plain data.
+//! What passes between clients and arrays: orders for volumes one way, their outcomes the other; and the
+//! translation of NBD requests and replies to those of volumes. Plain data.
 
 use super::order::Ticket;
 use calpe_core::block_io::BufMut;
@@ -9,7 +9,7 @@ use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, Volume
 
 /// Names an array in one reactor; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ArrayId(pub u32);
+pub(crate) struct ArrayId(pub u32);
 
 /// Names a connection in one reactor; used again once it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,7 +21,7 @@ impl std::fmt::Display for ConnectionId {
     }
 }
 
-/// Who asks an array for something, and gets the answer.
+/// The requester of an order, which gets its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Requester {
     /// A client, over its connection.
@@ -34,15 +34,15 @@ pub(super) struct Order {
     pub(super) requester: Requester,
     pub(super) request: Request,
     pub(super) payload: Option<BufMut>,
-    /// Bytes of its requester's memory that it has.
+    /// Bytes of its requester's memory that it holds.
     pub(super) charge: usize,
     /// The long request that it is a part of.
     pub(super) long: Option<usize>,
-    /// Of a read: zeroes may stay out of the answer.
+    /// Of a read: whether zeroes may stay out of the answer.
     pub(super) sparse: bool,
 }
 
-/// What came of an order that its volume has ended.
+/// The result of an order that its volume has ended.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) requester: Requester,
@@ -59,18 +59,20 @@ pub(super) struct Answer {
 pub(super) enum Outcome {
     /// An order has ended.
     Answer(Answer),
-    /// An order that has waited for others may go on.
+    /// A waiting order may go on.
     MayGoOn(Requester, Ticket),
-    /// An order was dropped because its array is gone. `waited`: it waited for others, and the volume never had it.
+    /// An order was dropped because its array is gone. `waited`: it waited for others, and the volume never
+    /// had it.
     Dropped { order: Order, waited: bool },
-    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them
-    /// must fail.
+    /// Acknowledged writes that were not flushed are lost: the next flush of every client that may have made
+    /// them must fail.
     WritesLost(ArrayId),
     /// An array is gone.
     Gone(ArrayId),
 }
 
-/// A request without payload in a volume's terms; none for one that has some, or that no volume is asked.
+/// A request without payload in a volume's terms; none for a request with payload, or one that needs no
+/// volume.
 pub(super) fn client_request(request: &Request) -> Option<ClientRequest> {
     let (offset, len) = (VolumeOffset(request.offset), request.length);
     Some(match request.command {

@@ -1,11 +1,13 @@
-//! Ranges of bytes with their tickets: the first and the last ticket of those that overlap a range.
+//! Byte ranges with tickets. Answers: the first and the last ticket among those whose ranges overlap a given
+//! one.
 //!
-//! Lengths are sorted into classes, from each power of two to the next, and each class has a grid of cells as long as its
-//! shortest range. So a range crosses a border of its grid, or is a cell: it is cut into a tail, from its start to the
-//! next border, whole cells, which are tails as well, and a head, from the last border to its end. Tails of one cell
-//! end together, and heads of one cell begin together; so of either kind, those that overlap a range lie side by side in
-//! the order of their starts or last bytes, and a tree that knows the first and the last ticket below each node finds them in
-//! steps by its logarithm, whatever ranges there are.
+//! Lengths are sorted into classes, from each power of two to the next. Each class has a grid of cells as
+//! long as its shortest range, so a range either is a cell or crosses at least one border of its grid. It is
+//! cut into a tail, from its start to the next border; whole cells, which are tails as well; and a head, from
+//! the last border to its end. Tails of one cell end together and heads of one cell begin together. So the
+//! tails (or heads) that overlap a range are neighbours in the order of their starts (or last bytes). A tree
+//! in which each node knows the first and the last ticket below it finds them in logarithmic time, whatever
+//! the ranges are.
 //!
 //! Must not know requests.
 
@@ -122,8 +124,8 @@ impl Ranges {
 /// A place in a file, and a ticket, by which those of one place are told apart.
 type Key = (u64, Ticket);
 
-/// A search tree by keys that is a heap by random weights (Seidel, Aragon: Randomized search trees): its depth is some
-/// times the logarithm of its size, whatever keys somebody chooses.
+/// A treap, a search tree by keys that is a heap by random weights (Seidel, Aragon: Randomized search trees):
+/// its depth is logarithmic whatever keys a client chooses.
 #[derive(Debug, Default)]
 struct Tree {
     nodes: Slab<Node>,
@@ -136,7 +138,7 @@ struct Tree {
 struct Node {
     key: Key,
     weight: u64,
-    /// Of all tickets from here down.
+    /// First and last ticket of this subtree.
     ends: Ends,
     left: Option<usize>,
     right: Option<usize>,
@@ -157,7 +159,7 @@ impl Tree {
         self.root = self.without(self.root, key);
     }
 
-    /// What is left of a subtree without a key.
+    /// A subtree without one key.
     fn without(&mut self, at: Option<usize>, key: Key) -> Option<usize> {
         let Node { key: here, left, right, .. } = self.nodes[at?];
         if here == key {
@@ -172,7 +174,7 @@ impl Tree {
         self.sum_up(at?)
     }
 
-    /// Cuts a subtree into the keys below one, and the others.
+    /// Splits a subtree into the keys below `key` and the others.
     fn split(&mut self, at: Option<usize>, key: Key) -> (Option<usize>, Option<usize>) {
         let Some(at) = at else { return (None, None) };
         if self.nodes[at].key < key {
@@ -186,7 +188,7 @@ impl Tree {
         }
     }
 
-    /// Joins two subtrees, of which all keys of the first are below those of the second.
+    /// Joins two subtrees; all keys of the first are below those of the second.
     fn merge(&mut self, first: Option<usize>, second: Option<usize>) -> Option<usize> {
         let (Some(left), Some(right)) = (first, second) else { return first.or(second) };
         if self.nodes[left].weight > self.nodes[right].weight {
@@ -198,7 +200,7 @@ impl Tree {
         }
     }
 
-    /// Works a node's ends out anew, from its children's.
+    /// Recomputes a node's ends from those of its children.
     fn sum_up(&mut self, at: usize) -> Option<usize> {
         let Node { key, left, right, .. } = self.nodes[at];
         let children = Ends::join(self.ends(left), self.ends(right));
@@ -210,7 +212,7 @@ impl Tree {
         at.map(|at| self.nodes[at].ends)
     }
 
-    /// The first and the last of the tickets at some places.
+    /// The first and the last ticket at these places.
     fn within(&self, places: Range<u64>) -> Option<Ends> {
         let mut at = self.root;
         while let Some(node) = at.map(|at| &self.nodes[at]) {
@@ -227,7 +229,7 @@ impl Tree {
         None
     }
 
-    /// Of a subtree, at places from `start` on.
+    /// The same of a subtree, at places from `start` on.
     fn from(&self, mut at: Option<usize>, start: u64) -> Option<Ends> {
         let mut ends = None;
         while let Some(node) = at.map(|at| &self.nodes[at]) {
@@ -241,7 +243,7 @@ impl Tree {
         ends
     }
 
-    /// Of a subtree, at places before `end`.
+    /// The same of a subtree, at places before `end`.
     fn before(&self, mut at: Option<usize>, end: u64) -> Option<Ends> {
         let mut ends = None;
         while let Some(node) = at.map(|at| &self.nodes[at]) {
@@ -266,7 +268,7 @@ mod tests {
         1 + depth(tree, tree.nodes[at].left).max(depth(tree, tree.nodes[at].right))
     }
 
-    /// Many small ranges below a wide one, as some clients can have them.
+    /// Many small ranges below a wide one: a client can produce them.
     #[test]
     fn the_way_to_any_of_many_is_short() {
         let mut ranges = Ranges::default();
@@ -294,7 +296,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is found is what a look at every range finds.
+        /// The index finds what a scan of all ranges finds.
         #[test]
         fn the_ends_of_all_that_overlap_are_found(
             entries in prop::collection::vec((0..400u64, 0..150u64, any::<bool>()), 1..150),

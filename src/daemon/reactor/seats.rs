@@ -1,6 +1,8 @@
-//! Places for clients: a connection that has chosen an export gets one, or waits for one and is a stranger until then.
+//! Places for clients: a connection that has chosen an export gets one, or waits for one and is a stranger
+//! until then.
 //!
-//! Invariant: a client is one of the very array that it was told of, or of none. Must not know volumes.
+//! Invariant: a client's array is that of its negotiated export; if that array is gone, it has none. Must not
+//! know volumes.
 
 use super::admission::has_place;
 use super::arrays::Arrays;
@@ -9,17 +11,17 @@ use super::orders::ConnectionId;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// That clients wait for places is told at most this often.
+/// Shortest time between two log lines that say that clients wait for places.
 const WAITING_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct Seats {
-    /// How many there are.
+    /// How many places there are.
     most: usize,
     /// Connections that wait for one.
     waiting: VecDeque<ConnectionId>,
-    /// When it was told last that one waits.
+    /// When the log last said that one waits.
     told: Option<Instant>,
 }
 
@@ -30,7 +32,7 @@ pub(super) enum Seated {
     Waits,
     /// It is a client.
     Client,
-    /// It has a place and is to leave: its array is for it no more, or going; it may have waited.
+    /// It has a place and is to leave: its array no longer grants access or is stopping. It may have waited.
     ToLeave,
 }
 
@@ -63,7 +65,8 @@ impl Seats {
         if connection.array().filter(is_for_it).is_some() { Seated::Client } else { Seated::ToLeave }
     }
 
-    /// Tells that clients wait, which they do in silence: a place is missing, or one that has it does not leave.
+    /// Logs that clients wait, which the clients themselves cannot see: a place is missing, or one that has
+    /// it does not leave.
     fn tell_waiting(&mut self) {
         if self.told.is_some_and(|told| told.elapsed() < WAITING_TOLD_EVERY) {
             return;
@@ -75,17 +78,17 @@ impl Seats {
         );
     }
 
-    /// Those that wait, in the order in which they came.
+    /// Waiting connections, in the order in which they came.
     pub(super) fn waiting(&self) -> &VecDeque<ConnectionId> {
         &self.waiting
     }
 
-    /// Takes those that wait, to be seated again.
+    /// Takes the waiting connections, to be seated again.
     pub(super) fn take_waiting(&mut self) -> VecDeque<ConnectionId> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// A connection is gone.
+    /// Forgets a connection that is gone.
     pub(super) fn leave(&mut self, key: ConnectionId) {
         self.waiting.retain(|&waiting| waiting != key);
     }

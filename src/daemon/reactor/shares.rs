@@ -1,14 +1,16 @@
-//! What each connection gets: of the one thread's time a share of each turn, where one that used more has less of the
-//! next; of the memory for payloads what its requests and unread replies may take, however many others there are and
-//! whatever they do.
+//! Each connection's shares: of each turn of the one thread, less where it overdrew the turn before; and of
+//! the memory for payloads, for its requests and unread replies, however many others there are and whatever
+//! they do.
 //!
-//! Invariants of time: a turn spends no more than [`TURN_NANOS`] on what clients ask, and one request of each connection
-//! beyond it that has sent no large ones of late; what is left over is not saved, what was overdrawn is owed. So a small
-//! request waits for a turn or two, whatever the others send; a large one waits for as many turns as all large ones take.
+//! Invariants of time: a turn spends no more than [`TURN_NANOS`] on what clients ask, plus one request of
+//! each connection that has sent no large ones of late; time left over is not saved, time overdrawn is owed.
+//! So a small request waits for a turn or two, whatever the others send; a large one waits for as many turns
+//! as all large ones take.
 //!
-//! Invariants of memory: with `n` clients none is given more than 1/n of the memory, or half of it where there is but
-//! one; all together are given no more than there is, but for [`GUARANTEED`] bytes each, which nobody can take from a
-//! client. So a client waits for no memory but its own: what is too large for the rest is carried out in parts.
+//! Invariants of memory: with `n` clients none is given more than 1/n of the memory, and a single client at
+//! most half of it; all together are given no more than there is, plus [`GUARANTEED`] bytes each, which
+//! nobody can take from a client. So a client never waits for memory that another one holds: a request too
+//! large for the rest is carried out in parts.
 //!
 //! Must not know connections, what requests are for, or what the memory holds.
 
@@ -17,24 +19,25 @@ use super::orders::ConnectionId;
 use calpe_core::nbd::{Command, Request};
 use std::collections::VecDeque;
 
-/// What a turn spends on requests, in nanoseconds. Other clients, members and timers wait for so
-/// long; a shorter turn would make more system calls for the same requests.
+/// What a turn spends on requests, in nanoseconds. Other clients, members and timers wait that long; a
+/// shorter turn would make more system calls for the same requests.
 const TURN_NANOS: i64 = 2_000_000;
 
-/// What a connection gets of a turn at least: several small requests. A hundred connections at work make a turn of 2 ms.
+/// Least share of a connection in a turn, in nanoseconds: several small requests. A hundred active
+/// connections make a turn of 2 ms.
 const SHARE_NANOS_MIN: i64 = 20_000;
 
-/// Turns whose shares are remembered against what is owed.
+/// Most turns whose shares are credited at once to a connection that owes time.
 const TURNS_MAX: u64 = 1_000;
 
 /// A request that costs more than this is a large one, in nanoseconds: some 200 KiB.
 const LARGE_NANOS: i64 = 50_000;
 
-/// Turns for which that is remembered. No large request waits longer for others.
+/// Turns for which a large request is remembered. No large request waits longer for others.
 const LARGE_TURNS: u64 = 64;
 
-/// What one step of a connection's work is charged at most as its time, in nanoseconds. No step takes so long by itself: the
-/// thread was not running. A debt of some milliseconds would take seconds to pay while others flood.
+/// Most time charged for one step of a connection's work, in nanoseconds. No step takes so long by itself:
+/// the thread was not running. A debt of some milliseconds would take seconds to pay while others flood.
 const STEP_NANOS_MAX: i64 = 100_000;
 
 /// What a connection may still spend in this turn.
@@ -50,13 +53,13 @@ struct Allowance {
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent(i64);
 
-/// The share of each of so many connections with something to do.
+/// The share of each of `connections` active ones, in nanoseconds.
 fn share(connections: usize) -> i64 {
     (TURN_NANOS / connections.max(1) as i64).max(SHARE_NANOS_MIN)
 }
 
 impl Allowance {
-    /// In this turn it gets `share`. Returns whether that is news.
+    /// Gives it `share` in a turn. Returns whether it had none in that turn yet.
     fn renew(&mut self, turn: u64, share: i64) -> bool {
         let turns = (turn - self.turn).min(TURNS_MAX);
         if turns > 0 {
@@ -66,7 +69,7 @@ impl Allowance {
         turns > 0
     }
 
-    /// Spends what a request costs.
+    /// Charges it the cost of a request.
     fn spend(&mut self, nanos: i64, spent: &mut Spent) {
         self.charge(nanos, spent);
         if nanos > LARGE_NANOS {
@@ -79,12 +82,13 @@ impl Allowance {
         spent.0 += nanos;
     }
 
-    /// Spends the time that a step has taken.
+    /// Charges it the time of a step.
     fn spend_time(&mut self, nanos: u64, spent: &mut Spent) {
         self.charge((nanos as i64).clamp(0, STEP_NANOS_MAX), spent);
     }
 
-    /// Whether it waits for the next turn, since this one is spent: it sends large requests, and small ones come first.
+    /// Whether it waits for the next turn because this one is spent: it sends large requests, and small ones
+    /// come first.
     fn yields(&self, spent: Spent) -> bool {
         spent.0 >= TURN_NANOS && self.large.is_some_and(|large| self.turn - large < LARGE_TURNS)
     }
@@ -94,9 +98,9 @@ impl Allowance {
     }
 }
 
-/// What a request costs beyond the time in which it was taken, in nanoseconds: its completions, its batch, its copies to and from
-/// sockets and members, and its hashes, at 4 GB/s. Rough, after the rates of one reactor: 150,000 reads and 25,000
-/// writes of 4 KiB a second.
+/// Cost of a request beyond the time in which it was taken, in nanoseconds: its completions, its batch, its
+/// copies to and from sockets and members, and its hashes, at 4 GB/s. Rough, after the rates of one reactor:
+/// 150,000 reads and 25,000 writes of 4 KiB a second.
 fn later_cost(request: &Request) -> i64 {
     let fixed = match request.command {
         Command::Read => 4_000,
@@ -111,10 +115,10 @@ fn later_cost(request: &Request) -> i64 {
     fixed + (bytes / 4) as i64
 }
 
-/// Part of a turn, as a divisor, of a client that has not chosen an export: whoever can connect can be one.
+/// Part of a turn, as a divisor, for a connection that has not chosen an export: anyone can open one.
 const STRANGERS_SHARE: i64 = 4;
 
-/// Whom work is done for, as far as shares of a turn go.
+/// Kinds of connections with different shares of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A client of an array.
@@ -123,28 +127,29 @@ pub(super) enum Class {
     Stranger,
 }
 
-/// One turn after the other: which connections are to be parsed in it and settled at its end, and what each may spend.
+/// One turn after the other: which connections are parsed in it and settled at its end, and how much each may
+/// spend.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     number: u64,
-    /// What each connection may spend, in nanoseconds, and how many have begun to.
+    /// The share of each connection, in nanoseconds, and how many have begun to spend theirs.
     share: i64,
     active: usize,
-    /// What all have spent.
+    /// Spent by all.
     spent: Spent,
     /// Connections with something to parse.
     dirty: VecDeque<ConnectionId>,
-    /// Those that have had their share.
+    /// Connections that have used their share up.
     later: Vec<ConnectionId>,
     /// Connections to be settled at the end.
     touched: Vec<ConnectionId>,
-    /// There is enough to send that it should leave before the turn goes on.
+    /// Enough is ready to be sent that it should leave before the turn goes on.
     urgent: bool,
     /// By connection.
     standings: Vec<Standing>,
 }
 
-/// How a connection stands with the turn.
+/// A connection's state in the turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Standing {
     allowance: Allowance,
@@ -155,7 +160,7 @@ struct Standing {
 }
 
 impl Turn {
-    /// How many turns there were.
+    /// Number of turns so far.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -165,11 +170,11 @@ impl Turn {
         self.number += 1;
     }
 
-    /// Deals the time out anew.
+    /// Starts a turn: deals the time out again.
     pub(super) fn begin(&mut self) {
         self.urgent = false;
         self.dirty.extend(self.later.drain(..));
-        // As many as there were in the last turn, or have something to do already.
+        // As many connections as in the last turn, or as many as already have something to do.
         self.share = share(self.dirty.len().max(self.active));
         self.active = 0;
         self.spent = Spent::default();
@@ -180,7 +185,7 @@ impl Turn {
         !self.dirty.is_empty() || !self.later.is_empty() || !self.touched.is_empty()
     }
 
-    /// A new connection.
+    /// Adds a connection.
     pub(super) fn enter(&mut self, key: ConnectionId) {
         if self.standings.len() <= key.0 {
             self.standings.resize(key.0 + 1, Standing::default());
@@ -188,14 +193,14 @@ impl Turn {
         self.standings[key.0] = Standing::default();
     }
 
-    /// A connection is gone, and its number may be used again.
+    /// Removes a connection; its number may be used again.
     pub(super) fn leave(&mut self, key: ConnectionId) {
         self.dirty.retain(|&dirty| dirty != key);
         self.later.retain(|&later| later != key);
         self.touched.retain(|&touched| touched != key);
     }
 
-    /// Has a connection parsed and settled in this turn.
+    /// Lists a connection to be parsed and settled in this turn.
     pub(super) fn mark(&mut self, key: ConnectionId) {
         let standing = &mut self.standings[key.0];
         if !standing.is_dirty {
@@ -205,7 +210,7 @@ impl Turn {
         self.touch(key);
     }
 
-    /// Has a connection settled at the end of this turn.
+    /// Lists a connection to be settled at the end of this turn.
     pub(super) fn touch(&mut self, key: ConnectionId) {
         let standing = &mut self.standings[key.0];
         if !standing.is_touched {
@@ -214,7 +219,7 @@ impl Turn {
         }
     }
 
-    /// Has a connection parsed in the next turn.
+    /// Lists a connection to be parsed in the next turn.
     pub(super) fn postpone(&mut self, key: ConnectionId) {
         let standing = &mut self.standings[key.0];
         if !standing.is_dirty {
@@ -228,9 +233,10 @@ impl Turn {
         self.dirty.pop_front()
     }
 
-    /// A connection is parsed: it gets its share, and is settled afterwards.
+    /// Begins to parse a connection: it gets its share, and is settled afterwards.
     pub(super) fn parses(&mut self, key: ConnectionId, class: Class) {
-        // Also one that is gone on with from the last turn: if it is seen to have hung up, nothing else may settle it.
+        // Also a connection continued from the last turn: if it turns out to have hung up, nothing else may
+        // settle it.
         self.touch(key);
         let share = match class {
             Class::Client => self.share,
@@ -241,28 +247,28 @@ impl Turn {
         self.active += usize::from(standing.allowance.renew(self.number, share));
     }
 
-    /// Whether a connection has had its share.
+    /// Whether a connection has used its share up.
     pub(super) fn is_over_for(&self, key: ConnectionId) -> bool {
         let allowance = &self.standings[key.0].allowance;
         allowance.is_spent() || allowance.yields(self.spent)
     }
 
-    /// A connection spends what a request costs beyond the time in which it is taken.
+    /// Charges a connection the cost of a request beyond the time in which it is taken.
     pub(super) fn spend(&mut self, key: ConnectionId, request: &Request) {
         self.standings[key.0].allowance.spend(later_cost(request), &mut self.spent);
     }
 
-    /// A connection spends the time that a step has taken.
+    /// Charges a connection the time of a step.
     pub(super) fn spend_time(&mut self, key: ConnectionId, nanos: u64) {
         self.standings[key.0].allowance.spend_time(nanos, &mut self.spent);
     }
 
-    /// There is enough to send.
+    /// Notes that enough is ready to be sent.
     pub(super) fn hurry(&mut self) {
         self.urgent = true;
     }
 
-    /// Whether there is enough to send that it should leave before the turn goes on.
+    /// Whether enough is ready to be sent that it should leave before the turn goes on.
     pub(super) fn is_urgent(&self) -> bool {
         self.urgent
     }
@@ -272,29 +278,30 @@ impl Turn {
         std::mem::take(&mut self.touched)
     }
 
-    /// Takes back an empty list, for those that were touched while others were settled.
+    /// Takes an empty list back for reuse, and adds to it what was touched while others were settled.
     pub(super) fn recycle(&mut self, mut touched: Vec<ConnectionId>) {
         touched.append(&mut self.touched);
         self.touched = touched;
     }
 
-    /// A connection is settled.
+    /// Begins to settle a connection.
     pub(super) fn settles(&mut self, key: ConnectionId) {
         self.standings[key.0].is_touched = false;
     }
 }
 
-/// Bytes that a client always has: a few small requests, or a part of a large one that is worth its trip.
+/// Bytes that a client always has: a few small requests, or one part of a large request, long enough to be
+/// worth a round trip.
 pub(super) const GUARANTEED: usize = 64 << 10;
 
-/// Most of the memory that one client gets, as a divisor, so that a second one finds some.
+/// Most of the memory that one client gets, as a divisor, so that a second client finds some.
 const CLIENTS_MIN: usize = 2;
 
-/// What memory comes in, in bytes: buffers are whole pages.
+/// Unit of the memory, in bytes: buffers are whole pages.
 const PAGE: u64 = 4096;
 
-/// Bytes of memory that a request counts as, from its arrival until its reply was sent: the pages of its payload, or those
-/// around what it reads; of a write that does not lie on blocks both.
+/// Bytes charged for a request, from its arrival until its reply was sent: the pages of its payload, or those
+/// around what it reads; both for a write that does not lie on blocks.
 pub(super) fn charge_of(request: &Request) -> usize {
     let around = blocks_of(request, PAGE);
     let around = around.end - around.start;
@@ -308,10 +315,10 @@ pub(super) fn charge_of(request: &Request) -> usize {
     bytes as usize
 }
 
-/// Memory that a BLOCK_STATUS counts as, in bytes: the runs of its answer as they are gathered, or encoded.
+/// Bytes charged for a BLOCK_STATUS: the runs of its answer as they are gathered, or encoded.
 pub(super) const STATUS_BYTES: usize = 32 << 10;
 
-/// What all clients of a reactor have, and may have.
+/// Memory that all clients of a reactor hold, and may hold.
 #[derive(Debug)]
 struct Memory {
     bytes: usize,
@@ -324,7 +331,7 @@ impl Memory {
         Memory { bytes, taken: 0, clients: 0 }
     }
 
-    /// So many clients share it.
+    /// Sets the number of clients that share it.
     fn set_clients(&mut self, clients: usize) {
         self.clients = clients;
     }
@@ -334,7 +341,7 @@ impl Memory {
         (self.bytes / self.clients.max(CLIENTS_MIN)).max(GUARANTEED)
     }
 
-    /// Bytes that a client may take now that has `held` of them.
+    /// Bytes that a client which holds `held` may take now.
     fn allowed(&self, held: usize) -> usize {
         let fair = self.share().saturating_sub(held).min(self.bytes.saturating_sub(self.taken));
         fair.max(GUARANTEED.saturating_sub(held))
@@ -345,12 +352,12 @@ impl Memory {
         self.taken + self.share() > self.bytes
     }
 
-    /// There is more, for one client alone.
+    /// Adds memory for one client alone.
     fn lend(&mut self, bytes: usize) {
         self.bytes += bytes;
     }
 
-    /// What was lent is gone again.
+    /// Takes lent memory away again.
     fn take_away(&mut self, bytes: usize) {
         self.bytes -= bytes;
     }
@@ -364,7 +371,7 @@ impl Memory {
     }
 }
 
-/// Which connection has how much of the memory.
+/// How much memory each connection holds.
 #[derive(Debug)]
 pub(super) struct Accounts {
     memory: Memory,
@@ -373,29 +380,29 @@ pub(super) struct Accounts {
 }
 
 impl Accounts {
-    /// `bytes`: what there is for all.
+    /// `bytes`: memory for all.
     pub(super) fn new(bytes: usize) -> Accounts {
         Accounts { memory: Memory::new(bytes), held: Vec::new() }
     }
 
-    /// A new connection.
+    /// Adds a connection.
     pub(super) fn enter(&mut self, key: ConnectionId) {
         if self.held.len() <= key.0 {
             self.held.resize(key.0 + 1, 0);
         }
     }
 
-    /// A connection is gone.
+    /// Removes a connection.
     pub(super) fn leave(&mut self, key: ConnectionId) {
         assert_eq!(self.held[key.0], 0, "memory of a client that is gone");
     }
 
-    /// So many clients share the memory.
+    /// Sets the number of clients that share the memory.
     pub(super) fn set_clients(&mut self, clients: usize) {
         self.memory.set_clients(clients);
     }
 
-    /// Bytes that a connection has.
+    /// Bytes that a connection holds.
     pub(super) fn held(&self, key: ConnectionId) -> usize {
         self.held[key.0]
     }
@@ -405,7 +412,7 @@ impl Accounts {
         self.memory.allowed(self.held[key.0])
     }
 
-    /// Whether a connection keeps more than its share while that keeps others from theirs.
+    /// Whether a connection holds more than its share and thereby keeps others from theirs.
     pub(super) fn is_hoarding(&self, key: ConnectionId) -> bool {
         self.memory.is_scarce() && self.held[key.0] > self.memory.share()
     }
@@ -416,18 +423,18 @@ impl Accounts {
         self.memory.take(bytes);
     }
 
-    /// Gives back what was charged to a connection.
+    /// Gives back memory that was charged to a connection.
     pub(super) fn give_back(&mut self, key: ConnectionId, bytes: usize) {
         self.held[key.0] -= bytes;
         self.memory.give_back(bytes);
     }
 
-    /// There is more, for one client alone.
+    /// Adds memory for one client alone.
     pub(super) fn lend(&mut self, bytes: usize) {
         self.memory.lend(bytes);
     }
 
-    /// What was lent is gone again.
+    /// Takes lent memory away again.
     pub(super) fn take_away(&mut self, bytes: usize) {
         self.memory.take_away(bytes);
     }
@@ -477,7 +484,7 @@ mod tests {
         assert!(!large.yields(spent), "it has waited long enough");
     }
 
-    /// The thread may be taken off its core in the middle of anybody's step, for many times a turn.
+    /// The thread may lose its core in the middle of anybody's step, for many times a turn.
     #[test]
     fn nobody_owes_for_long_what_the_thread_was_not_running() {
         let mut allowance = Allowance::default();

@@ -1,10 +1,11 @@
-//! Socket operations through io_uring, and the messages that they send: the one place where the reactor hands memory
-//! to the kernel. A message is the reply headers and payloads of one wake-up, sent in one system call.
+//! Socket operations through io_uring, and the messages that they send: the one place where the reactor hands
+//! memory to the kernel. A message is the reply headers and payloads of one wake-up, sent in one system call.
 //!
-//! Invariants: buffers, message headers and the descriptor of an operation are owned by its entry in `flights`
-//! from submission to completion, whatever becomes of the connection, and are leaked if this table is dropped
-//! under them. Every operation completes exactly once. Bytes of a message leave in the order in which they were
-//! appended; once it is sealed, nothing is appended, and its header stays valid until it is recycled. Must not know NBD.
+//! Invariants: buffers, message headers and the descriptor of an operation are owned by its entry in
+//! `flights` from submission to completion, whatever becomes of the connection, and are leaked if this table
+//! is dropped under them. Every operation completes exactly once. Bytes of a message leave in the order in
+//! which they were appended; once it is sealed, nothing is appended, and its header stays valid until it is
+//! recycled. Must not know NBD.
 #![allow(unsafe_code)] // raw io_uring entries; each block argues for itself
 
 use crate::member::Ring;
@@ -18,12 +19,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Payloads of at least this many bytes are copied to and from sockets by a worker of the kernel's, where there is another
-/// core for it: the copying takes the time of a hundred small requests.
+/// Payloads of at least this many bytes are copied to and from sockets by a worker of the kernel, where there
+/// is another core for it: copying them takes as long as a hundred small requests.
 const COPIED_ELSEWHERE_BYTES_MIN: usize = 256 << 10;
 
-/// Cores from which on there is one for that. With two, clients have the other: 1 MiB reads lost a sixth of their rate there,
-/// and gained half with sixteen.
+/// Fewest cores with which the kernel's workers copy. With two, clients need the other core: 1 MiB reads lost
+/// a sixth of their rate there, and gained half with sixteen.
 const COPYING_CORES_MIN: usize = 3;
 
 /// The outcome of one socket operation, with what it owned.
@@ -45,7 +46,7 @@ pub(super) struct Sockets {
     ring: Ring,
     tag: u64,
     flights: Slab<Flight>,
-    /// There is a core for the kernel's workers.
+    /// Whether there is a core for the kernel's workers.
     may_offload: bool,
 }
 
@@ -69,13 +70,13 @@ enum Work {
     Accept {
         cancelled: bool,
     },
-    /// Of the operation with this `user_data`.
+    /// Cancels the operation with this `user_data`.
     Cancel(u64),
     Poll,
 }
 
-/// The scattered bytes of a message, as the kernel wants them named. Only pointers: whoever fills it in keeps the
-/// bytes where they are until they are sent.
+/// The scattered bytes of a message, in the kernel's form. Only pointers: the caller that fills it in keeps
+/// the bytes in place until they are sent.
 #[derive(Debug)]
 struct MessageHeader {
     iovecs: Vec<libc::iovec>,
@@ -142,7 +143,7 @@ impl MessageHeader {
     #[cfg(test)]
     pub(super) fn gather(&self) -> Vec<u8> {
         let rest = &self.iovecs[self.sent..];
-        // SAFETY: whoever filled it in keeps the bytes where they are.
+        // SAFETY: the caller that filled it in keeps the bytes in place.
         rest.iter()
             .flat_map(|p| unsafe { std::slice::from_raw_parts(p.iov_base.cast(), p.iov_len) })
             .copied()
@@ -159,7 +160,7 @@ pub(super) struct Outgoing {
     /// Where in `head` the next head part starts.
     head_taken: usize,
     payload_bytes: usize,
-    /// Bytes of memory for payloads that are free again when this is sent.
+    /// Bytes of memory for payloads that become free when this is sent.
     held_bytes: usize,
     /// The pointers of a sealed message.
     pointers: MessageHeader,
@@ -201,7 +202,7 @@ impl Outgoing {
         self.parts.push(Part::Payload(payload));
     }
 
-    /// Counts memory that is held by payloads without being sent: they are parts of a larger buffer.
+    /// Counts memory that is held and not sent: its payloads are parts of a larger buffer.
     pub(super) fn hold(&mut self, bytes: usize) {
         self.held_bytes += bytes;
     }
@@ -211,7 +212,7 @@ impl Outgoing {
         self.head.len() + self.payload_bytes
     }
 
-    /// Bytes of memory for payloads that are free again when this is sent.
+    /// Bytes of memory for payloads that become free when this is sent.
     pub(super) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -221,8 +222,8 @@ impl Outgoing {
         self.head.is_empty() && self.parts.is_empty()
     }
 
-    /// Whether one more reply may be appended after those of `expected` requests. Replies in several parts may go
-    /// beyond; they cost a second send.
+    /// Whether one more reply may be appended after those of `expected` requests. Replies in several parts
+    /// may go beyond; they cost a second send.
     pub(super) fn has_room_for(&self, expected: usize) -> bool {
         // A reply adds a head part and a payload; sealing may add one more part.
         self.parts.len() + 2 * (expected + 1) < IOVECS_MAX
@@ -268,30 +269,30 @@ impl Outgoing {
     }
 }
 
-/// How often sockets are looked at again where this host lacks memory for that: longer than a
-/// moment of it lasts, and shorter than clients would notice.
+/// How often polling is tried again where this host lacks memory for it: longer than a momentary lack lasts,
+/// and shorter than clients would notice.
 const POLL_TRIES: u32 = 50;
 
-/// How long after the last time.
+/// Pause between two tries.
 const POLL_PAUSE: Duration = Duration::from_millis(1);
 
-/// What poll says of a socket: `libc::POLLHUP` and its like.
+/// Events of poll on a socket: `libc::POLLHUP` and its like.
 pub(super) type PollBits = libc::c_short;
 
-/// What on a socket says that nobody waits for replies any more.
+/// Events on a socket that mean that nobody waits for replies any more.
 pub(super) const fn hangup_bits(tcp: bool) -> PollBits {
     let always = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
     if tcp { always | libc::POLLRDHUP } else { always }
 }
 
-/// What has happened to sockets at their other ends, in their order: POLLHUP, POLLERR, POLLRDHUP. Waits for nothing.
-/// None where this host lacks memory for the answer. Not by way of `nix`, which knows no POLLRDHUP.
+/// The hang-up events of sockets, in their order: POLLHUP, POLLERR, POLLRDHUP. Does not wait. None where this
+/// host lacks memory for the answer. Calls libc because `nix` has no POLLRDHUP.
 pub(super) fn hang_ups(sockets: &[BorrowedFd<'_>]) -> Option<Vec<PollBits>> {
     poll_now(sockets, libc::POLLRDHUP)
 }
 
-/// Lets a TCP socket's receive buffer grow to so many bytes at once, as far as the system's limit goes: it grows with the least
-/// that a receiver waits for, and stays so. SO_RCVBUF would end its growing, and has a smaller limit.
+/// Lets a TCP socket's receive buffer grow to `bytes` at once, within the system's limit: setting SO_RCVLOWAT
+/// grows it for good. SO_RCVBUF would end automatic growth, and has a smaller limit.
 pub(super) fn grow_receive_buffer(socket: &OwnedFd, bytes: libc::c_int) {
     for least in [bytes, 1] {
         let len = size_of_val(&least) as libc::socklen_t;
@@ -320,7 +321,8 @@ fn poll_now(sockets: &[BorrowedFd<'_>], events: PollBits) -> Option<Vec<PollBits
     None
 }
 
-/// Whether there is something to receive on sockets, in their order, be it the end. Waits for nothing.
+/// Whether each of these sockets, in their order, has something to receive, the end of the stream included.
+/// Does not wait.
 pub(super) fn has_input(sockets: &[BorrowedFd<'_>]) -> Vec<bool> {
     let seen = poll_now(sockets, libc::POLLIN);
     seen.map_or_else(|| vec![false; sockets.len()], |seen| seen.into_iter().map(|seen| seen != 0).collect())
@@ -338,12 +340,12 @@ impl Sockets {
         }
     }
 
-    /// The ring, for the operations of others.
+    /// The ring, for operations that are not of sockets.
     pub(super) fn ring(&mut self) -> &mut Ring {
         &mut self.ring
     }
 
-    /// Receives into `buf` from `filled` on: what there is, or, if `whole`, until it is full.
+    /// Receives into `buf` from `filled` on: what is there, or, if `whole`, until it is full.
     pub(super) fn receive(
         &mut self,
         owner: usize,
@@ -366,7 +368,8 @@ impl Sockets {
         self.start(owner, listener, Work::Accept { cancelled: false });
     }
 
-    /// Ends the waits for connections of an owner: each completes, with a connection that came just now or an error.
+    /// Ends an owner's waits for connections: each completes, with a connection that came just now or an
+    /// error.
     pub(super) fn cancel_accepts(&mut self, owner: usize) {
         let mut targets = Vec::new();
         for (key, flight) in &mut self.flights {
@@ -387,7 +390,8 @@ impl Sockets {
         self.start(0, descriptor, Work::Poll);
     }
 
-    /// Takes a completion of the ring whose `user_data` carries this table's tag. None when the operation goes on.
+    /// Takes a completion of the ring whose `user_data` carries this table's tag. None when the operation
+    /// goes on.
     pub(super) fn complete(&mut self, user_data: u64, result: i32) -> Option<SocketEvent> {
         let key = (user_data & u64::from(u32::MAX)) as usize;
         let cancelled = matches!(self.flights[key].work, Work::Accept { cancelled: true } | Work::Cancel(_));
@@ -410,7 +414,8 @@ impl Sockets {
             Work::Receive { buf, .. } => SocketEvent::Received { owner, buf, result },
             Work::Send { message } => {
                 let result = match result {
-                    // Not what a stream socket does with a message that is not empty; never spin on it.
+                    // A stream socket does not do this with a message that is not empty; a retry could loop
+                    // for ever.
                     Ok(0) => Err(io::ErrorKind::WriteZero.into()),
                     other => other.map(|_| ()),
                 };
@@ -437,15 +442,15 @@ impl Sockets {
         let offload = self.may_offload && flight.bytes() >= COPIED_ELSEWHERE_BYTES_MIN;
         let flags = if offload { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let entry = flight.entry().flags(flags).user_data(self.tag | key as u64);
-        // SAFETY: all that the entry points to belongs to the flight (a page of the pool, or the boxed message),
-        // which stays in `flights` until the completion was taken and is leaked by `drop` otherwise; the flight
-        // also keeps the descriptor open.
+        // SAFETY: all that the entry points to belongs to the flight (a page of the pool, or the boxed
+        // message), which stays in `flights` until the completion was taken and is leaked by `drop`
+        // otherwise; the flight also keeps the descriptor open.
         unsafe { self.ring.push(entry) }
     }
 }
 
 impl Flight {
-    /// Bytes that are sure to be copied.
+    /// Bytes that will certainly be copied.
     fn bytes(&self) -> usize {
         match &self.work {
             Work::Receive { buf, filled, whole: true } => buf.len() - filled,

@@ -1,27 +1,27 @@
-//! How far an array has come towards its stop, from serving on. Must not know volumes.
+//! The stages of an array's stop, from serving to stopped. Must not know volumes.
 
 use super::mailbox::Reply;
 use calpe_core::units::Timestamp;
 use calpe_core::volume::AdminOutcome;
 
-/// How long client requests in flight may take when an array is stopped, in nanoseconds.
+/// How long client requests in flight may take once an array is to stop, in nanoseconds.
 pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
 
-/// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor kills
-/// after 90 s by default.
+/// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor
+/// kills after 90 s by default.
 pub(super) const STOP_NANOS_MAX: u64 = 60_000_000_000;
 
-/// How long after it was asked for a stop may take where members lack room or resources, in nanoseconds: what is in the log then
-/// may stay there, and is replayed at the next start.
+/// Limit for a whole stop, from the request for it, while members lack room or resources, in nanoseconds:
+/// what is in the log then stays there and is replayed at the next start.
 const SHORT_NANOS_MAX: u64 = 9_000_000_000;
 
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct Stopping {
     life: Life,
-    /// When it was asked for.
+    /// When the stop was requested.
     since: Option<Timestamp>,
-    /// Those who wait for it.
+    /// Requesters that wait for the end of the stop.
     replies: Vec<Reply<AdminOutcome>>,
 }
 
@@ -32,23 +32,23 @@ enum Life {
     Draining(Timestamp),
     /// The volume was told to stop.
     Stopping(Timestamp),
-    /// The volume has stopped, or will never.
+    /// The volume has stopped, or was given up.
     Stopped,
 }
 
-/// What a stop has come to.
+/// What the caller has to do for a stop now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StopStep {
-    /// It goes on, or was not asked for.
+    /// Nothing: the stop goes on by itself, or none was requested.
     Nothing,
     /// The volume is to stop now.
     TellVolume,
-    /// It takes too long.
+    /// Give the volume up: its stop takes too long.
     GiveUp,
 }
 
 impl Stopping {
-    /// Not asked for.
+    /// An array that serves.
     pub(super) fn new() -> Stopping {
         Stopping { life: Life::Serving, since: None, replies: Vec::new() }
     }
@@ -57,22 +57,22 @@ impl Stopping {
         self.life == Life::Serving
     }
 
-    /// Whether the volume was told to stop, and has not.
+    /// Whether the volume was told to stop and has not stopped yet.
     pub(super) fn is_told(&self) -> bool {
         matches!(self.life, Life::Stopping(_))
     }
 
-    /// Whether the volume has stopped, or will never.
+    /// Whether the volume has stopped or was given up.
     pub(super) fn is_over(&self) -> bool {
         self.life == Life::Stopped
     }
 
-    /// When it was asked for.
+    /// When the stop was requested.
     pub(super) fn since(&self) -> Option<Timestamp> {
         self.since
     }
 
-    /// Asks for it. Returns whether nobody had.
+    /// Requests the stop. Returns true for the first request.
     pub(super) fn ask(&mut self, now: Timestamp, reply: Option<Reply<AdminOutcome>>) -> bool {
         self.replies.extend(reply);
         if !self.is_serving() {
@@ -83,7 +83,7 @@ impl Stopping {
         true
     }
 
-    /// Moves on to the next stage. `is_short`: members lack room or resources.
+    /// Moves on to the next stage. `is_short`: whether members lack room or resources.
     pub(super) fn step(
         &mut self,
         now: Timestamp,
@@ -104,12 +104,12 @@ impl Stopping {
         }
     }
 
-    /// The volume is left as it is.
+    /// Ends the stop with the volume as it is.
     pub(super) fn give_up(&mut self) {
         self.life = Life::Stopped;
     }
 
-    /// Those who wait for it.
+    /// Requesters that wait for the end of the stop.
     pub(super) fn into_replies(self) -> Vec<Reply<AdminOutcome>> {
         self.replies
     }

@@ -3,12 +3,12 @@
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// How much sooner than its clients the reactor gets a core, where the system allows it: as a nice value. All of them wait
-/// for this one thread, and where cores are few, a fair share would be one client's.
+/// How much sooner than its clients the reactor gets a core, as a nice value, where the system allows it. All
+/// clients wait for this one thread, and where cores are few, a fair share would be that of a single client.
 const NICE: i32 = -10;
 
-/// Ends the process without a word to its other threads: none of them is waited for, and nothing is cleaned up.
-pub fn exit_at_once(status: i32) -> ! {
+/// Ends the process at once: waits for no other thread and cleans nothing up.
+pub(crate) fn exit_at_once(status: i32) -> ! {
     // SAFETY: no memory involved; nothing of this process runs afterwards.
     unsafe { libc::_exit(status) }
 }
@@ -18,7 +18,8 @@ pub(super) fn raise_priority() {
     set_nice(NICE);
 }
 
-/// Gives this thread the usual priority, not that of the thread that started it.
+/// Gives this thread the usual priority in place of the one that it inherited from the thread that started
+/// it.
 pub(super) fn reset_priority() {
     set_nice(0);
 }
@@ -28,9 +29,9 @@ fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// A descriptor that this process was started with, to own from now on; none when it is not open.
+/// Takes ownership of a descriptor that this process was started with; none when it is not open.
 pub(super) fn inherited(descriptor: RawFd) -> Option<OwnedFd> {
-    // SAFETY: the call only asks for the flags of a number, valid or not.
+    // SAFETY: the call only reads the flags of a descriptor number, valid or not.
     let open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
     // SAFETY: it is open, and the caller says that the supervisor passed it for this process to own.
     open.then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })

@@ -1,5 +1,6 @@
-//! TLS of clients: a connection's socket is handed to a pump as soon as nothing of it is in the kernel, and the reactor goes
-//! on with the plain end. Cryptography never happens on this thread. Must not know what is spoken.
+//! TLS of clients: a connection's socket is handed to a pump as soon as the kernel works on nothing of it,
+//! and the reactor goes on with the plain end. Cryptography never happens on this thread. Must not know what
+//! is spoken.
 
 use super::admission::STRANGERS_MAX;
 use super::connections::Connections;
@@ -13,9 +14,9 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Tunnels {
     pumps: Pumps,
-    /// Clients at one time.
+    /// Most clients at one time.
     clients_max: usize,
-    /// Some connection waits for others to end TLS.
+    /// Whether some connection waits for others to end TLS.
     someone_waits: bool,
 }
 
@@ -29,16 +30,17 @@ impl Tunnels {
         self.someone_waits
     }
 
-    /// Starts TLS on a connection that can be handed over, or has it wait for others.
+    /// Starts TLS on a connection that can be handed over, or makes it wait for others.
     pub(super) fn start(&mut self, connections: &mut Connections, key: ConnectionId) {
-        // Each has a thread, until that has ended, whatever became of its connection. Those beyond wait.
+        // Each pump has a thread until it ends, whatever becomes of its connection. Connections beyond that
+        // many wait.
         if self.pumps.running() >= self.clients_max + STRANGERS_MAX {
             self.someone_waits = true;
             return;
         }
         let connection = &mut connections[key];
         let tls = connection.link().tls().expect("TLS is granted only where there is a certificate");
-        // The pump gets a descriptor of its own: entries of this turn may still name the other one.
+        // The pump gets a descriptor of its own: ring entries of this turn may still name the other one.
         let tunnel = connection.link().socket().try_clone().and_then(|socket| self.pumps.serve(socket, tls));
         match tunnel {
             Ok(tunnel) => {
@@ -54,7 +56,7 @@ impl Tunnels {
         }
     }
 
-    /// Starts TLS where it had to wait for other connections to end theirs.
+    /// Starts TLS on connections that had to wait until others ended theirs.
     pub(super) fn resume(&mut self, connections: &mut Connections) {
         if std::mem::take(&mut self.someone_waits) {
             for key in connections.which(|_, connection| connection.link().is_starting_tls()) {
@@ -63,7 +65,7 @@ impl Tunnels {
         }
     }
 
-    /// Waits until last replies have found their way.
+    /// Waits until last replies have passed through TLS.
     pub(super) fn wait(&self, patience: Duration) {
         self.pumps.wait(patience);
     }

@@ -1,5 +1,5 @@
-//! Tells a supervisor that the reactor's loop turns (WATCHDOG_USEC of sd_notify(3)). The loop tells it itself: one that is
-//! stuck says nothing, whatever other threads do. Never waits for the supervisor.
+//! Tells a supervisor that the reactor's loop turns (WATCHDOG_USEC of sd_notify(3)). The loop itself sends
+//! the message, so a stuck loop is silent whatever other threads do. Never waits for the supervisor.
 
 use calpe_core::units::Timestamp;
 use std::io;
@@ -12,14 +12,14 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Watchdog {
     socket: UnixDatagram,
-    /// Half of what the supervisor waits.
+    /// Half of the time that the supervisor waits.
     every: Duration,
     last: Option<Timestamp>,
 }
 
 impl Watchdog {
-    /// What the environment asks for, if anything.
-    pub fn from_environment() -> Option<Watchdog> {
+    /// The watchdog that the environment asks for, if any.
+    pub(super) fn from_environment() -> Option<Watchdog> {
         let limit = sd_notify::watchdog_enabled()?;
         let address = std::env::var_os("NOTIFY_SOCKET")?;
         let told = Watchdog::new(address.as_bytes(), limit);
@@ -27,7 +27,7 @@ impl Watchdog {
             .ok()
     }
 
-    /// `limit`: after so long without a word the supervisor acts.
+    /// `limit`: the supervisor acts after this long without a message.
     fn new(address: &[u8], limit: Duration) -> io::Result<Watchdog> {
         let address = match address.strip_prefix(b"@") {
             Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -39,17 +39,17 @@ impl Watchdog {
         Ok(Watchdog { socket, every: limit / 2, last: None })
     }
 
-    /// The loop turns.
-    pub fn turn(&mut self, now: Timestamp) {
+    /// Called at each turn of the loop.
+    pub(super) fn turn(&mut self, now: Timestamp) {
         let due = self.last.is_none_or(|last| now.nanos_since(last) >= self.every.as_nanos() as u64);
-        // A supervisor that does not listen is told the next time.
+        // If the send fails, the next turn tries again.
         if due && self.socket.send(b"WATCHDOG=1").is_ok() {
             self.last = Some(now);
         }
     }
 
     /// The longest that the loop may wait.
-    pub fn wait_max(&self) -> Duration {
+    pub(super) fn wait_max(&self) -> Duration {
         self.every / 2
     }
 }

@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 /// Name of the descriptor (FileDescriptorName=) that is the control socket.
 const CONTROL_NAME: &str = "control";
 
-/// What a supervisor handed over; nothing when there is none.
+/// What a supervisor handed over; empty without a supervisor.
 #[derive(Debug, Default)]
 pub(super) struct Activated {
     /// For NBD clients.
@@ -42,14 +42,14 @@ pub(crate) enum ActivationError {
 }
 
 impl Activated {
-    /// Takes over what there is. Call it once.
+    /// Takes over the descriptors that are there. Call it once.
     ///
     /// # Errors
     /// The first descriptor that cannot be used.
     pub(super) fn take() -> Result<Activated, ActivationError> {
         let mut activated = Activated::default();
         if sd_notify::listen_fds().map_err(ActivationError::Environment)?.len() == 0 {
-            // Names of descriptors in the environment may be left from another process.
+            // The variables may be left from another process.
             return Ok(activated);
         }
         for (descriptor, name) in sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)? {

@@ -1,4 +1,4 @@
-//! Why a daemon could not start, or ended badly. Must not know what goes on while it runs.
+//! Why a daemon could not start, or ended badly. Must not know what happens while it runs.
 
 use super::activation::ActivationError;
 use crate::control::RequestError;

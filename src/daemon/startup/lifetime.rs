@@ -1,4 +1,4 @@
-//! From the start of a daemon to its clean stop: signals are taken, arrays are looked after.
+//! The daemon from its start to its clean stop: takes signals, and observes the arrays.
 //!
 //! Invariant: the thread that takes signals waits for nothing else. Must not know how the daemon
 //! was started.
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Time between two looks whether all arrays have been tried, in milliseconds.
+/// Time between two checks whether all arrays have been tried, in milliseconds.
 const ATTEMPT_POLL_MS: u16 = 10;
 
-/// How often the arrays are looked after.
+/// How often the arrays are observed.
 const OBSERVED_EVERY: Duration = Duration::from_secs(1);
 
 /// Signals within this time are one order to stop: terminals and supervisors send several.
@@ -46,7 +46,7 @@ pub(super) fn until_stopped(
         }
         if has_started() && !started {
             started = true;
-            // Without a supervisor, nobody reads it.
+            // An error means that there is no supervisor.
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         }
         let patience_ms = if started { 1000 } else { ATTEMPT_POLL_MS };
@@ -77,8 +77,8 @@ pub(super) fn until_stopped(
     result
 }
 
-/// Looks after the arrays on a thread of its own, as long as they are served: the thread that takes
-/// signals waits for nothing else.
+/// Observes the arrays on a thread of its own, as long as they are served: the thread that takes signals
+/// waits for nothing else.
 fn observe(daemon: &Arc<Daemon>) -> io::Result<()> {
     let daemon = Arc::clone(daemon);
     let thread = std::thread::Builder::new().name("observer".into());
@@ -92,7 +92,7 @@ fn observe(daemon: &Arc<Daemon>) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs work that may take as long as a device takes to answer. A signal ends the wait.
+/// Runs work that may have to wait for a device. A signal ends the wait.
 ///
 /// # Errors
 /// The signal, or what the system refused.

@@ -1,8 +1,8 @@
-//! A panic ends the daemon at once, with one line on standard error, so that its supervisor starts
-//! it again. Otherwise a thread would be missing, and its clients would wait without a word.
+//! A panic ends the daemon at once, with one line on standard error, so that its supervisor starts it again.
+//! Otherwise a thread would be missing, and its clients would wait for ever.
 //!
-//! Panics of GPU threads are left to their guards, which give the device up. Must not block:
-//! another thread may hold the library's lock of standard error, or be stuck in it.
+//! Panics of GPU threads are left to their guards, which give the device up. Must not block: another thread
+//! may hold the library's lock of standard error, or be stuck in it.
 
 use crate::daemon::logging::LogFormat;
 use crate::daemon::logging::queue;
@@ -63,7 +63,7 @@ fn line(format: LogFormat, thread: &str, panic: &PanicHookInfo<'_>) -> String {
     line
 }
 
-/// Writes to standard error, as far as that is possible without waiting for somebody to read it.
+/// Writes to standard error without waiting for its reader.
 pub(crate) fn say_at_once(text: &str) {
     let stderr = std::io::stderr();
     for part in text.as_bytes().chunks(LINE_BYTES_MAX) {

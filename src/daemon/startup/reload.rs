@@ -26,9 +26,9 @@ pub(super) struct Reloader<'a> {
     reread: &'a dyn Fn() -> Result<Config, ConfigError>,
     imports: &'a Imports,
     tls: &'a Tls,
-    /// The configuration that is in effect.
+    /// The configuration in effect.
     running: RefCell<Config>,
-    /// Arrays of which the log has said that they are not in the configuration any more.
+    /// Arrays that the log has reported as gone from the configuration.
     told_gone: RefCell<HashSet<ArrayChoice>>,
 }
 
@@ -137,8 +137,8 @@ impl<'a> Reloader<'a> {
             |config: &ArrayConfig| self.told_gone.borrow().contains(&config.which) && !is_served(config);
         let is_new = |config: &&ArrayConfig| find(&old, &config.which).is_none() || is_back(config);
         let new: Vec<_> = fresh.iter().filter(is_new).cloned().collect();
-        // The section of an array counts for as long as it may be served: without its rules,
-        // everybody could use the array.
+        // The section of an array counts for as long as it may be served: without its rules, everybody could
+        // use the array.
         let gone: Vec<_> =
             old.iter().filter(|config| find(fresh, &config.which).is_none()).cloned().collect();
         let served = |config: &ArrayConfig| {
@@ -225,8 +225,8 @@ impl<'a> Reloader<'a> {
     }
 }
 
-/// The files that can be used without a restart. The CA of clients is never given up: listeners may
-/// have been bound that only it makes safe.
+/// The new files, as far as they can be used without a restart. The CA of clients is never given up: there
+/// may be listeners that only it makes safe.
 fn server_files(old: &ServerFiles, new: &ServerFiles) -> ServerFiles {
     let mut files = new.clone();
     if files.client_ca.is_none() {
@@ -313,7 +313,7 @@ fn what_is_left(running: &Config, fresh: &Config) -> Left {
     left
 }
 
-/// Has the daemon tell when the certificates that a configuration names end.
+/// Makes the daemon report when the certificates that a configuration names end.
 pub(super) fn watch_certificates(daemon: &Daemon, config: &Config) {
     match certificates_of(config) {
         Ok((server, remote)) => daemon.watch_certificates(server, remote),
@@ -331,7 +331,7 @@ fn unlisted_cas(config: &Config) -> Result<Vec<String>, TlsFileError> {
     config.listen.tls.as_ref().map_or(Ok(Vec::new()), |tls| tls.files.advice())
 }
 
-/// What a daemon with this configuration would tell of its certificates at once, a line each.
+/// What a daemon with this configuration would report of its certificates at its start, a line each.
 ///
 /// # Errors
 /// The first file that cannot be used, and why.
@@ -345,7 +345,7 @@ pub(crate) fn certificate_advice(config: &Config) -> Result<Vec<String>, TlsFile
     Ok(ends.chain(unlisted_cas(config)?).collect())
 }
 
-/// Those of `[listen]`, and those of `[remote]`.
+/// The certificates of `[listen]`, and those of `[remote]`.
 fn certificates_of(config: &Config) -> Result<(Vec<CertificateFacts>, Vec<CertificateFacts>), TlsFileError> {
     let server = config.listen.tls.as_ref().map(|tls| tls.files.certificates()).transpose()?;
     let remote = config.remote.as_ref().map(ClientFiles::certificates).transpose()?;

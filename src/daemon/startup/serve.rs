@@ -57,7 +57,7 @@ pub(crate) fn run_serve(
         .map_err(system("start the reactor"))?,
     );
     daemon.configure(&config.arrays, &[]);
-    // Before the first request, so that no status leaves out an array or a certificate.
+    // Before the first request, so that no status omits an array or a certificate.
     Imports::announce(daemon.arrays(), &config.arrays);
     watch_certificates(&daemon, config);
     let control = match activated.control {

@@ -1,8 +1,8 @@
-//! `up`: one directory, one array of sparse files, no configuration. Created the first time, picked
-//! up later.
+//! `up`: one directory, one array of sparse files, no configuration. The first run creates the array, later
+//! ones serve it again.
 //!
-//! Invariant: an array that is there is never created over, whatever the options say. Must not know
-//! of command lines.
+//! Invariant: an existing array is never created over, whatever the options say. Must not know of command
+//! lines.
 
 use super::error::{RunError, create_dir, system};
 use super::lifetime::{unless_stopped, until_stopped};
@@ -53,7 +53,7 @@ pub(crate) const UP_DIR: &str = "calpe-data";
 /// Size of the volume by default, in bytes.
 pub(crate) const UP_BYTES: u64 = 1 << 30;
 
-/// What `up` is asked for. Everything but the directory counts only when the array is created.
+/// The options of `up`. All but the directory and `gpu` and `force` count only when the array is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UpOptions {
     /// Directory of members and sockets.
@@ -82,8 +82,7 @@ pub(crate) struct UpOptions {
 /// When it cannot be created or served, or could not be stopped cleanly.
 pub(crate) fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> {
     let signals = Signals::take().map_err(system("take over signals"))?;
-    // Only marked, not locked in memory: `up` is to run anywhere, with no more memory than it
-    // needs.
+    // Only marked, not locked in memory: `up` is to run anywhere, with no more memory than it needs.
     if !reclaim::mark() {
         tracing::debug!("not marked as a process that memory reclaim depends on");
     }
@@ -139,7 +138,7 @@ pub(crate) fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), Run
         let _ = daemon.shutdown();
         return Err(error);
     }
-    // Serves other arrays that a command has imported before.
+    // Serves the other arrays that a command has imported before.
     let _imports = Imports::start(daemon.arrays(), &[]);
     until_stopped(&daemon, &signals, control, None, &mut || true)?;
     let last = daemon.reports_at_stop().into_iter().find(|report| report.uuid == array);
@@ -208,7 +207,7 @@ fn missing_dirs(dir: &Path) -> Vec<PathBuf> {
     named.take_while(|path| path.symlink_metadata().is_err()).map(Path::to_path_buf).collect()
 }
 
-/// What was done to have the array, a line each.
+/// What was done to create or find the array, a line each.
 type Origin = Vec<String>;
 
 fn member_path(dir: &Path, index: usize) -> PathBuf {
@@ -223,8 +222,8 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
         let what = "another 'calpe up' starts there at this moment: try again when it has";
         return Err(RunError::Unclear { dir: options.dir.clone(), what: what.into() });
     }
-    // A member may have been replaced by a device that is elsewhere. Other arrays that were
-    // imported by a command are remembered, too: they are not this directory's.
+    // A member may have been replaced by a device elsewhere. Other arrays that were imported by a command are
+    // remembered, too; they do not belong to this directory.
     let devices = remembered_devices(&dir.join(STATE_DIR_NAME));
     let place = |index: usize| member_path(&options.dir, index);
     let mut remembered: Vec<PathBuf> = devices.iter().map(|(_, path)| path.clone()).collect();

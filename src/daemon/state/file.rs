@@ -81,7 +81,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Renames a file that this process has not read. Returns a line about it, if there is one.
+/// Renames a file that this process has not read. Returns a line about it, if the file exists.
 pub(crate) fn set_unread_aside(path: &Path) -> Option<String> {
     path.exists().then(|| set_aside(path, UNREAD))
 }

@@ -1,5 +1,5 @@
-//! What is remembered of arrays: which are to be served, where their devices were, and their counts
-//! of errors. Pure values, as they are on disk.
+//! What is remembered of arrays: which are to be served, where their devices were, and their counts of
+//! errors. Pure values, as they are on disk.
 
 use calpe_core::volume::MemberCounters;
 use serde::{Deserialize, Serialize};
@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use uuid::Uuid;
 
-/// Most arrays that are remembered: more than any host has. Beyond that, the one that was not
-/// served for longest is forgotten.
+/// Most arrays that are remembered: more than any host has. Beyond that, the one that has not been served for
+/// longest is forgotten.
 const ARRAYS_MAX: usize = 1024;
 
 /// Arrays, by identity.
@@ -24,13 +24,13 @@ pub(crate) struct Known {
     /// When it was served last, in seconds since 1970, roughly.
     #[serde(default)]
     pub served_unix: u64,
-    /// It was imported by a command, and is to be served after a restart, too.
+    /// Whether a command imported it, so that a restart serves it again.
     #[serde(default)]
     pub import: bool,
-    /// Where that import has looked for its members.
+    /// Where that import looked for its members.
     #[serde(default)]
     pub search: Vec<PathBuf>,
-    /// Its scrub is paused by an administrator, and stays so.
+    /// Whether an administrator has paused its scrub.
     #[serde(default)]
     pub scrub_paused: bool,
     /// When its last scrub ended, in seconds since 1970.
@@ -45,11 +45,10 @@ pub(crate) struct Known {
     /// Replacements that were given up while their members stayed in service.
     #[serde(default)]
     pub given_up: Vec<MemberReason>,
-    /// Why members are out of service that are recorded as that.
+    /// Why members are out of service that the superblocks record as out.
     #[serde(default)]
     pub out: Vec<MemberReason>,
-    /// Devices whose members were missing when it had failed, or could not be served, and are not
-    /// back since.
+    /// Devices whose members were missing when it had failed, or could not be served, and have not come back.
     #[serde(default)]
     pub failed_without: Vec<Uuid>,
     /// The devices that served it last.
@@ -57,7 +56,7 @@ pub(crate) struct Known {
     pub devices: Vec<KnownDevice>,
 }
 
-/// Why a member is as it is.
+/// Reason for a member's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberReason {
     /// Which.
@@ -201,7 +200,7 @@ impl Counters {
     }
 }
 
-/// Most ranges that are remembered of an array: nobody reads a longer list.
+/// Most ranges remembered of an array: nobody reads a longer list.
 const RANGES_MAX: usize = 16_384;
 
 /// Ranges of volumes that could not be read, by array: (start, length) in bytes, ascending.

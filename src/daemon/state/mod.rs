@@ -1,10 +1,9 @@
-//! What the daemon remembers across restarts: events, counts of errors, what could not be read,
-//! which arrays it serves and where their devices are.
+//! What the daemon remembers across restarts: events, counts of errors, what could not be read, which arrays
+//! it serves and where their devices are.
 //!
-//! Invariants: nothing here is needed to serve: a file that cannot be read counts as absent, a
-//! write that fails is tried again and reported once; only a thread of its own writes, so nobody
-//! waits for the directory; two daemons never write to one directory. Must not know what happens to
-//! arrays.
+//! Invariants: nothing here is needed to serve: a file that cannot be read counts as absent, a write that
+//! fails is tried again and reported once; only a thread of its own writes, so no other thread waits for the
+//! directory; two daemons never write to one directory. Must not know what happens to arrays.
 
 mod file;
 mod known;
@@ -33,11 +32,11 @@ pub(super) const DEFAULT_STATE_DIR: &str = "/var/lib/calpe";
 const ARRAYS_FILE: &str = "arrays.json";
 /// Counts of errors.
 const COUNTERS_FILE: &str = "counters.json";
-/// What could not be read.
+/// Ranges that could not be read.
 const DAMAGE_FILE: &str = "damage.json";
-/// What of that is beyond repair.
+/// Those of them that are beyond repair.
 const BEYOND_REPAIR_FILE: &str = "beyond-repair.json";
-/// What devices went into service without.
+/// Blocks that devices went into service without.
 const LACKING_FILE: &str = "lacking.json";
 /// The files above, each replaced whole.
 const WHOLE_FILES: [&str; 5] = [ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE, LACKING_FILE];
@@ -54,16 +53,15 @@ const EVENTS_BYTES_MAX: u64 = 2 << 20;
 /// Most events that wait to be written. Beyond that the oldest are dropped; the log has them.
 const LINES_MAX: usize = 4096;
 
-/// How long the start waits for the directory: a directory that hangs must not keep arrays from
-/// being served.
+/// How long the start waits for the directory: a directory that hangs must not keep arrays from being served.
 const LOAD_WAIT: Duration = Duration::from_secs(5);
 
-/// A write that takes longer than this means that the directory does not answer: that is reported,
-/// and nobody waits for the directory until it answers.
+/// A write that takes longer than this means that the directory does not answer: that is reported, and nobody
+/// waits for the directory until it answers.
 const UNANSWERED: Duration = Duration::from_secs(5);
 
-/// Time between attempts to write what could not be written, and between looks whether the
-/// directory is still there.
+/// Time between attempts to write what could not be written, and between checks whether the directory is
+/// still there.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// A lasting problem is reported again after this long.
@@ -75,7 +73,7 @@ pub(crate) struct Remembered {
     pub arrays: Arrays,
     pub counters: Counters,
     pub damage: Damage,
-    /// What of that is beyond repair.
+    /// Those of the damage that are beyond repair.
     pub beyond_repair: Damage,
     pub lacking: Lacking,
     pub events: Vec<Event>,
@@ -119,7 +117,7 @@ struct Work {
     trouble: Trouble,
 }
 
-/// Whether the directory can be written to, and what was reported of that.
+/// Whether the directory can be written to, and what was reported of it.
 #[derive(Debug, Default)]
 struct Trouble {
     now: Option<String>,
@@ -128,8 +126,7 @@ struct Trouble {
     is_open: bool,
     /// What is to be reported next.
     news: Option<Result<String, String>>,
-    /// The directory was found gone, and everything is written anew; reported when that has
-    /// succeeded.
+    /// The directory was found gone, and everything is written anew; reported when that has succeeded.
     found_gone: bool,
 }
 
@@ -186,27 +183,27 @@ impl StateDir {
         self.0.as_ref().map(|shared| shared.dir.as_path())
     }
 
-    /// The arrays have changed.
+    /// Has the changed arrays written.
     pub(crate) fn save_arrays(&self, arrays: &Arrays) {
         self.save(ARRAYS_FILE, || encode(arrays));
     }
 
-    /// The counts have changed.
+    /// Has the changed counts written.
     pub(crate) fn save_counters(&self, counters: &Counters) {
         self.save(COUNTERS_FILE, || encode(counters));
     }
 
-    /// What cannot be read has changed.
+    /// Has the changed list of unreadable ranges written.
     pub(crate) fn save_damage(&self, damage: &Damage) {
         self.save(DAMAGE_FILE, || encode(damage));
     }
 
-    /// What is beyond repair has changed.
+    /// Has the changed list of ranges beyond repair written.
     pub(crate) fn save_beyond_repair(&self, damage: &Damage) {
         self.save(BEYOND_REPAIR_FILE, || encode(damage));
     }
 
-    /// What devices went into service without has changed.
+    /// Has the changed list of blocks that devices lack written.
     pub(crate) fn save_lacking(&self, lacking: &Lacking) {
         self.save(LACKING_FILE, || encode(lacking));
     }
@@ -233,7 +230,8 @@ impl StateDir {
         shared.changed.notify_all();
     }
 
-    /// What is new about the directory since the last call: an error when it cannot be written to.
+    /// The state of the directory if it has changed since the last call: an error when it cannot be written
+    /// to.
     pub(crate) fn news(&self) -> Option<Result<String, String>> {
         self.0.as_ref()?.judged().trouble.news.take()
     }
@@ -254,7 +252,7 @@ impl StateDir {
         events.unwrap_or_default()
     }
 
-    /// Waits until what was handed over is written, but not for longer than `limit`.
+    /// Waits until everything handed over is written, but not for longer than `limit`.
     ///
     /// # Errors
     /// Why it is not.
@@ -304,7 +302,7 @@ impl Shared {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Shared::work`], after a check whether the directory answers.
+    /// As [`Shared::work`], after checking that the directory answers.
     fn judged(&self) -> MutexGuard<'_, Work> {
         let mut work = self.work();
         let hangs = work.busy.is_some_and(|since| since.elapsed() >= UNANSWERED);
@@ -325,7 +323,7 @@ impl Shared {
             let (mut files, lines, is_last) = {
                 let mut work = self.work();
                 let until = Instant::now() + RETRY;
-                // Without the lock it goes on: a directory that cannot be used is reported even if
+                // Without the lock the loop goes on: a directory that cannot be used is reported even if
                 // there is nothing to write.
                 while lock.is_some() && !work.has_any() && !work.closed {
                     let left = until.saturating_duration_since(Instant::now());
@@ -382,7 +380,7 @@ impl Shared {
                         work =
                             self.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
                     }
-                    // The directory may have been mended since: it is tried once more.
+                    // The directory may have been repaired since: one more try.
                     if is_last {
                         work.given_up = true;
                         self.changed.notify_all();
@@ -394,8 +392,8 @@ impl Shared {
         }
     }
 
-    /// Whether this lock is that of the directory: another filesystem may have been mounted there
-    /// since, or somebody has deleted it.
+    /// Whether this lock is that of the directory: another filesystem may have been mounted there since, or
+    /// somebody has deleted it.
     fn holds(&self, lock: &Flock<File>) -> bool {
         let there = std::fs::metadata(self.dir.join(LOCK_FILE));
         let (Ok(held), Ok(there)) = (lock.metadata(), there) else { return false };
@@ -412,8 +410,8 @@ impl Shared {
         if !lock.as_ref().is_some_and(|lock| self.holds(lock)) {
             *lock = None;
             *lock = Some(take(&self.dir)?);
-            // The files there may belong to another daemon, or to an earlier run that was not read
-            // at the start.
+            // The files there may belong to another daemon, or to an earlier run and were not read at the
+            // start.
             *unread = BTreeSet::from(WHOLE_FILES);
         }
         for (name, content) in files {
@@ -458,7 +456,7 @@ impl Remembered {
                 ));
                 return (None, remembered);
             }
-            // It may be readable all the same.
+            // It may still be readable.
             Err(_) => None,
         };
         let warnings = &mut remembered.warnings;
@@ -480,7 +478,7 @@ fn unanswered(dir: &Path) -> String {
     format!("{}: the state directory does not answer", dir.display())
 }
 
-/// Whether this user may not reach what is in a directory.
+/// Whether this user may not access the content of a directory.
 fn may_not_be_entered(dir: &Path) -> bool {
     let entry = std::fs::symlink_metadata(dir.join(LOCK_FILE));
     entry.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
@@ -582,8 +580,8 @@ mod tests {
     fn a_directory_of_a_daemon_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
         let dir = tempfile::tempdir().unwrap();
         drop(take(dir.path()).unwrap());
-        // The lock stays with the open file, which this process has, too; the one that took it is
-        // dead and nobody takes note of that.
+        // The lock stays with the open file, which this process has, too; the process that took it is dead,
+        // and the kernel does not update the lock's owner.
         let file = File::open(dir.path().join(LOCK_FILE)).unwrap();
         let mut child =
             std::process::Command::new("flock").arg("0").stdin(file.try_clone().unwrap()).spawn().unwrap();
@@ -682,8 +680,7 @@ mod tests {
         std::fs::set_permissions(&state, PermissionsExt::from_mode(0o000)).unwrap();
         let own = state.clone();
         let thread = std::thread::spawn(move || {
-            // Of this thread alone. Root becomes somebody else for files; others stay what they
-            // are.
+            // For this thread alone. Root acts as another user on files; other threads do not.
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
             Remembered::load(&own).1.warnings
         });
@@ -694,7 +691,7 @@ mod tests {
         assert!(state.join(ARRAYS_FILE).exists());
     }
 
-    /// A directory that was in use by another daemon, or not mounted yet, as this one started.
+    /// A directory that another daemon used, or that was not mounted yet, when this one started.
     #[test]
     fn what_was_not_read_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
@@ -704,7 +701,7 @@ mod tests {
         let ours = |text: &str| BTreeMap::from([(ARRAYS_FILE, text.as_bytes().to_vec())]);
         std::fs::write(dir.path().join(ARRAYS_FILE), "theirs").unwrap();
         let (mut lock, mut unread) = (None, BTreeSet::new());
-        // What is not replaced stays: it may have been read all the same.
+        // A file that is not replaced stays: it may have been read.
         let counters = BTreeMap::from([(COUNTERS_FILE, b"{}".to_vec())]);
         shared.write(&mut lock, &mut unread, &counters, &VecDeque::new()).unwrap();
         assert_eq!(file(ARRAYS_FILE), Some(b"theirs".to_vec()));

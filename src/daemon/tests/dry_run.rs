@@ -1,5 +1,4 @@
-//! What a dry run says is what then happens: every command that changes something, with a member in
-//! every state.
+//! A dry run says what then happens: every command that changes something, with a member in every state.
 
 use super::{Bench, member};
 use crate::control::{
@@ -16,13 +15,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes that are written where a pass is to be met under way: seconds at the rate that is allowed.
+/// Bytes that are written where a test needs a pass under way: seconds at the permitted rate.
 const DATA_BYTES: usize = 6 << 20;
 
 /// The member that the commands are about.
 const TARGET: u16 = 1;
 
-/// What an array is like when it is asked.
+/// State of an array when the command is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
     Online,
@@ -113,7 +112,7 @@ impl Scene<'_> {
         self.bench.daemon.arrays().status(Some(&self.name)).unwrap().remove(0)
     }
 
-    /// What a person sees, but for progress.
+    /// What a person sees, except progress.
     fn looks(&self) -> (ArrayState, Vec<(MemberState, bool)>, Vec<bool>) {
         let report = self.report();
         let members = report.members.iter().map(|m| (m.state, m.replacement.is_some())).collect();
@@ -147,7 +146,7 @@ impl Scene<'_> {
         device.write_at(0, &vec![7; DATA_BYTES]).unwrap();
         device.flush().unwrap();
         drop(device);
-        // Its connections end by and by, and 'export' refuses until then.
+        // Its connections end after a while, and 'export' refuses until then.
         let export = COMMANDS.iter().find(|(own, _)| *own == "export").unwrap().1;
         let begun = Instant::now();
         while let Err(error) = self.ask(export(self, true)) {
@@ -164,7 +163,7 @@ impl Scene<'_> {
             Case::Rebuilding => {
                 self.take_offline(TARGET);
                 self.write(socket);
-                // Its device may still be being closed.
+                // Its device may not be closed yet.
                 let begun = Instant::now();
                 while let Err(error) = self.ask(now("online")) {
                     assert!(begun.elapsed() < Duration::from_secs(10), "{error}");
@@ -188,8 +187,7 @@ impl Scene<'_> {
                 self.until("it fails", |report| report.state == ArrayState::Failed);
             }
         }
-        // Of members that have left service the devices are closed by and by, and can be opened
-        // then.
+        // Devices of members that have left service are closed after a while, and can be opened then.
         let free = |name: &str| Device::open(&self.path(name), Access::Exclusive).is_ok();
         if matches!(case, Case::Offline | Case::Faulted | Case::LimitReached) {
             let begun = Instant::now();
@@ -242,7 +240,7 @@ fn a_dry_run_promises_what_then_happens_and_nothing_else() {
             match (would, did) {
                 (Err(would), Err(did)) => {
                     assert_eq!(would.code, did.code, "{what}");
-                    // A device that was lost may have been closed between the two.
+                    // A lost device may have been closed between the two.
                     assert!(would.message == did.message || did.code == ErrorCode::Device, "{what}: {did}");
                     assert_eq!(current.looks(), before, "{what} was refused and changed something");
                 }
@@ -265,7 +263,7 @@ fn a_dry_run_promises_what_then_happens_and_nothing_else() {
         let walks = CASES.map(|case| scope.spawn(move || walk(case)));
         walks.map(|walk| walk.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
-    // Neither is all refused, nor all done.
+    // Some are refused, and some succeed.
     let [refused, done] = outcomes.iter().fold([0, 0], |sum, of| [sum[0] + of[0], sum[1] + of[1]]);
     assert!(refused > 30 && done > 30, "{outcomes:?}");
 }

@@ -108,8 +108,8 @@ impl Place {
         self.dir.path().join(name)
     }
 
-    /// Starts a daemon, once the one before has written its state and let go of it: a thread of its
-    /// own does.
+    /// Starts a daemon, once the one before has written its state and released the directory, which its own
+    /// thread does.
     fn start(&self) -> Running {
         let begun = Instant::now();
         while let Ok(file) = fs::File::open(self.path("state/lock")) {
@@ -244,7 +244,7 @@ fn why_a_member_is_out_of_service_is_told_over_restarts() {
                 (cause.clone(), &place.path("m/new").display().to_string())
             );
         }
-        // And what has become of it, once, however often it is started.
+        // And the reason for that, once, however often it is started.
         fs::write(place.path("m/new"), vec![0; 64 << 20]).unwrap();
         for _ in 0..2 {
             let running = place.start();
@@ -354,7 +354,7 @@ fn a_dry_import_and_the_list_refuse_what_an_import_refuses() {
     assert_eq!((would.message.lines().count(), would.failures.len()), (1, 1), "{would:?}");
     assert_eq!((did.message.lines().count(), did.failures.len()), (1, 1), "{did:?}");
     assert_eq!(would.failures[0].code, did.failures[0].code);
-    // Nothing is served yet: of the dry run, the other would come first.
+    // Nothing is served yet: the dry run would import the other one first.
     let told = &would.failures[0].message;
     assert!(told.contains("would be imported before it") && !told.contains("is served already"), "{told}");
     assert!(did.failures[0].message.contains("'tank' is served already"), "{did:?}");

@@ -26,7 +26,7 @@ fn import(array: &str, dirs: &[PathBuf]) -> Request {
     Request::Import { array, all: false, dirs, force: false, once: true, dry_run: false }
 }
 
-/// What is missing is noted now and then only.
+/// Missing members are recorded only once in a while.
 fn observed(bench: &Bench, is_so: impl Fn(&ArrayReport) -> bool) -> ArrayReport {
     let report = bench.wait_until(|report| {
         bench.daemon.observe();
@@ -50,7 +50,7 @@ fn move_back(bench: &Bench, names: &[&str]) {
 
 const ALL_BUT_ONE: [&str; 3] = ["m0", "m1", "m2"];
 
-/// All but one member go. Returns one that was in service until the array failed.
+/// All but one member leave. Returns one that was in service until the array failed.
 fn fail(bench: &Bench) -> u16 {
     move_away(bench, &ALL_BUT_ONE);
     let report = observed(bench, |report| {
@@ -64,7 +64,7 @@ fn fail(bench: &Bench) -> u16 {
         .index
 }
 
-/// The array starts without m0, and m1 and m2 go then.
+/// The array starts without m0, and m1 and m2 leave then.
 fn start_without_one_and_fail(bench: &Bench) {
     bench.done(export("tank"));
     move_away(bench, &["m0"]);
@@ -88,7 +88,7 @@ fn a_member_that_was_to_stay_away_until_a_start_comes_back_by_itself_after_it() 
     bench.done(export("tank"));
     move_back(&bench, &ALL_BUT_ONE);
     bench.done(import("tank", &[]));
-    // Those that the array had gone on without, before it failed, as well.
+    // Also the members that the array had gone on without before it failed.
     observed(&bench, is_whole);
     fail(&bench);
     move_back(&bench, &ALL_BUT_ONE);
@@ -108,7 +108,7 @@ fn a_member_that_is_taken_out_while_it_is_on_its_way_back_does_not_come_in() {
     let bench = Bench::new();
     let kept = fail(&bench);
     let target = target::find(bench.daemon.arrays(), "tank", &member(kept)).unwrap();
-    // What is just being looked for is not brought back before this.
+    // While this guard lives, a member that is being looked for is not brought back.
     let change = bench.daemon.arrays().begin_change(bench.report().uuid).unwrap();
     move_back(&bench, &ALL_BUT_ONE);
     let path = bench.path(&format!("m{kept}"));
@@ -134,7 +134,7 @@ fn a_member_can_be_kept_away_as_soon_as_its_array_has_failed() {
     }
     let report = bench.report();
     let missing = report.members.iter().find(|member| member.state == MemberState::Missing).unwrap();
-    // Before the daemon has looked at it again by itself.
+    // Before the daemon has observed it by itself.
     let told = bench.done(offline(missing.index, false));
     assert!(told.contains("MISSING, and stays away"), "{told}");
 }
@@ -143,7 +143,7 @@ fn is_locked(path: &Path) -> bool {
     matches!(Device::open(path, Access::Exclusive), Err(DeviceError::Locked { .. }))
 }
 
-/// The array serves without m0, which an attempt has locked: it waits whether that stays as it is.
+/// The array serves without m0, which an attempt has locked: it waits to see that m0 stays reachable.
 fn have_one_on_its_way_back(bench: &Bench) {
     start_without_one_and_fail(bench);
     move_back(bench, &["m1", "m2"]);
@@ -209,7 +209,7 @@ fn a_configured_array_stays_awaited_while_another_one_of_its_name_is_served_and_
     let arrays = bench.daemon.arrays();
     arrays.awaited.still_awaited(&which, (&found, error.into()), &arrays.memory, &arrays.events);
     assert_eq!(listed(), 1, "it is not");
-    // One that is where it is looked for is the one that is meant.
+    // The one that is where the section looks is the one that is meant.
     created_in(own.path(), "pond", 1, 1);
     let meant = array_in(&own).to_string();
     bench.done(import(&meant, &[own.path().into()]));
@@ -236,7 +236,7 @@ fn an_array_that_is_given_up_while_its_devices_are_being_opened_is_not_served() 
     let error = serve().unwrap_err().error;
     assert!(error.message.contains("not awaited any more"), "{error}");
     assert!(bench.daemon.arrays().status(None).unwrap().is_empty());
-    // The devices are free, and an export of what was faster is one of what is served.
+    // The devices are free, so an export that came later than the attempt is an export of what is served.
     bench.daemon.arrays().awaited.await_array(
         Waiting::new(which.clone(), vec![bench.dir.path().into()]),
         &bench.daemon.arrays().memory,

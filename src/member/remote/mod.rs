@@ -1,4 +1,4 @@
-//! A member on another host: an NBD export of somebody else's.
+//! A member on another host: an NBD export of another server.
 //!
 //! Each device has a thread that owns its connections ([`worker`]); operations are handed to the
 //! thread and come back through a queue that wakes the reactor ([`Inbox`]), or to a caller that
@@ -97,7 +97,7 @@ pub(crate) struct Lost {
     pub at: Instant,
     /// Writes of the lost connection may land until then.
     pub not_before: Instant,
-    /// Whether it should come back: nothing has taken note of the loss, or decided against its
+    /// Whether it should come back: no part of the daemon has recorded the loss, or decided against its
     /// return.
     pub returns: bool,
 }
@@ -140,7 +140,7 @@ struct Submission {
     fast: bool,
 }
 
-/// Who wants the outcome.
+/// Receiver of the outcome.
 enum To {
     Engine { owner: u32, device: DeviceId, token: IoToken },
     Caller(SyncSender<Result<IoValue, IoFault>>),
@@ -153,8 +153,7 @@ struct Shared {
     inbox: OnceLock<Arc<Inbox>>,
     /// The errno for which the device was given up; 0 if it was not.
     given_up: AtomicI32,
-    /// Its array has released it: a connection that is lost from now on is no reason to bring it
-    /// back.
+    /// Its array has released it: losing a connection from now on is no reason to bring it back.
     released: AtomicBool,
     /// Time limit of a request, in milliseconds.
     request_ms: AtomicU64,

@@ -39,7 +39,7 @@ enum Act {
     Refuse(u32),
     /// Sends this in place of a reply.
     Say(Vec<u8>),
-    /// Sends nothing and reads nothing for so long.
+    /// Sends nothing and reads nothing for this long.
     Sleep(Duration),
 }
 
@@ -246,7 +246,7 @@ impl Bench {
         self.members.submit(&mut self.ring, OWNER, ID, IoToken(token), op);
     }
 
-    /// The next outcome, for which the ring is what wakes.
+    /// The next outcome; the ring wakes for it.
     fn next(&mut self) -> (u64, Result<IoValue, IoFault>) {
         let deadline = Instant::now() + Duration::from_secs(20);
         let mut events = Vec::new();
@@ -389,7 +389,7 @@ fn servers_that_cannot_hold_a_member_are_refused_with_the_reason() {
     let nobody =
         Device::open(Path::new("nbd+unix:///?socket=/nonexistent/s"), Access::Exclusive).unwrap_err();
     assert!(nobody.to_string().contains("cannot connect"), "{nobody}");
-    // To look needs neither.
+    // Opening for reading needs neither.
     let server = Server::new(FLAGS & !FLAG_FLUSH | FLAG_READ_ONLY);
     let device = Device::open(&server.uri(), Access::ReadOnly).unwrap();
     device.read_at(100, &mut [0; 1000]).unwrap();
@@ -477,7 +477,7 @@ fn reads_wait_for_a_new_connection_and_are_sent_again() {
     let begun = Instant::now();
     bench.submit(1, bench.read_op(0, 65536));
     sleep(Duration::from_millis(300));
-    // What comes while there is no connection waits as well, writes too.
+    // Operations that come while there is no connection wait as well, writes too.
     bench.submit(2, bench.write_op(65536, 4096, 8, false));
     bench.server.refuse_connections(false);
     for _ in 0..2 {

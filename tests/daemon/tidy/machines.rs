@@ -1,7 +1,9 @@
-//! A machine of the array keeps its fields to itself: what others need of it they ask for, and what they tell it they say.
+//! A machine of the array keeps its fields to itself: what others need of it they ask for, and what they tell
+//! it they say.
 //!
-//! So a type of src/core/array has no visible field, unless it is plain data that is handed from one to the other; then all
-//! of its fields are visible, and the source says what it is. A `pub` type with `pub` fields alone is part of the interface.
+//! So a type of src/core/array has no visible field, unless it is plain data that is handed from one to the
+//! other; then all of its fields are visible, and the source says what it is. A `pub` type with `pub` fields
+//! alone is part of the interface.
 
 use super::fields::{indent, is_field, without_visibility};
 
@@ -13,7 +15,8 @@ const BENEATH: &str = "array/base/";
 /// How the line above a type of plain data begins.
 const DATA: &str = "// Plain data: ";
 
-/// Folders of the array with machines whose fields are still to be hidden. An entry that is not needed fails the test.
+/// Folders of the array with machines whose fields are still to be hidden. An entry that is not needed fails
+/// the test.
 const EXCEPTIONS: &[&str] = &["array/client/", "array/log/", "array/pages/", "array/recovery/"];
 
 /// What is wrong with the types of a source that rustfmt has laid out.

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Segments of a path, from the root of the crate.
-pub type Path = Vec<String>;
+pub(super) type Path = Vec<String>;
 
 /// The names that one module uses.
 #[derive(Debug, Default)]
-pub struct Module {
+pub(super) struct Module {
     /// Name that a `use` declaration brings in, and the path that it stands for.
     pub imports: BTreeMap<String, Path>,
     /// Every path below the crate that the module names, `use` declarations included.
@@ -21,7 +21,7 @@ pub struct Module {
 }
 
 /// Reads the source of `module`; returns an entry for it and for each of its inline modules.
-pub fn read(module: &[String], source: &str) -> Vec<(Path, Module)> {
+pub(super) fn read(module: &[String], source: &str) -> Vec<(Path, Module)> {
     let tokens = tokens(source);
     let mut reader = Reader { tokens: &tokens, at: 0, found: BTreeMap::new(), open: vec![] };
     reader.found.insert(module.to_vec(), Module::default());

@@ -1,5 +1,5 @@
-//! A device with all its slots in flight, and cases whose outcome is known: what the CPU makes of the same job. Outputs
-//! are poisoned before, with poison around them that must be there after.
+//! A device with all its slots in flight, and cases whose outcome is known: what the CPU makes of the same
+//! job. Outputs are poisoned before, with poison around them that must be there after.
 
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ const VARIABLE: &str = "CALPE_GPU_TEST";
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The driver if there is a device; says so if there is none.
-pub fn driver(tuning: Tuning) -> Option<CudaDriver> {
+pub(super) fn driver(tuning: Tuning) -> Option<CudaDriver> {
     let driver = CudaDriver::new(tuning);
     match driver.devices() {
         Ok(_) => Some(driver),
@@ -44,13 +44,13 @@ pub fn driver(tuning: Tuning) -> Option<CudaDriver> {
     }
 }
 
-pub fn turn() -> MutexGuard<'static, ()> {
+pub(super) fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where the bytes of a case lie.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub(super) enum Place {
     /// In the registered slab, every piece by itself.
     Slab,
     /// There, the pieces of one column behind one another.
@@ -64,7 +64,8 @@ pub enum Place {
 }
 
 impl Place {
-    pub const ALL: [Place; 5] = [Place::Slab, Place::Neighbours, Place::Uneven, Place::Unknown, Place::Mixed];
+    pub(super) const ALL: [Place; 5] =
+        [Place::Slab, Place::Neighbours, Place::Uneven, Place::Unknown, Place::Mixed];
 }
 
 /// Memory of a piece: the bytes at `at`, poison around them when they are an output.
@@ -74,7 +75,7 @@ struct Held {
 }
 
 /// A batch and what it should come to.
-pub struct Case {
+pub(super) struct Case {
     name: String,
     transform: Option<Transform>,
     hash: bool,
@@ -91,7 +92,7 @@ pub struct Case {
 
 impl Case {
     /// Random inputs of `length` for a transform and `extra` columns beyond its own.
-    pub fn of(
+    pub(super) fn of(
         bed: &Bed,
         transform: Option<Transform>,
         extra: usize,
@@ -111,7 +112,7 @@ impl Case {
     }
 
     /// The same for given inputs.
-    pub fn with(bed: &Bed, transform: Option<Transform>, inputs: Vec<Buf>, hash: bool) -> Case {
+    pub(super) fn with(bed: &Bed, transform: Option<Transform>, inputs: Vec<Buf>, hash: bool) -> Case {
         let length = inputs[0].len();
         let rows = transform.as_ref().map_or(0, Transform::outputs);
         let outputs = match rows {
@@ -143,7 +144,7 @@ impl Case {
     }
 
     /// Lost columns of a codeword from the first k others.
-    pub fn recovering(bed: &Bed, codec: &Codec, word: &[Buf], lost: &[usize]) -> Case {
+    pub(super) fn recovering(bed: &Bed, codec: &Codec, word: &[Buf], lost: &[usize]) -> Case {
         let present: Vec<usize> =
             (0..word.len()).filter(|column| !lost.contains(column)).take(codec.data()).collect();
         let transform = codec.recovery(&present, lost).expect("a pattern");
@@ -169,20 +170,20 @@ impl Case {
         self
     }
 
-    pub fn named(mut self, name: String) -> Case {
+    pub(super) fn named(mut self, name: String) -> Case {
         self.name = name;
         self
     }
 
     /// Only the first `kept` outputs have a place; all are hashed.
-    pub fn keeping(mut self, kept: usize) -> Case {
+    pub(super) fn keeping(mut self, kept: usize) -> Case {
         self.kept = kept;
         self.places.truncate(kept);
         self
     }
 
     /// All columns cut into pieces of at most `piece` bytes, somewhere else each.
-    pub fn scattered(mut self, bed: &Bed, piece: usize, place: Place, noise: &mut Random) -> Case {
+    pub(super) fn scattered(mut self, bed: &Bed, piece: usize, place: Place, noise: &mut Random) -> Case {
         let mut cut: Vec<(bool, usize, usize, usize)> = Vec::new();
         for (is_output, columns) in [(false, self.inputs.len()), (true, self.kept)] {
             for column in 0..columns {
@@ -305,7 +306,7 @@ fn held(pool: &Pool, bytes: usize, shift: usize) -> Held {
 }
 
 /// A device under test.
-pub struct Bed {
+pub(super) struct Bed {
     device: Option<CudaDevice>,
     driver: CudaDriver,
     pub pool: Pool,
@@ -320,7 +321,7 @@ pub struct Bed {
 
 impl Bed {
     /// The first device; None where there is none.
-    pub fn open(tuning: Tuning) -> Option<Bed> {
+    pub(super) fn open(tuning: Tuning) -> Option<Bed> {
         let turn = turn();
         let driver = driver(tuning)?;
         let pool = Pool::new(POOL_BYTES).expect("memory");
@@ -348,12 +349,12 @@ impl Bed {
     }
 
     /// Another device on the same GPU and memory.
-    pub fn beside(&self, tuning: Tuning) -> Result<Bed, DeviceError> {
+    pub(super) fn beside(&self, tuning: Tuning) -> Result<Bed, DeviceError> {
         Bed::on(CudaDriver::new(tuning), self.pool.clone(), None)
     }
 
     /// The same after its device was given up.
-    pub fn again(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn again(&mut self) -> Result<(), DeviceError> {
         let device = self.driver.open_cuda(0, std::slice::from_ref(&self.pool))?;
         let refusals = &device.registered().refusals;
         assert!(refusals.is_empty(), "the slab is not reached by the next device: {refusals:?}");
@@ -364,16 +365,16 @@ impl Bed {
         Ok(())
     }
 
-    pub fn device(&self) -> &CudaDevice {
+    pub(super) fn device(&self) -> &CudaDevice {
         self.device.as_ref().expect("a device")
     }
 
-    pub fn driver(&self) -> &CudaDriver {
+    pub(super) fn driver(&self) -> &CudaDriver {
         &self.driver
     }
 
     /// A codeword of a code with random data.
-    pub fn codeword(&self, codec: &Codec, length: usize, noise: &mut Random) -> Vec<Buf> {
+    pub(super) fn codeword(&self, codec: &Codec, length: usize, noise: &mut Random) -> Vec<Buf> {
         let mut columns: Vec<BufMut> = (0..codec.data() + codec.parity())
             .map(|_| {
                 let mut buf = self.pool.alloc(length);
@@ -390,7 +391,7 @@ impl Bed {
     }
 
     /// Starts a case as soon as a slot is idle, and checks those that end meanwhile.
-    pub fn submit(&mut self, case: Case) {
+    pub(super) fn submit(&mut self, case: Case) {
         while self.idle.is_empty() {
             self.finish_one();
         }
@@ -404,7 +405,8 @@ impl Bed {
         self.submitted += 1;
         let wake = self.wake.clone();
         let wake = Box::new(move || wake.send(slot).unwrap_or_default());
-        // SAFETY: the case keeps inputs and outputs, and is kept in `flying` until finished, or leaked when given up.
+        // SAFETY: the case keeps inputs and outputs, and is kept in `flying` until finished, or leaked when
+        // given up.
         match unsafe { self.device.as_mut().expect("a device").start(slot, work, wake) } {
             Ok(()) => {
                 self.flying.insert(slot, case);
@@ -418,7 +420,7 @@ impl Bed {
     }
 
     /// The error of a case that is not started.
-    pub fn refused(&mut self, case: Case) -> DeviceError {
+    pub(super) fn refused(&mut self, case: Case) -> DeviceError {
         while self.idle.is_empty() {
             self.finish_one();
         }
@@ -446,14 +448,14 @@ impl Bed {
     }
 
     /// Waits for all cases and checks them.
-    pub fn drain(&mut self) {
+    pub(super) fn drain(&mut self) {
         while !self.flying.is_empty() {
             self.finish_one();
         }
     }
 
     /// Starts a case that will fail, and says in which slot.
-    pub fn doomed(&mut self, case: Case) -> Result<usize, DeviceError> {
+    pub(super) fn doomed(&mut self, case: Case) -> Result<usize, DeviceError> {
         self.try_start(case).map_err(|refused| {
             let (case, error) = *refused;
             // Some of it may have been queued.
@@ -463,17 +465,17 @@ impl Bed {
     }
 
     /// The slot that wakes within a time.
-    pub fn woken_within(&self, time: Duration) -> Option<usize> {
+    pub(super) fn woken_within(&self, time: Duration) -> Option<usize> {
         self.woken.recv_timeout(time).ok()
     }
 
     /// What the device says of a slot.
-    pub fn outcome(&mut self, slot: usize) -> Result<Vec<Digest>, DeviceError> {
+    pub(super) fn outcome(&mut self, slot: usize) -> Result<Vec<Digest>, DeviceError> {
         self.device.as_mut().expect("a device").finish(slot)
     }
 
     /// Gives the device up, and leaks what it may still touch.
-    pub fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         Box::new(self.device.take().expect("a device")).abandon();
         self.flying.drain().for_each(|(_, case)| std::mem::forget(case));
     }

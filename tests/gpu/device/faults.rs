@@ -1,6 +1,6 @@
-//! Faults on purpose: a device that traps and one that hangs are given up, and the next one opened on the same GPU and
-//! memory computes as if nothing had been. Ignored unless asked for, since a context that was given up stays for as long as the
-//! process lives: `scripts/gpu-test` runs each by itself.
+//! Faults on purpose: a device that traps and one that hangs are given up, and the next one opened on the
+//! same GPU and memory computes as if nothing had been. Ignored unless asked for, since a context that was
+//! given up stays for as long as the process lives: `scripts/gpu-test` runs each by itself.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,8 @@ fn comes_back(bed: &mut Bed, noise: &mut Random, after_trap: bool) {
     // A failed context is ended in the background; until then the driver makes no other.
     while let Err(error) = bed.again() {
         if begun.elapsed() > BACK_WITHIN {
-            // Some drivers take no context any more in a process in which a kernel trapped. The runtime then leaves everything to
-            // the CPU and goes on trying; what must hold is what was checked before.
+            // Some drivers take no context any more in a process in which a kernel trapped. The runtime then
+            // leaves everything to the CPU and goes on trying; what must hold is what was checked before.
             assert!(after_trap, "the next device: {error}");
             println!("not opened again in {:?}: {error}", begun.elapsed());
             return;

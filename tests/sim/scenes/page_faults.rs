@@ -16,26 +16,26 @@ use calpe_core::volume::{AdminRequest, ClientRequest, LogState};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-pub const BLOCK: usize = 4096;
-pub const CHUNK: usize = 16384;
+pub(crate) const BLOCK: usize = 4096;
+pub(crate) const CHUNK: usize = 16384;
 const SECOND: u64 = 1_000_000_000;
 
 type Disks = BTreeMap<u32, SimDisk>;
 
 /// An array that was stopped or killed, and the expected content of its volume.
-pub struct Scene {
+pub(crate) struct Scene {
     pub world: SimWorld,
     pub disks: Disks,
     pub model: Vec<u8>,
 }
 
-pub fn shape(data: u16, parity: u16, stripes: u64) -> SimShape {
+pub(crate) fn shape(data: u16, parity: u16, stripes: u64) -> SimShape {
     SimShape::new(data, parity, CHUNK as u32, stripes).logged(ChecksumKind::Crc32c, 1 << 20)
 }
 
 impl Scene {
     /// A running array full of random bytes, all of them in place.
-    pub fn running(shape: SimShape, seed: u64) -> (SimWorld, SimArray, Vec<u8>) {
+    pub(crate) fn running(shape: SimShape, seed: u64) -> (SimWorld, SimArray, Vec<u8>) {
         let world = SimWorld::new(shape, 32 << 20);
         let mut model = vec![0; shape.volume_bytes as usize];
         Random::new(seed ^ 0xf111).fill(&mut model);
@@ -46,23 +46,23 @@ impl Scene {
     }
 
     /// The same, stopped.
-    pub fn stopped(shape: SimShape, seed: u64) -> Scene {
+    pub(crate) fn stopped(shape: SimShape, seed: u64) -> Scene {
         let (world, mut sim, model) = Scene::running(shape, seed);
         sim.admin(AdminRequest::Stop).expect("it stops");
         Scene { world, disks: sim.disks.clone(), model }
     }
 
     /// The same, killed; every write has happened.
-    pub fn killed(world: SimWorld, sim: &SimArray, model: Vec<u8>) -> Scene {
+    pub(crate) fn killed(world: SimWorld, sim: &SimArray, model: Vec<u8>) -> Scene {
         Scene { world, disks: sim.wreck().settle(false, |_, _| Fate::Kept), model }
     }
 
-    pub fn start(&self, force: bool) -> SimArray {
+    pub(crate) fn start(&self, force: bool) -> SimArray {
         self.world.start(self.disks.clone(), force, Random::new(5)).expect("it assembles")
     }
 
     /// Makes reads of the pages on this disk fail until the time `until` of the next start's clock.
-    pub fn hide_pages(&mut self, disk: u32, until: Timestamp) {
+    pub(crate) fn hide_pages(&mut self, disk: u32, until: Timestamp) {
         let disk = self.disks.get_mut(&disk).expect("a disk");
         let pages = DiskRegion::Pages.ranges(disk);
         disk.inject(unreadable(pages, until));
@@ -70,18 +70,18 @@ impl Scene {
 }
 
 /// A fault that makes reads of these bytes fail.
-pub fn unreadable(within: Vec<Range<u64>>, until: Timestamp) -> PassingFault {
+pub(crate) fn unreadable(within: Vec<Range<u64>>, until: Timestamp) -> PassingFault {
     PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(within).until(until)
 }
 
 /// The newest superblock of a disk.
-pub fn superblock(disk: &SimDisk) -> Superblock {
+pub(crate) fn superblock(disk: &SimDisk) -> Superblock {
     let copies = all_copy_offsets(disk.bytes()).map(|at| Superblock::decode(&disk.peek(at.0, COPY_BYTES)));
     copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a member")
 }
 
 /// The disk and bytes of each copy of a page, in an array whose members are on the disks of their numbers.
-pub fn copies(disk: &SimDisk, page: PageIndex) -> Vec<(u32, Range<u64>)> {
+pub(crate) fn copies(disk: &SimDisk, page: PageIndex) -> Vec<(u32, Range<u64>)> {
     let superblock = superblock(disk);
     let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
     let start = superblock.region(RegionKind::Pages).expect("pages").offset.0;
@@ -92,12 +92,12 @@ pub fn copies(disk: &SimDisk, page: PageIndex) -> Vec<(u32, Range<u64>)> {
 }
 
 /// The first page of hashes.
-pub fn first_hash_page(disk: &SimDisk) -> PageIndex {
+pub(crate) fn first_hash_page(disk: &SimDisk) -> PageIndex {
     PageIndex(PageLayout::new(superblock(disk).geometry, true).map_pages())
 }
 
 /// The place of a copy with the newest version.
-pub fn newest_place(disk: &SimDisk, page: PageIndex, copy: &Range<u64>) -> Range<u64> {
+pub(crate) fn newest_place(disk: &SimDisk, page: PageIndex, copy: &Range<u64>) -> Range<u64> {
     let superblock = superblock(disk);
     let key = LogKey::derive(superblock.array, superblock.redo.secret);
     let places = (copy.start..copy.end).step_by(PAGE_BYTES);
@@ -109,12 +109,12 @@ pub fn newest_place(disk: &SimDisk, page: PageIndex, copy: &Range<u64>) -> Range
 }
 
 /// Executes everything and lets a minute pass, whatever hangs meanwhile.
-pub fn drain(sim: &mut SimArray) {
+pub(crate) fn drain(sim: &mut SimArray) {
     live(sim, 60);
 }
 
 /// Checks block by block that everything reads as it must.
-pub fn verify(sim: &mut SimArray, model: &[u8], when: &str) -> Result<(), String> {
+pub(crate) fn verify(sim: &mut SimArray, model: &[u8], when: &str) -> Result<(), String> {
     for (block, expected) in model.chunks(BLOCK).enumerate() {
         match sim.read((block * BLOCK) as u64, BLOCK) {
             Ok(read) if read == expected => {}
@@ -126,7 +126,7 @@ pub fn verify(sim: &mut SimArray, model: &[u8], when: &str) -> Result<(), String
 }
 
 /// Checks that no block reads wrong. Returns how many end with an error.
-pub fn verify_or_error(sim: &mut SimArray, model: &[u8], when: &str) -> Result<usize, String> {
+pub(crate) fn verify_or_error(sim: &mut SimArray, model: &[u8], when: &str) -> Result<usize, String> {
     let mut errors = 0;
     for (block, expected) in model.chunks(BLOCK).enumerate() {
         match sim.read((block * BLOCK) as u64, BLOCK) {
@@ -138,7 +138,7 @@ pub fn verify_or_error(sim: &mut SimArray, model: &[u8], when: &str) -> Result<u
     Ok(errors)
 }
 
-pub fn texts(sim: &SimArray) -> Vec<&str> {
+pub(crate) fn texts(sim: &SimArray) -> Vec<&str> {
     sim.notices.iter().map(|notice| notice.text.as_str()).collect()
 }
 
@@ -163,7 +163,7 @@ fn verify_after_restart(mut sim: SimArray, model: &[u8], when: &str) -> Result<(
 /// Copies of pages cannot be read for a moment while no page is cached; meanwhile clients read and write.
 /// Those requests may fail; afterwards nothing else may be different. `offline`: a member is out of service
 /// all the while.
-pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> Result<(), String> {
+pub(crate) fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> Result<(), String> {
     let scene = Scene::stopped(shape(2, 1, 40), seed);
     let mut model = scene.model.clone();
     let mut sim = scene.start(false);
@@ -218,7 +218,7 @@ pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> R
 /// Case 4: a member is dead, and the newest version of a page of the stripe map cannot be read on another
 /// during the start after a kill. The stripes were written again and again, each time to another slot, and
 /// flushed.
-pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
+pub(crate) fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
     let stripes = 300usize;
     let shape = SimShape::new(2, 1, 4096, stripes as u64).logged(ChecksumKind::Crc32c, 1 << 20);
     let world = SimWorld::new(shape, 32 << 20);
@@ -271,7 +271,7 @@ pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
 
 /// What happens to the copies of pages of checksums that other members have, while a member is away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OtherCopies {
+pub(crate) enum OtherCopies {
     /// They rot.
     Rotten,
     /// They give errors from now on, and reads of them go on.
@@ -284,7 +284,7 @@ pub enum OtherCopies {
 
 /// A member is away for a moment, and the copies of pages of checksums on the others are gone. Its own copies
 /// are still good: once it is back, everything reads as before, even after the member is lost for good.
-pub fn only_a_returning_member_has_pages(
+pub(crate) fn only_a_returning_member_has_pages(
     shape: SimShape,
     others: OtherCopies,
     seed: u64,
@@ -356,7 +356,7 @@ pub fn only_a_returning_member_has_pages(
 }
 
 /// Pages of checksums cannot be read on any member for a moment while the log is replayed.
-pub fn pages_unreadable_during_replay(millis: u64, seed: u64) -> Result<(), String> {
+pub(crate) fn pages_unreadable_during_replay(millis: u64, seed: u64) -> Result<(), String> {
     let (world, mut sim, mut model) = Scene::running(shape(2, 1, 40), seed);
     let mut random = Random::new(seed);
     for _ in 0..8 {
@@ -377,7 +377,7 @@ pub fn pages_unreadable_during_replay(millis: u64, seed: u64) -> Result<(), Stri
 
 /// A copy of a page cannot be read for a moment, all within the budget, and its blocks are written later. The
 /// power fails while the page is written, and the other copy is gone.
-pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
+pub(crate) fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     let scene = Scene::stopped(shape(2, 1, 40), seed);
     let mut sim = scene.start(false);
     let Scene { world, mut model, .. } = scene;
@@ -433,7 +433,7 @@ fn refused_or_right(mut scene: Scene) -> Result<bool, String> {
 
 /// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the
 /// array survives. Returns whether the start was refused meanwhile.
-pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
+pub(crate) fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let (data, parity) = [(2, 1), (3, 2), (2, 2)][seed as usize % 3];
     let shape = shape(data, parity, 12);
     let (world, mut sim, mut model) = Scene::running(shape, seed);
@@ -490,7 +490,7 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
 
 /// The whole logs of more members than the array survives cannot be read for a moment, with flushed batches
 /// in them that a note covers. Returns whether the start was refused meanwhile.
-pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
+pub(crate) fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let (data, parity) = [(2, 1), (4, 2), (2, 2)][seed as usize % 3];
     let (world, mut sim, mut model) = Scene::running(shape(data, parity, 12), seed);
     let mut random = Random::new(seed);
@@ -511,7 +511,7 @@ pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
 
 /// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member
 /// leaves for that.
-pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
+pub(crate) fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
     let shape = shape(2, 1, 12);
     let (world, mut sim, mut model) = Scene::running(shape, seed);
     let mut random = Random::new(seed);
@@ -543,7 +543,7 @@ pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
 
 /// Within the budget: after a kill under load all reads of one member fail for good. The start may wait a
 /// little, but then goes on, and all acknowledged writes are there.
-pub fn one_member_unreadable(seed: u64) -> Result<(), String> {
+pub(crate) fn one_member_unreadable(seed: u64) -> Result<(), String> {
     let (data, parity) = [(2, 1), (4, 2), (2, 2), (1, 1)][seed as usize % 4];
     let shape = shape(data, parity, 12);
     let (world, mut sim, mut model) = Scene::running(shape, seed);
@@ -614,7 +614,7 @@ fn images(disk: &SimDisk) -> Vec<(u64, u8)> {
 /// One image in the log of one member is rotten, and the log of another cannot be read for a moment. A
 /// passing error costs nothing, whatever else is wrong (T1, T3): the last batch is not taken for one that was
 /// never flushed, and no row is given up. Returns whether the start was refused meanwhile.
-pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
+pub(crate) fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
     let mut scene = flushed_and_killed(seed)?;
     let (rotten, sick) = ((seed % 3) as u32, ((seed + 1 + seed / 3 % 2) % 3) as u32);
     let disk = scene.disks.get_mut(&rotten).expect("a disk");
@@ -638,7 +638,7 @@ pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, S
 /// log of the absent member holds what decodes the row, and its absence is no evidence of a loss (T1). Either
 /// nothing is lost without it, or the start is refused and the member stays current. Returns whether it was
 /// refused.
-pub fn member_comes_late(seed: u64) -> Result<bool, String> {
+pub(crate) fn member_comes_late(seed: u64) -> Result<bool, String> {
     let mut scene = flushed_and_killed(seed)?;
     let (late, rotten) = ((seed % 3) as u32, ((seed + 1) % 3) as u32);
     let disk = scene.disks.get_mut(&rotten).expect("a disk");

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// The harm to places of copies: on the returning member the place with the newest version, on the others one
 /// place or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Harm {
+pub(crate) enum Harm {
     Rotten,
     /// The place is unreadable while the member is away and catches up.
     Unreadable,
@@ -25,7 +25,7 @@ pub enum Harm {
 
 /// Which places of the others' copies are harmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OthersHarmed {
+pub(crate) enum OthersHarmed {
     Both,
     /// The older one; the newest version is there and whole.
     Older,
@@ -68,7 +68,7 @@ fn leave_and_return(
 /// The returning member's copies have a fault of their own, and their other place holds an older version,
 /// from before half of the blocks were written. Blocks that only the newest version knows of read right or
 /// end with an error. Returns how many errors are left in the end.
-pub fn an_older_version_is_there(
+pub(crate) fn an_older_version_is_there(
     shape: SimShape,
     own: Harm,
     others: (Harm, OthersHarmed),
@@ -123,7 +123,11 @@ pub fn an_older_version_is_there(
 
 /// Only the returning member has whole copies of pages, and it cannot read them for a moment when it returns.
 /// Returns how many blocks cannot be read when that is over.
-pub fn own_copies_unreadable_for_a_moment(shape: SimShape, millis: u64, seed: u64) -> Result<usize, String> {
+pub(crate) fn own_copies_unreadable_for_a_moment(
+    shape: SimShape,
+    millis: u64,
+    seed: u64,
+) -> Result<usize, String> {
     let parity = shape.parity;
     let scene = Scene::stopped(shape, seed);
     let mut sim = scene.start(false);
@@ -181,7 +185,11 @@ impl May {
 /// Clients write and discard, and the array restarts, while a member is away that has the only copies of some
 /// pages. It returns, and may leave again before it is done. Nothing reads wrong. Returns how often pages
 /// were taken from it.
-pub fn what_it_missed_is_not_taken_from_it(data: u16, parity: u16, seed: u64) -> Result<usize, String> {
+pub(crate) fn what_it_missed_is_not_taken_from_it(
+    data: u16,
+    parity: u16,
+    seed: u64,
+) -> Result<usize, String> {
     let scene = Scene::stopped(shape(data, parity, 200), seed);
     let mut sim = scene.start(false);
     let mut random = Random::new(seed ^ 0x991);

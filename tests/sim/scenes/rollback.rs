@@ -8,23 +8,23 @@ use calpe_core::testing::{DiskCopy, DiskRegion, Random, SimArray, SimDisk, SimSh
 use calpe_core::units::MemberIndex;
 use calpe_core::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, LogState};
 
-pub const BLOCK: usize = 4096;
-pub const CHUNK: usize = 4 * BLOCK;
+pub(crate) const BLOCK: usize = 4096;
+pub(crate) const CHUNK: usize = 4 * BLOCK;
 
 /// An array and the expected content of its volume.
-pub struct Checked {
+pub(crate) struct Checked {
     pub sim: SimArray,
     pub model: Vec<u8>,
 }
 
 impl Checked {
     /// A clean array of eight stripes full of random bytes, with a small log that soon wraps round.
-    pub fn filled(data: u16, parity: u16, checksum: ChecksumKind, seed: u64) -> Checked {
+    pub(crate) fn filled(data: u16, parity: u16, checksum: ChecksumKind, seed: u64) -> Checked {
         Self::with_log(data, parity, checksum, seed, 256 << 10)
     }
 
     /// The same with `log` bytes of log.
-    pub fn with_log(data: u16, parity: u16, checksum: ChecksumKind, seed: u64, log: u64) -> Checked {
+    pub(crate) fn with_log(data: u16, parity: u16, checksum: ChecksumKind, seed: u64, log: u64) -> Checked {
         let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, log);
         let mut model = vec![0; shape.volume_bytes as usize];
         Random::new(seed ^ 0xf111).fill(&mut model);
@@ -35,7 +35,7 @@ impl Checked {
     }
 
     /// Writes blocks at random places and makes all of them durable in the end.
-    pub fn load(&mut self, writes: u64, random: &mut Random) {
+    pub(crate) fn load(&mut self, writes: u64, random: &mut Random) {
         for _ in 0..writes {
             let blocks = 1 + random.below(9) as usize;
             let at = random.below((self.model.len() / BLOCK - blocks) as u64) as usize * BLOCK;
@@ -49,19 +49,19 @@ impl Checked {
     }
 
     /// Lets the note of the last flush become durable (W2).
-    pub fn note(&mut self) {
+    pub(crate) fn note(&mut self) {
         for _ in 0..3 {
             while self.sim.step() {}
             self.sim.sleep(100);
         }
     }
 
-    pub fn copy(&self, id: u32) -> DiskCopy {
+    pub(crate) fn copy(&self, id: u32) -> DiskCopy {
         self.sim.disks[&id].copy(false)
     }
 
     /// Executes this many operations, or fewer if no more are queued.
-    pub fn step(&mut self, operations: u64) {
+    pub(crate) fn step(&mut self, operations: u64) {
         for _ in 0..operations {
             self.sim.step();
         }
@@ -69,7 +69,7 @@ impl Checked {
 
     /// Kills the disk of a member, has the array notice it by a write to block 0, and executes this many
     /// operations of what follows.
-    pub fn begin_to_lose(&mut self, id: u32, operations: u64) {
+    pub(crate) fn begin_to_lose(&mut self, id: u32, operations: u64) {
         disk(&mut self.sim, id).dead = true;
         self.sim.submit_write(0, &[7; BLOCK], true);
         self.model[..BLOCK].fill(7);
@@ -77,18 +77,22 @@ impl Checked {
     }
 
     /// Takes a member out, and lets everything settle.
-    pub fn offline(&mut self, member: u16) {
+    pub(crate) fn offline(&mut self, member: u16) {
         self.take_out(member);
         self.sim.settle();
     }
 
     /// Takes a member out at once, writing only the superblocks that this takes.
-    pub fn take_out(&mut self, member: u16) {
+    pub(crate) fn take_out(&mut self, member: u16) {
         self.sim.admin(AdminRequest::Fail { member: MemberIndex(member) }).expect("it can be spared");
     }
 
     /// Kills the process with nothing in flight, rolls these disks back to their copies and starts again.
-    pub fn restart_with(self, copies: &[(u32, &DiskCopy)], force: bool) -> Result<Checked, AssemblyError> {
+    pub(crate) fn restart_with(
+        self,
+        copies: &[(u32, &DiskCopy)],
+        force: bool,
+    ) -> Result<Checked, AssemblyError> {
         let Checked { mut sim, model } = self;
         copies.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
         let sim = sim.kill_where(force, |_, _| false)?;
@@ -97,7 +101,7 @@ impl Checked {
 
     /// Asserts that no block reads wrong. Returns how many cannot be read.
     #[track_caller]
-    pub fn count_errors(&mut self) -> usize {
+    pub(crate) fn count_errors(&mut self) -> usize {
         let mut errors = 0;
         for block in 0..self.model.len() / BLOCK {
             match self.sim.read((block * BLOCK) as u64, BLOCK) {
@@ -112,7 +116,7 @@ impl Checked {
     }
 
     #[track_caller]
-    pub fn verify(&mut self) {
+    pub(crate) fn verify(&mut self) {
         let read = self.sim.read(0, self.model.len()).expect("every byte can be read");
         let differing = (0..read.len() / BLOCK)
             .filter(|block| read[block * BLOCK..][..BLOCK] != self.model[block * BLOCK..][..BLOCK])
@@ -121,28 +125,28 @@ impl Checked {
     }
 }
 
-pub fn disk(sim: &mut SimArray, id: u32) -> &mut SimDisk {
+pub(crate) fn disk(sim: &mut SimArray, id: u32) -> &mut SimDisk {
     sim.disks.get_mut(&id).expect("a disk")
 }
 
-pub fn states(sim: &SimArray) -> Vec<MemberState> {
+pub(crate) fn states(sim: &SimArray) -> Vec<MemberState> {
     sim.status().members.iter().map(|m| m.state).collect()
 }
 
 /// Shapes of arrays: data, parity and kind of checksum.
-pub fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
+pub(crate) fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
     let kinds = [ChecksumKind::Blake3, ChecksumKind::None, ChecksumKind::Crc32c];
     kinds.into_iter().flat_map(|kind| [(2, 1, kind), (2, 2, kind), (3, 2, kind)])
 }
 
 /// The number of seeds: `seeds`, unless CALPE_ROLLBACK_SEEDS says otherwise.
-pub fn trial(seeds: u64) -> u64 {
+pub(crate) fn trial(seeds: u64) -> u64 {
     std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
 }
 
 /// All members but one are rolled back, and the array is started from them: the data of that one is nowhere
 /// else.
-pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
+pub(crate) fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for (is_clean, is_away) in [(true, false), (false, false), (true, true), (false, true)] {
             newer_than_what_is_served(at as u64, (data, parity, checksum), is_clean, is_away);
@@ -232,7 +236,7 @@ enum End {
 
 /// One member is absent, and the other copies of a page of the stripe map were overwritten so that they look
 /// as if they were never written.
-pub fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
+pub(crate) fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for garbage in [0x00, 0x77] {
             for end in [End::Stop, End::KillAtRest, End::KillUnderLoad] {
@@ -285,7 +289,7 @@ fn missed_map_pages(shape: (u16, u16, ChecksumKind), garbage: u8, end: End, seed
     array.verify();
 }
 
-pub fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
+pub(crate) fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for clean in [false, true] {
             let random = &mut Random::new(at as u64);
@@ -316,7 +320,7 @@ pub fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
     }
 }
 
-pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() {
+pub(crate) fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() {
     let (mut left_out, mut healed) = (0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for seed in 0..trial(24) {
@@ -363,7 +367,8 @@ pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() 
 /// Beyond the budget: errors, or a start that is refused. Until a note covers a flushed batch, a member
 /// without that batch looks as after a crash that cut it off (W2): then old data may be read, and the array
 /// says that it has dropped batches.
-pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word() {
+pub(crate) fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word()
+{
     let (mut refused, mut told, mut errors, mut whole) = (0, 0, 0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for seed in 0..trial(16) {
@@ -404,7 +409,7 @@ pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothi
 
 /// The copy may be of any moment: before the others leave, between two departures, or after. A note covers
 /// all flushed batches.
-pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
+pub(crate) fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
     let (mut refused, mut errors, mut whole) = (0, 0, 0);
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for seed in 0..trial(16) {
@@ -444,7 +449,7 @@ pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
 
 /// Honest members that an update of the superblocks did not reach, because the process was killed, are in
 /// service at the next start.
-pub fn members_that_an_update_did_not_reach_are_not_old() {
+pub(crate) fn members_that_an_update_did_not_reach_are_not_old() {
     for steps in 0..60 {
         let random = &mut Random::new(steps);
         let mut array = Checked::filled(2, 2, ChecksumKind::Crc32c, steps);
@@ -461,7 +466,7 @@ pub fn members_that_an_update_did_not_reach_are_not_old() {
 }
 
 /// A replay that is killed leaves nothing that the next one takes for done before it is.
-pub fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
+pub(crate) fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
     for seed in 0..trial(60) {
         let random = &mut Random::new(400 + seed);
         let kind = [ChecksumKind::Blake3, ChecksumKind::None][seed as usize % 2];
@@ -487,7 +492,7 @@ pub fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
 /// A member that left, and was rolled back before it returns, gets everything that it lacks. When a member
 /// leaves, no superblock records yet which blocks were put in place last. The member is caught up if it comes
 /// back as it was; a copy from before the blocks went in place gets them again.
-pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
+pub(crate) fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
     for (seed, checksum) in (0..trial(12))
         .flat_map(|seed| [ChecksumKind::Blake3, ChecksumKind::None].map(|checksum| (seed, checksum)))
     {
@@ -535,7 +540,7 @@ pub fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
     }
 }
 
-pub fn a_member_rolled_back_while_it_is_out_returns_whole() {
+pub(crate) fn a_member_rolled_back_while_it_is_out_returns_whole() {
     for seed in 0..trial(24) {
         let random = &mut Random::new(700 + seed);
         let mut array = Checked::with_log(2, 1, ChecksumKind::Blake3, seed, 256 << 10);

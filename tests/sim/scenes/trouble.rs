@@ -8,10 +8,10 @@ use calpe_core::testing::{
 use calpe_core::volume::{AdminRequest, ArrayState, ClientReply};
 
 /// Bytes of a chunk of [`filled`].
-pub const CHUNK: usize = 16384;
+pub(crate) const CHUNK: usize = 16384;
 
 /// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
-pub fn filled(data: u16, parity: u16) -> SimArray {
+pub(crate) fn filled(data: u16, parity: u16) -> SimArray {
     let shape = SimShape::new(data, parity, CHUNK as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
     let mut sim = SimArray::create(shape, 1);
     sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
@@ -33,7 +33,7 @@ fn read_all(sim: &mut SimArray) -> Option<String> {
 /// The data regions of all members are full while the last writes to some stripes are only in the log, and a
 /// scrub reaches these stripes before or after that. Clients can still read the stripes, and write them once
 /// there is room. Returns what goes wrong, if anything.
-pub fn scrub_without_room() -> Option<String> {
+pub(crate) fn scrub_without_room() -> Option<String> {
     for scrub_first in [false, true] {
         let mut sim = filled(2, 1);
         let places: Vec<u64> = (0..16).map(|at| at * 2 * CHUNK as u64).collect();
@@ -77,7 +77,7 @@ pub fn scrub_without_room() -> Option<String> {
 }
 
 /// Runs the trouble whose cost the broken rule is meant to prevent. Returns what it cost, if anything.
-pub fn cost_of_faults(mutation: Mutation) -> Option<String> {
+pub(crate) fn cost_of_faults(mutation: Mutation) -> Option<String> {
     if mutation == Mutation::HeldThroughShortage {
         return scrub_without_room();
     }

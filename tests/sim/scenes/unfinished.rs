@@ -66,18 +66,18 @@ fn comes_in_before_an_epoch_is_complete(written_by: impl Fn(&mut dyn FnMut())) {
 
 /// A member that a start finds missing is replaced at once, and the daemon is killed before the device is
 /// built.
-pub fn a_device_that_comes_in_before_an_epoch_is_complete_is_built() {
+pub(crate) fn a_device_that_comes_in_before_an_epoch_is_complete_is_built() {
     comes_in_before_an_epoch_is_complete(|steps| steps());
 }
 
 /// The same with superblocks as written before the code kept that rule.
 #[cfg(debug_assertions)]
-pub fn a_device_that_is_named_by_an_epoch_from_before_it_is_built() {
+pub(crate) fn a_device_that_is_named_by_an_epoch_from_before_it_is_built() {
     comes_in_before_an_epoch_is_complete(|steps| Mutation::NewDeviceInOldEpoch.with(steps));
 }
 
 /// A device that was added like that leaves and comes back: it is built, not caught up.
-pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
+pub(crate) fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
     for (gap, kind, steps) in moments() {
         let Some(mut array) = cut_off(gap, kind) else { continue };
         let device = array.sim.add_blank_disk();
@@ -103,7 +103,7 @@ pub fn a_device_that_leaves_before_an_epoch_is_complete_is_not_caught_up() {
 
 /// A member whose replacement is being built leaves while an epoch is written, and the replacement takes its
 /// place; then the daemon is killed.
-pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
+pub(crate) fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
     for (gap, kind, steps) in moments() {
         let random = &mut Random::new(gap * 100 + steps);
         let mut array = Checked::filled(3, 2, kind, gap);
@@ -131,7 +131,7 @@ pub fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
 
 /// A member leaves while an epoch is written, and is replaced; then the array fails, gets all its other
 /// members back, and is killed.
-pub fn a_device_that_comes_in_before_an_array_fails_is_built() {
+pub(crate) fn a_device_that_comes_in_before_an_array_fails_is_built() {
     for (gap, kind, steps) in moments() {
         let random = &mut Random::new(gap * 100 + steps);
         let mut array = Checked::filled(3, 2, kind, gap);
@@ -191,7 +191,7 @@ fn one<'c>(copies: &'c [DiskCopy], random: &mut Random) -> &'c DiskCopy {
 
 /// A device has just joined when the daemon is killed, and is then rolled back to a copy made while it was
 /// being built.
-pub fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
+pub(crate) fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
     for seed in 0..trial(150) {
         let random = &mut Random::new(0x0_b111 + seed);
         let (mut array, id, copies) = built_while_idle(seed, random);
@@ -208,7 +208,7 @@ pub fn a_device_as_it_was_while_it_was_built_is_not_taken_for_whole() {
 }
 
 /// The same, but the device dies and comes back as the copy while the daemon runs.
-pub fn a_device_as_it_was_while_it_was_built_is_not_caught_up() {
+pub(crate) fn a_device_as_it_was_while_it_was_built_is_not_caught_up() {
     for seed in 0..trial(150) {
         let random = &mut Random::new(0x0_ca7c + seed);
         let (mut array, id, copies) = built_while_idle(seed, random);

@@ -5,7 +5,7 @@ use calpe_core::testing::Random;
 use std::collections::BTreeMap;
 
 /// Bytes that are written wholly or not at all.
-pub const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 const BLOCK: usize = 4096;
 const SECTORS: usize = BLOCK / SECTOR;
 
@@ -15,7 +15,7 @@ const DESTAGE_ONE_IN: u64 = 8;
 
 /// How much of the cache survives a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub(crate) enum Keep {
     Nothing,
     Everything,
     /// Some blocks of 4 KiB.
@@ -25,7 +25,7 @@ pub enum Keep {
 }
 
 /// See the head of this file.
-pub struct Disk {
+pub(crate) struct Disk {
     /// The content that reads see.
     current: Vec<u8>,
     /// The content that a power cut leaves.
@@ -37,7 +37,7 @@ pub struct Disk {
 
 impl Disk {
     /// A disk of zeroes; the seed decides what power cuts lose.
-    pub fn new(bytes: u64, seed: u64) -> Disk {
+    pub(crate) fn new(bytes: u64, seed: u64) -> Disk {
         assert!(bytes.is_multiple_of(BLOCK as u64), "{bytes} bytes are not whole blocks");
         let bytes = usize::try_from(bytes).expect("it fits in memory");
         Disk {
@@ -48,22 +48,22 @@ impl Disk {
         }
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.current.len() as u64
     }
 
     /// Whether the disk has this range, in whole sectors.
-    pub fn has(&self, offset: u64, length: u64) -> bool {
+    pub(crate) fn has(&self, offset: u64, length: u64) -> bool {
         let aligned = offset.is_multiple_of(SECTOR as u64) && length.is_multiple_of(SECTOR as u64);
         aligned && offset.checked_add(length).is_some_and(|end| end <= self.bytes())
     }
 
-    pub fn read(&self, offset: u64, length: usize) -> &[u8] {
+    pub(crate) fn read(&self, offset: u64, length: usize) -> &[u8] {
         &self.current[offset as usize..offset as usize + length]
     }
 
     /// Writes whole sectors; with `durable` they are flushed, too.
-    pub fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8], durable: bool) {
         let offset = offset as usize;
         self.prepare(offset, data.len(), durable);
         self.current[offset..offset + data.len()].copy_from_slice(data);
@@ -73,7 +73,7 @@ impl Disk {
     }
 
     /// The same with zeroes.
-    pub fn zero(&mut self, offset: u64, length: u64, durable: bool) {
+    pub(crate) fn zero(&mut self, offset: u64, length: u64, durable: bool) {
         let (offset, length) = (offset as usize, length as usize);
         self.prepare(offset, length, durable);
         self.current[offset..offset + length].fill(0);
@@ -104,14 +104,14 @@ impl Disk {
     }
 
     /// Makes everything written so far stable.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         for (block, mask) in std::mem::take(&mut self.unflushed) {
             self.settle(block, mask, mask);
         }
     }
 
     /// Loses what was not flushed, except what survives by chance.
-    pub fn lose(&mut self, keep: Keep) {
+    pub(crate) fn lose(&mut self, keep: Keep) {
         for (block, mask) in std::mem::take(&mut self.unflushed) {
             let kept = match keep {
                 Keep::Nothing => 0,
@@ -144,19 +144,19 @@ impl Disk {
     }
 
     /// The content that a power cut would leave if it lost the whole cache.
-    pub fn stable(&self) -> &[u8] {
+    pub(crate) fn stable(&self) -> &[u8] {
         &self.stable
     }
 
     /// Replaces everything by an earlier content.
-    pub fn restore(&mut self, content: &[u8]) {
+    pub(crate) fn restore(&mut self, content: &[u8]) {
         self.unflushed.clear();
         self.current.copy_from_slice(content);
         self.stable.copy_from_slice(content);
     }
 
     /// Flips one bit, on the medium and in the cache.
-    pub fn flip(&mut self, offset: u64, bit: u8) {
+    pub(crate) fn flip(&mut self, offset: u64, bit: u8) {
         let at = offset as usize;
         self.current[at] ^= 1 << (bit % 8);
         self.stable[at] ^= 1 << (bit % 8);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// An error in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Errno {
+pub(crate) enum Errno {
     Perm,
     Io,
     NoMem,
@@ -17,7 +17,7 @@ pub enum Errno {
 }
 
 impl Errno {
-    pub const fn code(self) -> u32 {
+    pub(crate) const fn code(self) -> u32 {
         match self {
             Errno::Perm => 1,
             Errno::Io => 5,
@@ -28,7 +28,7 @@ impl Errno {
         }
     }
 
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Errno::Perm => "EPERM",
             Errno::Io => "EIO",
@@ -43,7 +43,7 @@ impl Errno {
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Op {
+pub(crate) enum Op {
     Read,
     Write,
     Flush,
@@ -53,29 +53,29 @@ pub enum Op {
 
 /// A set of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ops(u8);
+pub(crate) struct Ops(u8);
 
 impl Ops {
-    pub const ALL: Ops = Ops(0b11111);
+    pub(crate) const ALL: Ops = Ops(0b11111);
     /// Everything that changes data, and flushes.
-    pub const CHANGES: Ops = Ops(0b11110);
+    pub(crate) const CHANGES: Ops = Ops(0b11110);
 
-    pub const fn of(op: Op) -> Ops {
+    pub(crate) const fn of(op: Op) -> Ops {
         Ops(1 << op as u8)
     }
 
-    pub const fn or(self, other: Ops) -> Ops {
+    pub(crate) const fn or(self, other: Ops) -> Ops {
         Ops(self.0 | other.0)
     }
 
-    pub const fn has(self, op: Op) -> bool {
+    pub(crate) const fn has(self, op: Op) -> bool {
         self.0 >> op as u8 & 1 == 1
     }
 }
 
 /// How much of a request is done although it does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub(crate) enum Effect {
     Nothing,
     /// The first half of a write.
     Half,
@@ -86,7 +86,7 @@ pub enum Effect {
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub(crate) enum Cut {
     /// Cleanly; pending requests are not answered.
     Close,
     /// With bytes left unread, which the peer sees as a reset.
@@ -97,7 +97,7 @@ pub enum Cut {
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub(crate) enum Act {
     Error {
         errno: Errno,
         effect: Effect,
@@ -116,7 +116,7 @@ pub enum Act {
 
 impl Act {
     /// Name of the kind, for counts.
-    pub const fn kind(self) -> &'static str {
+    pub(crate) const fn kind(self) -> &'static str {
         match self {
             Act::Error { errno, .. } => errno.name(),
             Act::Delay(_) => "delay",
@@ -130,7 +130,7 @@ impl Act {
 
 /// A fault: when it strikes, and what it does.
 #[derive(Clone, Debug)]
-pub struct Rule {
+pub(crate) struct Rule {
     pub ops: Ops,
     /// Only requests that touch one of these ranges match; flushes always do. Empty: all.
     pub ranges: Vec<Range<u64>>,
@@ -145,23 +145,23 @@ pub struct Rule {
 
 impl Rule {
     /// A rule for all requests of some operations, until it is cleared.
-    pub fn new(ops: Ops, act: Act) -> Rule {
+    pub(crate) fn new(ops: Ops, act: Act) -> Rule {
         Rule { ops, ranges: Vec::new(), act, one_in: 1, count: u64::MAX, until: None }
     }
 
-    pub fn within(self, ranges: Vec<Range<u64>>) -> Rule {
+    pub(crate) fn within(self, ranges: Vec<Range<u64>>) -> Rule {
         Rule { ranges, ..self }
     }
 
-    pub fn times(self, count: u64) -> Rule {
+    pub(crate) fn times(self, count: u64) -> Rule {
         Rule { count, ..self }
     }
 
-    pub fn one_in(self, one_in: u64) -> Rule {
+    pub(crate) fn one_in(self, one_in: u64) -> Rule {
         Rule { one_in, ..self }
     }
 
-    pub fn lasting(self, span: Duration) -> Rule {
+    pub(crate) fn lasting(self, span: Duration) -> Rule {
         Rule { until: Some(Instant::now() + span), ..self }
     }
 
@@ -173,23 +173,23 @@ impl Rule {
 
 /// The rules of one export, and how often each kind has struck.
 #[derive(Default)]
-pub struct Faults {
+pub(super) struct Faults {
     rules: Vec<Rule>,
     struck: BTreeMap<&'static str, u64>,
 }
 
 impl Faults {
-    pub fn add(&mut self, rule: Rule) {
+    pub(super) fn add(&mut self, rule: Rule) {
         self.rules.push(rule);
     }
 
-    pub fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.rules.clear();
     }
 
     /// What happens to a request: the first rule that matches decides. `random` draws a number below its
     /// argument.
-    pub fn strike(
+    pub(super) fn strike(
         &mut self,
         op: Op,
         range: &Range<u64>,
@@ -205,11 +205,11 @@ impl Faults {
     }
 
     /// Counts a fault that strikes no request.
-    pub fn note(&mut self, kind: &'static str) {
+    pub(super) fn note(&mut self, kind: &'static str) {
         *self.struck.entry(kind).or_default() += 1;
     }
 
-    pub fn struck(&self) -> &BTreeMap<&'static str, u64> {
+    pub(super) fn struck(&self) -> &BTreeMap<&'static str, u64> {
         &self.struck
     }
 }

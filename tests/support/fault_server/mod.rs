@@ -14,9 +14,9 @@ mod disk;
 mod faults;
 mod wire;
 
-pub use disk::{Disk, Keep, SECTOR};
-pub use faults::{Act, Cut, Effect, Errno, Op, Ops, Rule};
-pub use wire::Offer;
+pub(crate) use disk::{Disk, Keep, SECTOR};
+pub(crate) use faults::{Act, Cut, Effect, Errno, Op, Ops, Rule};
+pub(crate) use wire::Offer;
 
 use calpe_core::testing::Random;
 use faults::Faults;
@@ -36,7 +36,7 @@ use wire::{Catalogue, PAYLOAD_MAX, Request};
 
 /// A request whose connection has ended is done within this time, or never. Half of the time that a daemon
 /// waits after it was killed, so that the promise holds on a machine under load, too.
-pub const LANDING_MAX: Duration = Duration::from_millis(500);
+pub(crate) const LANDING_MAX: Duration = Duration::from_millis(500);
 
 /// A request that is this late all the same, because this process did not run, is dropped.
 const LANDING_LATEST: Duration = Duration::from_millis(1500);
@@ -46,7 +46,7 @@ const DOOR_LOOK_MS: u16 = 20;
 
 /// What happens to clients that connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub(crate) enum Door {
     Open,
     /// The server does not listen.
     Shut,
@@ -57,7 +57,7 @@ pub enum Door {
 }
 
 /// See the head of this file.
-pub struct Server {
+pub(crate) struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -75,7 +75,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Server {
     /// Listens at a socket; has no exports yet.
-    pub fn start(socket: &Path) -> Server {
+    pub(crate) fn start(socket: &Path) -> Server {
         let shared = Arc::new(Shared {
             socket: socket.to_owned(),
             door: Mutex::new(Door::Open),
@@ -91,12 +91,12 @@ impl Server {
 
     /// Serves an export under a name, in place of any earlier one of that name. The empty name is for clients
     /// that ask for no name.
-    pub fn offer(&self, name: &str, export: &Export) {
+    pub(crate) fn offer(&self, name: &str, export: &Export) {
         lock(&self.shared.exports).insert(name.to_owned(), export.clone());
     }
 
     /// Stops serving an export; its connections end.
-    pub fn withdraw(&self, name: &str) -> Option<Export> {
+    pub(crate) fn withdraw(&self, name: &str) -> Option<Export> {
         let export = lock(&self.shared.exports).remove(name);
         if let Some(export) = &export {
             export.cut();
@@ -105,11 +105,11 @@ impl Server {
     }
 
     /// The URI of an export.
-    pub fn uri(&self, name: &str) -> String {
+    pub(crate) fn uri(&self, name: &str) -> String {
         format!("nbd+unix:///{name}?socket={}", self.shared.socket.display())
     }
 
-    pub fn set_door(&self, door: Door) {
+    pub(crate) fn set_door(&self, door: Door) {
         *lock(&self.shared.door) = door;
     }
 }
@@ -218,7 +218,7 @@ impl Catalogue for Visit<'_> {
 
 /// A disk as clients see it, with its faults.
 #[derive(Clone)]
-pub struct Export(Arc<Inner>);
+pub(crate) struct Export(Arc<Inner>);
 
 struct Inner {
     offer: Offer,
@@ -276,7 +276,7 @@ enum Verdict {
 
 impl Export {
     /// A disk of zeroes; the seed decides all random choices.
-    pub fn new(bytes: u64, seed: u64, offer: Offer) -> Export {
+    pub(crate) fn new(bytes: u64, seed: u64, offer: Offer) -> Export {
         let inner = Arc::new(Inner {
             offer,
             disk: Mutex::new(Disk::new(bytes, seed)),
@@ -293,26 +293,26 @@ impl Export {
         Export(inner)
     }
 
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         lock(&self.0.disk).bytes()
     }
 
-    pub fn inject(&self, rule: Rule) {
+    pub(crate) fn inject(&self, rule: Rule) {
         lock(&self.0.faults).add(rule);
     }
 
     /// Removes all rules. Delayed requests stay delayed.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         lock(&self.0.faults).clear();
     }
 
     /// How often each kind of fault has struck.
-    pub fn struck(&self) -> BTreeMap<&'static str, u64> {
+    pub(crate) fn struck(&self) -> BTreeMap<&'static str, u64> {
         lock(&self.0.faults).struck().clone()
     }
 
     /// Closes all connections cleanly. Requests that have come are done.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         for connection in self.connected() {
             connection.hang_up();
         }
@@ -320,7 +320,7 @@ impl Export {
 
     /// Cuts the server's power: connections end, delayed requests are never done, and unflushed writes are
     /// lost except what `keep` lets survive.
-    pub fn power_cut(&self, keep: Keep) {
+    pub(crate) fn power_cut(&self, keep: Keep) {
         lock(&self.0.faults).note("power cut");
         let mut disk = lock(&self.0.disk);
         self.0.life.fetch_add(1, Ordering::AcqRel);
@@ -331,41 +331,41 @@ impl Export {
     }
 
     /// The content that a power cut would leave if it lost the whole cache.
-    pub fn stable(&self) -> Vec<u8> {
+    pub(crate) fn stable(&self) -> Vec<u8> {
         lock(&self.0.disk).stable().to_vec()
     }
 
     /// Replaces the content by an earlier image.
-    pub fn restore(&self, content: &[u8]) {
+    pub(crate) fn restore(&self, content: &[u8]) {
         lock(&self.0.faults).note("rollback");
         lock(&self.0.disk).restore(content);
     }
 
     /// Flips a bit.
-    pub fn flip(&self, offset: u64, bit: u8) {
+    pub(crate) fn flip(&self, offset: u64, bit: u8) {
         lock(&self.0.faults).note("rot");
         lock(&self.0.disk).flip(offset, bit);
     }
 
     /// The content that reads see now.
-    pub fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         lock(&self.0.disk).read(offset, length).to_vec()
     }
 
     /// Number of clients that have chosen this export.
-    pub fn connections(&self) -> usize {
+    pub(crate) fn connections(&self) -> usize {
         self.connected().len()
     }
 
     /// Whether nothing is delayed and no request hangs.
-    pub fn is_well(&self) -> bool {
+    pub(crate) fn is_well(&self) -> bool {
         let late = lock(&self.0.late);
         let hung = |connection: &Arc<Connection>| connection.hung.load(Ordering::Acquire) > 0;
         late.jobs.is_empty() && !late.busy && !self.connected().iter().any(hung)
     }
 
     /// Whether no request is delayed or unanswered.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let late = lock(&self.0.late);
         let unanswered = |connection: &Arc<Connection>| connection.unanswered.load(Ordering::Acquire) > 0;
         late.jobs.is_empty() && !late.busy && !self.connected().iter().any(unanswered)

@@ -42,11 +42,11 @@ const FLAG_FUA: u16 = 1;
 /// Longest option that is accepted.
 const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// Longest READ or WRITE.
-pub const PAYLOAD_MAX: u32 = 32 << 20;
+pub(super) const PAYLOAD_MAX: u32 = 32 << 20;
 
 /// What an export offers.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer {
+pub(crate) struct Offer {
     pub structured: bool,
     pub fua: bool,
     pub trim: bool,
@@ -69,7 +69,7 @@ impl Offer {
 }
 
 /// The exports from which a client can choose.
-pub trait Catalogue {
+pub(super) trait Catalogue {
     /// Size in bytes and offer of an export.
     fn look_up(&self, name: &str) -> Option<(u64, Offer)>;
     fn names(&self) -> Vec<String>;
@@ -78,7 +78,7 @@ pub trait Catalogue {
 }
 
 /// Negotiates with a client until it has chosen an export, or has left.
-pub fn shake_hands(stream: &mut (impl Read + Write), exports: &dyn Catalogue) -> io::Result<()> {
+pub(super) fn shake_hands(stream: &mut (impl Read + Write), exports: &dyn Catalogue) -> io::Result<()> {
     let mut greeting = Vec::new();
     greeting.extend(NBDMAGIC.to_be_bytes());
     greeting.extend(IHAVEOPT.to_be_bytes());
@@ -179,7 +179,7 @@ fn take<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
 
 /// A request of a client; its payload, if it is a write, follows on the stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub(super) struct Request {
     /// None for a command that is not served.
     pub op: Option<Op>,
     pub fua: bool,
@@ -190,7 +190,7 @@ pub struct Request {
 }
 
 impl Request {
-    pub fn read(stream: &mut impl Read) -> io::Result<Request> {
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Request> {
         let head: [u8; 28] = take(stream)?;
         let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
         if u32::from_be_bytes(head[..4].try_into().expect("four bytes")) != REQUEST {
@@ -216,7 +216,7 @@ impl Request {
     }
 
     /// The bytes of a reply: the data of a read, nothing, or an error.
-    pub fn answer(&self, structured: bool, outcome: Result<&[u8], Errno>) -> Vec<u8> {
+    pub(super) fn answer(&self, structured: bool, outcome: Result<&[u8], Errno>) -> Vec<u8> {
         let reads = self.op == Some(Op::Read);
         let mut bytes = Vec::new();
         if !structured {

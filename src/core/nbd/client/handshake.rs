@@ -1,9 +1,9 @@
 //! The client's half of the fixed newstyle handshake: from the server's greeting to a described export.
 //!
-//! Invariants: the server is hostile input: every length is checked before anything is kept, replies must answer
-//! the option that was sent, and their number is bounded. One option is under way at a time. TLS that is wanted comes
-//! before everything else or the connection ends, and nothing that arrived before it is taken for what came under its
-//! protection. It must not know of requests, nor of cryptography.
+//! Invariants: the server is hostile input: every length is checked before anything is kept, replies must
+//! answer the option that was sent, and their number is bounded. One option is under way at a time. TLS that
+//! is wanted comes before everything else or the connection ends, and nothing that arrived before it is taken
+//! for what came under its protection. It must not know of requests, nor of cryptography.
 
 use super::{ClientFatal, ClientOptions, Refusal, RemoteExport, printable};
 use crate::nbd::export::{BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX};
@@ -81,7 +81,8 @@ impl Handshake {
         }
     }
 
-    /// Handles one message, or as much of one as there is; advances `input` past it. Yields the export at the end.
+    /// Handles one message, or as much of one as there is; advances `input` past it. Yields the export at the
+    /// end.
     pub(super) fn receive(
         &mut self,
         input: &mut &[u8],
@@ -251,7 +252,8 @@ impl Handshake {
         let reason = Refusal::from_code(kind);
         let hopeless = matches!(reason, Refusal::TlsRequired | Refusal::Shutdown);
         match self.option {
-            // Whoever can answer for the server could also pretend that it has no TLS: there is no going on without.
+            // An attacker who can answer for the server could also pretend that it has no TLS: the connection
+            // ends here.
             option::STARTTLS => {
                 encode_option(option::ABORT, &[], out);
                 return Err(ClientFatal::TlsRefused { reason, message: printable(data) });

@@ -1,8 +1,8 @@
 //! The NBD client: a connection to an export of another server, sans-IO.
 //!
 //! Invariants: the server is hostile input; whatever it sends ends in an event that was asked for or in a
-//! [`ClientFatal`], never in a panic or in memory without bound. It must not know sockets, the clock, or what the
-//! bytes are for.
+//! [`ClientFatal`], never in a panic or in memory without bound. It must not know sockets, the clock, or what
+//! the bytes are for.
 
 mod handshake;
 mod replies;
@@ -53,8 +53,8 @@ impl ClientOptions {
         })
     }
 
-    /// The export called `name` with simple replies and compact headers alone: what the Linux driver speaks. Every
-    /// option is written out here, so that a new one has to be decided upon.
+    /// The export called `name` with simple replies and compact headers alone: what the Linux driver speaks.
+    /// Every option is written out here, so that a new one has to be decided upon.
     ///
     /// # Errors
     /// When the name cannot travel.
@@ -232,8 +232,8 @@ pub enum ClientEvent {
     StartTls,
     /// The handshake is over: [`ClientConnection::export`] describes the export, requests may be submitted.
     Ready,
-    /// The next `length` bytes of the stream are the read's bytes from `offset` of the export on. The driver takes
-    /// them itself and calls [`ClientConnection::payload_taken`]. They count only once `Done` says so.
+    /// The next `length` bytes of the stream are the read's bytes from `offset` of the export on. The driver
+    /// takes them itself and calls [`ClientConnection::payload_taken`]. They count only once `Done` says so.
     Data {
         /// The read.
         cookie: u64,
@@ -491,9 +491,9 @@ impl ClientConnection {
         })
     }
 
-    /// Takes received bytes from the front of `input` and says how many: at most one message, and at least one byte
-    /// when there is one. What has to be sent is appended to `out`. After every call, take the events, and the
-    /// payload if one of them announces it, before feeding the rest.
+    /// Takes received bytes from the front of `input` and says how many: at most one message, and at least
+    /// one byte when there is one. What has to be sent is appended to `out`. After every call, take the
+    /// events, and the payload if one of them announces it, before feeding the rest.
     ///
     /// # Errors
     /// [`ClientFatal`]: send what is in `out` if that is easy, close the connection.
@@ -531,8 +531,8 @@ impl ClientConnection {
         self.events.pop_front()
     }
 
-    /// The driver swapped the stream after [`ClientEvent::StartTls`]: what is received from now on came through TLS.
-    /// Appends what goes into it first.
+    /// The driver swapped the stream after [`ClientEvent::StartTls`]: what is received from now on came
+    /// through TLS. Appends what goes into it first.
     ///
     /// # Panics
     /// When the server granted no TLS.
@@ -543,7 +543,8 @@ impl ClientConnection {
         }
     }
 
-    /// The driver took the whole payload of the last [`ClientEvent::Data`] off the stream. May yield an event.
+    /// The driver took the whole payload of the last [`ClientEvent::Data`] off the stream. May yield an
+    /// event.
     ///
     /// # Errors
     /// As [`ClientConnection::receive`]: the payload may have been the end of a reply that lacks something.

@@ -1,8 +1,9 @@
 //! The client's half of the transmission phase: requests in flight and the replies to them.
 //!
-//! Invariants: every byte the server sends is checked against the request that it claims to answer: cookie, kind,
-//! range, overlap, completeness, order; read payloads never pass through this module; memory is bounded by the
-//! number of requests in flight. A violation is a [`ClientFatal`]: the stream cannot be trusted any further.
+//! Invariants: every byte the server sends is checked against the request that it claims to answer: cookie,
+//! kind, range, overlap, completeness, order; read payloads never pass through this module; memory is bounded
+//! by the number of requests in flight. A violation is a [`ClientFatal`]: the stream cannot be trusted any
+//! further.
 
 use std::collections::VecDeque;
 
@@ -21,7 +22,8 @@ const PIECES_MAX: usize = 4096;
 /// Extents kept of one block status reply; the rest is read and dropped.
 const EXTENTS_KEPT_MAX: usize = 32 << 10;
 
-/// The longest error chunk: a message of the maximum length, an offset, and room for what may be defined later.
+/// The longest error chunk: a message of the maximum length, an offset, and room for what may be defined
+/// later.
 const ERROR_CHUNK_BYTES_MAX: u64 = 8 << 10;
 
 /// The longest payload of any chunk: what a compact header can say. Servers have no use for more.
@@ -353,7 +355,8 @@ impl Transmission {
             Body::Extents { left } => {
                 let (length, flags) = if self.export.extended {
                     let Some(bytes) = self.header.take::<16>(input) else { return Ok(None) };
-                    // The flags of base:allocation have 32 bits; what another version may add above is not for us.
+                    // The flags of base:allocation have 32 bits; bits above, which another version may
+                    // define, are ignored.
                     (wire::u64_at(&bytes, 0), wire::u32_at(&bytes, 12))
                 } else {
                     let Some(bytes) = self.header.take::<8>(input) else { return Ok(None) };
@@ -467,7 +470,7 @@ impl Slot {
     }
 }
 
-/// The failure that an error chunk tells of; none if its lengths or offset contradict it or the request.
+/// The failure that an error chunk reports; none if its lengths or offset contradict it or the request.
 fn parse_error(request: &Request, kind: u16, payload: &[u8]) -> Option<Failure> {
     let mut reader = Reader(payload);
     let error = reader.u32().filter(|&error| error != 0)?;

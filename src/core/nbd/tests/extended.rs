@@ -1,5 +1,5 @@
-//! Extended headers, in both halves: how they are agreed on, what a server makes of requests that misuse them, what
-//! a client makes of replies that do. The rules that headers of either form share are in `obligations` and
+//! Extended headers, in both halves: how they are agreed on, and how a server treats requests, and a client
+//! replies, that misuse them. The rules that headers of either form share are in `obligations` and
 //! `hostile_server`.
 
 use super::wire::info;

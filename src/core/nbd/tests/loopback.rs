@@ -1,5 +1,5 @@
-//! This client against this server in memory: every command, pipelined, answered out of order, over a vector of
-//! bytes that says what must come back.
+//! This client against this server in memory: every command, pipelined, answered out of order, over a vector
+//! of bytes that says what must come back.
 
 use super::*;
 use proptest::prelude::*;
@@ -89,7 +89,7 @@ impl Pair {
     }
 }
 
-/// Blocks of zeroes as holes, others as data, as a volume does that knows which are.
+/// Replies with blocks of zeroes as holes and others as data, as a volume does that knows which are zero.
 fn read_in_parts(connection: &ServerConnection, request: &Request, bytes: &[u8], out: &mut Vec<u8>) {
     let mut offset = request.offset;
     for block in bytes.chunks(512) {
@@ -289,7 +289,8 @@ proptest! {
                 0 => { pair.write(offset, &vec![fill; length as usize]); }
                 1 => { pair.client.submit(&Request::new(Command::WriteZeroes, offset, length)); }
                 2 => { pair.client.submit(&Request::new(Command::Read, offset, length)); }
-                // Requests of one batch may be executed in any order, so that only settled ones can be compared.
+                // Requests of one batch may be executed in any order, so that only settled ones can be
+                // compared.
                 _ => {
                     pair.settle();
                     pair.client.got.clear();

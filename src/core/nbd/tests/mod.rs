@@ -1,5 +1,5 @@
-//! Tests of the protocol as a whole, and the drivers they share: a server and a client that are fed bytes, take
-//! payloads off the stream as a reactor would, and record what they saw.
+//! Tests of the protocol as a whole, and the drivers they share: a server and a client that are fed bytes,
+//! take payloads off the stream as a reactor would, and record what they saw.
 
 mod extended;
 mod hostile_client;
@@ -50,8 +50,8 @@ impl Exports for TestExports {
     }
 }
 
-/// `vol` (default), `ro` (read-only), `bare` (offers nothing optional), `4k` (blocks of 4 KiB), `slow` (no fast
-/// zeroes), `broken`.
+/// `vol` (default), `ro` (read-only), `bare` (offers nothing optional), `4k` (blocks of 4 KiB), `slow` (no
+/// fast zeroes), `broken`.
 fn exports() -> TestExports {
     let bare = ExportInfo {
         trim: false,

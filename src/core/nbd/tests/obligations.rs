@@ -184,7 +184,7 @@ fn an_empty_description_is_not_sent() {
 
 #[test]
 fn block_sizes_bind_a_client_that_asked_for_them_and_no_other() {
-    // Those who asked, about the same export, perhaps earlier.
+    // Clients that asked, about the same export, perhaps earlier.
     let info = |name: &str| opt(option::INFO, &go(name, &[3]));
     let told = [
         opt(option::GO, &go("4k", &[3])),

@@ -1,5 +1,6 @@
-//! Properties over arbitrary input: no stream of bytes makes either half panic, stall or grow without bound, and
-//! how a stream is cut into receives never changes what comes of it. (Progress itself is asserted by the drivers.)
+//! Properties over arbitrary input: no stream of bytes makes either half panic, stall or grow without bound,
+//! and the way a stream is cut into receives never changes the result. (Progress itself is asserted by the
+//! drivers.)
 
 use super::*;
 use proptest::prelude::*;
@@ -84,7 +85,7 @@ fn damaged(stream: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<
     })
 }
 
-/// What this server answers to a client that asks for everything and then sends requests: a stream that the
+/// The answers of this server to a client that asks for everything and then sends requests: a stream that the
 /// client half understands, before it is damaged.
 fn server_stream(extended: bool) -> Vec<u8> {
     let headers = if extended { option::EXTENDED_HEADERS } else { option::STRUCTURED_REPLY };
@@ -160,7 +161,8 @@ fn run_client(extended: bool, stream: &[u8], cuts: &[usize]) -> (Vec<Got>, Optio
     let mut rest = stream;
     let mut cuts = cuts.iter().cycle();
     let mut submitted = false;
-    // Requests go out at the moment the client becomes ready, wherever the cuts fall: one byte at a time until then.
+    // Requests go out at the moment the client becomes ready, wherever the cuts fall: one byte at a time
+    // until then.
     while !rest.is_empty() && client.fatal.is_none() {
         let cut = if submitted { *cuts.next().expect("cycled") } else { 1 };
         let (piece, tail) = rest.split_at(cut.min(rest.len()));

@@ -1,5 +1,5 @@
-//! STARTTLS on both halves: who must have TLS, what is forgotten at the switch, and that nothing said in the clear is
-//! taken for what was said under TLS.
+//! STARTTLS on both halves: which clients must use TLS, what is forgotten at the switch, and that nothing
+//! sent in the clear passes for data sent under TLS.
 
 use super::*;
 use crate::nbd::wire::info;
@@ -56,7 +56,7 @@ fn a_server_that_demands_tls_tells_and_takes_nothing_before_it() {
         let replies = server.options(&opt(option, &data));
         assert_eq!(kinds(&replies), [reply::ERR_TLS_REQD], "option {option}");
         assert_eq!((replies[0].0, server.seen.len(), &server.fatal), (option, 0, &None));
-        // It is not held against the client.
+        // It has no consequences for the client.
         assert_eq!(kinds(&server.options(&opt(option::STARTTLS, &[]))), [reply::ACK]);
     }
     let mut server = haggling(TlsMode::Required);
@@ -65,7 +65,7 @@ fn a_server_that_demands_tls_tells_and_takes_nothing_before_it() {
     let mut server = haggling(TlsMode::Required);
     assert_eq!(kinds(&server.options(&opt(option::ABORT, &[]))), [reply::ACK]);
     assert_eq!(server.seen, [Seen::Disconnect]);
-    // A client of before fixed newstyle can choose an export and nothing else.
+    // A client from before fixed newstyle can choose an export and nothing else.
     let mut server = Server::greeted_with_tls(TlsMode::Required);
     server.feed(&[&0u32.to_be_bytes()[..], &opt(option::EXPORT_NAME, b"vol")].concat());
     assert_eq!(server.fatal, Some(Fatal::TlsRequired));
@@ -93,7 +93,7 @@ fn under_tls_everything_is_served_and_starttls_again_is_invalid() {
         assert_eq!(server.seen, [Seen::Selected("vol".into())]);
         let mut server = secured(mode);
         server.feed(&opt(option::EXPORT_NAME, b"vol"));
-        // No padding: the client flags hold on.
+        // No padding: the client's flags still count.
         assert_eq!((server.seen.len(), server.out.len()), (1, 10));
     }
 }
@@ -119,7 +119,8 @@ fn what_was_negotiated_in_the_clear_is_forgotten() {
     server.connection.tls_started();
     server.seen.clear();
     server.out.clear();
-    // Contexts need structured replies, which have to be negotiated again; the block size has to be told again.
+    // Contexts need structured replies, which have to be negotiated again; the block size has to be told
+    // again.
     let refused = server.options(&opt(option::SET_META_CONTEXT, &meta("4k", &["base:allocation"])));
     assert_eq!(kinds(&refused), [reply::ERR_INVALID]);
     let replies = server.options(&opt(option::GO, &go("4k", &[])));
@@ -142,7 +143,7 @@ fn bytes_behind_starttls_end_the_connection_and_are_never_parsed() {
             server.feed(&[opt(option::STARTTLS, &[]), injected.clone()].concat());
             assert_eq!(server.fatal, Some(Fatal::BytesBeforeTls));
             assert_eq!((server.out.len(), server.seen.len()), (0, 0), "not even acknowledged");
-            // In a piece of their own, they come after the answer was promised, and end it all the same.
+            // In a piece of their own, they come after the answer was promised, and still end the connection.
             let mut server = haggling(mode);
             server.feed(&opt(option::STARTTLS, &[]));
             server.out.clear();

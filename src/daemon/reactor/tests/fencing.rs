@@ -1,4 +1,5 @@
-//! Clients that hang up and go on over another connection: nothing of the old one comes after what the new one does.
+//! Clients that hang up and go on over another connection: nothing of the old connection lands after what the
+//! new one does.
 
 use super::*;
 use crate::tls::tests::pki;
@@ -63,7 +64,7 @@ impl AsFd for Secured {
 impl Stream for Secured {
     fn hang_up(&self, how: Shutdown) {
         self.0.shutdown(how).unwrap();
-        // It is passed on by a thread.
+        // A thread passes it on.
         std::thread::sleep(Duration::from_millis(100));
     }
 
@@ -112,8 +113,8 @@ type Kind = fn(&Served) -> Client<Box<dyn Stream>>;
 
 const KINDS: [Kind; 3] = [unix, tcp, tls];
 
-/// Two of them are more than the share of a client that has 512 KiB, and small enough to lie in a unix socket's buffer and the
-/// inbox.
+/// Bytes of a write. Two of them are more than the share of a client that has 512 KiB, and small enough to
+/// lie in a unix socket's buffer and the inbox.
 const LARGE: usize = 300 << 10;
 
 fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
@@ -121,7 +122,8 @@ fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
     assert!(client.at_end());
 }
 
-/// Sends a write that cannot start because the one before it has all memory of its client, hangs up, writes anew.
+/// Sends a write that cannot start because the one before it holds all memory of its client, hangs up, and
+/// writes again.
 fn stale_write(kind: Kind, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
     let served = Served::with_payload(false, 1 << 20);
     let mut old = kind(&served);
@@ -132,7 +134,7 @@ fn stale_write(kind: Kind, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
         message.extend(pattern(LARGE, 2));
         old.0.write_all(&message).unwrap();
     }
-    // The second one lies there until the first is done.
+    // The second one stays unread until the first has ended.
     old.0.patience(Duration::from_millis(200));
     assert!(old.0.read(&mut [0; 1]).is_err(), "the write was to wait");
     old.0.hang_up(how);
@@ -175,7 +177,7 @@ fn a_payload_that_completes_as_its_client_hangs_up_is_not_written() {
         let mut old = kind(&served);
         old.send(WRITE, 1, 0, 1 << 20);
         old.0.write_all(&vec![1; (1 << 20) - 4096]).unwrap();
-        // The daemon waits for the rest of it, which comes together with the end.
+        // The daemon waits for the rest of it, which comes together with the end of the stream.
         std::thread::sleep(Duration::from_millis(100));
         let mut last = served.client();
         old.0.write_all(&[1; 4096]).unwrap();
@@ -202,7 +204,7 @@ fn what_overlaps_a_write_that_an_ended_client_left_in_the_volume_comes_after_it(
         new.0.write_all(&[2; 8192]).unwrap();
         let mut reader = kind(&served);
         reader.send(READ, 3, 8192, 4096);
-        // What touches nothing of it goes on, on the same connection, too.
+        // Requests that do not overlap it go on, on the same connection, too.
         new.send(READ, 4, 0, 4096);
         assert_eq!(new.reply(), (4, 0));
         new.0.read_exact(&mut [0; 4096]).unwrap();
@@ -247,7 +249,8 @@ fn a_request_that_waits_for_an_orphan_is_dropped_when_its_own_client_hangs_up() 
     assert!(third.read(4096, 4096).unwrap() == [3; 4096]);
 }
 
-/// Many requests wait for many orphans: each is looked at again when its own orphan is done, in the order of their coming.
+/// Many requests wait for many orphans: each goes on when its own orphan has ended, in the order of their
+/// arrival.
 #[test]
 fn hundreds_of_requests_that_wait_for_orphans_all_end() {
     const EACH: u64 = 200;
@@ -258,13 +261,14 @@ fn hundreds_of_requests_that_wait_for_orphans_all_end() {
         client.send(WRITE, nth, at, 4096);
         client.0.write_all(&[byte; 4096]).unwrap();
     };
-    // The first is kept in the volume and overlaps all that come later; the others are orphans for a moment only.
+    // The first stays in the volume and overlaps all that come later; the others are orphans for a moment
+    // only.
     let mut old = unix(&served);
     old.send(WRITE, 999, 0, (EACH * 4096) as u32);
     old.0.write_all(&vec![1; (EACH * 4096) as usize]).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     old.0.hang_up(Shutdown::Both);
-    // Of each no more than it may have waiting: beyond that it is not listened to.
+    // No more of each than it may have waiting: with more, nothing is received from it.
     let mut new: Vec<_> = (0..4).map(|_| unix(&served)).collect();
     let begun = Instant::now();
     (0..EACH).for_each(|nth| write(&mut new[nth as usize % 4], nth, 2));
@@ -277,19 +281,19 @@ fn hundreds_of_requests_that_wait_for_orphans_all_end() {
     assert!(new[0].read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
 }
 
-/// Reads as fast as it can until it is told to end, so that the shares of others are small.
+/// Reads as fast as it can until told to end, so that the shares of others are small.
 fn stay_busy(mut client: Client<UnixStream>, ended: &AtomicBool) {
     while !ended.load(Ordering::SeqCst) {
         client.read(48 * MIB, 4096).unwrap();
     }
 }
 
-/// More than a turn's share of each client waits for one write, and may go on all at once; they
-/// hang up when some of it has begun.
+/// More than a turn's share of each client waits for one write, and may go on all at once; the clients hang
+/// up when some of their requests have begun.
 #[test]
 fn clients_that_hang_up_while_what_they_waited_with_begins_leave_nothing_that_others_wait_for() {
     const CLIENTS: u64 = 8;
-    // More than may wait: some lie there unread.
+    // More than may wait: some stay unread.
     const EACH: u64 = 70;
     const BYTES: usize = (CLIENTS * EACH * 4096) as usize;
     let served = Served::new(false);
@@ -327,7 +331,7 @@ fn clients_that_hang_up_while_what_they_waited_with_begins_leave_nothing_that_ot
     served.wait_for_clients(1);
 }
 
-/// One that sends more than may wait goes on when there is room again.
+/// A client that sends more than may wait goes on when there is room again.
 #[test]
 fn a_client_with_too_many_requests_that_wait_is_not_listened_to_for_a_while() {
     // More than may wait, and no more than a socket takes.
@@ -354,7 +358,7 @@ fn a_client_with_too_many_requests_that_wait_is_not_listened_to_for_a_while() {
     assert!(new.read(0, 4096).unwrap() == expected);
 }
 
-/// However little memory its client has: a write is not begun before it is there as a whole.
+/// However little memory its client has, a write does not begin before it is complete.
 #[test]
 fn nothing_is_written_of_a_large_payload_that_does_not_end() {
     let served = Served::with_payload(true, 0);
@@ -369,7 +373,8 @@ fn nothing_is_written_of_a_large_payload_that_does_not_end() {
     assert_eq!(unix(&served).write(0, &[1; 1 << 20]), 0);
 }
 
-/// A write of part of a block waits for one that is under way, and whatever overlaps it and comes later waits for it.
+/// A write of part of a block waits for one that is under way, and later requests that overlap it wait for
+/// it.
 #[test]
 fn an_uneven_write_that_waits_goes_before_what_comes_later() {
     let served = Served::new(false);
@@ -425,13 +430,14 @@ fn an_array_that_stops_leaves_unanswered_what_it_does_not_do() {
     stop.join().unwrap().unwrap();
 }
 
-/// Whole writes lie before the end of the stream, and the first of them waits: for the place for large payloads.
+/// Whole writes lie before the end of the stream, and the first of them waits for the place for large
+/// payloads.
 #[test]
 fn on_tcp_an_end_behind_several_waiting_writes_is_seen_before_the_first_of_them_begins() {
     const EACH: usize = 1 << 20;
     for count in [2, 3] {
         let served = Served::with_payload(false, 0);
-        // Has the place, and sends nothing for now.
+        // It has the place, and sends nothing for now.
         let mut holder = unix(&served);
         holder.send(WRITE, 1, 40 * MIB, 4 << 20);
         std::thread::sleep(Duration::from_millis(100));
@@ -451,7 +457,7 @@ fn on_tcp_an_end_behind_several_waiting_writes_is_seen_before_the_first_of_them_
     }
 }
 
-/// Nothing is received from one that waits for the place for large payloads.
+/// Nothing is received from a client that waits for the place for large payloads.
 #[test]
 fn a_client_that_leaves_while_it_waits_is_gone_at_once() {
     let served = Served::with_payload(false, 0);
@@ -463,12 +469,13 @@ fn a_client_that_leaves_while_it_waits_is_gone_at_once() {
     std::thread::sleep(Duration::from_millis(50));
     drop(waiter);
     served.wait_for_clients(1);
-    // It would have been closed for somebody who waits, and now there is nobody.
+    // It would have been closed for a client that waits, and now none does.
     holder.0.write_all(&vec![1; 4 << 20]).unwrap();
     assert_eq!(holder.reply(), (1, 0));
 }
 
-/// The flush that ends a long FUA request is the next flush after writes were lost: the request ends, with an error.
+/// The flush that ends a long FUA request is the next flush after writes were lost: the request ends with an
+/// error.
 #[test]
 fn a_long_request_whose_flush_tells_of_lost_writes_ends_and_its_connection_too() {
     let served = Served::new(true);

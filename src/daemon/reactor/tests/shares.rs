@@ -104,18 +104,18 @@ fn requests_that_need_no_member_do_not_keep_those_that_do_waiting() {
 #[test]
 fn who_keeps_more_than_a_share_and_takes_nothing_goes_when_others_need_it() {
     let served = Served::with_payload(true, 32 << 20);
-    // Two clients have half of the memory each, and replies there that they do not take.
+    // Two clients have half of the memory each, filled with replies that they do not take.
     let mut deaf = [served.client(), served.client()];
     deaf.iter_mut().for_each(|client| client.send(READ, 1, 0, 32 << 20));
     served.wait_for_clients(2);
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(served.clients(), 2, "nobody else needs it");
-    // With a third one a share is less than what they have. It is served at once, and they have 10 s.
+    // With a third client a share is less than what they hold. It is served at once, and they have 10 s.
     let mut honest = served.client();
     let started = Instant::now();
     assert!(honest.read(0, 8 << 20).is_ok());
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    // Both go, or one of them a tick before the other, which then has no more than a share of two.
+    // Both end, or one of them a tick before the other, which then holds no more than a share of two.
     while served.clients() > 2 {
         assert!(started.elapsed() < Duration::from_secs(40), "they keep it");
         assert!(honest.read(0, 4096).is_ok());
@@ -124,7 +124,8 @@ fn who_keeps_more_than_a_share_and_takes_nothing_goes_when_others_need_it() {
     assert!(honest.read(0, 8 << 20).is_ok());
     let mut cut_off = 0;
     for client in &mut deaf {
-        // What was sent before, and an end; one that stays gets all when it reads.
+        // It gets the replies sent before, and an end; a client that stays connected gets everything when it
+        // reads.
         client.0.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
         let bytes = io::copy(&mut Read::take(&mut client.0, 32 << 20), &mut io::sink());
         cut_off += usize::from(bytes.map_or(true, |bytes| bytes < 32 << 20));
@@ -170,7 +171,7 @@ fn writes_of_neighbouring_bytes_at_one_time_lose_nothing() {
     for memory in [false, true] {
         let served = Served::new(memory);
         let mut clients = [served.client(), served.client()];
-        // 100 bytes each, so that most blocks are written by both clients, several times; among them whole blocks.
+        // 100 bytes each, so that both clients write most blocks several times; some writes are whole blocks.
         for number in 0..200u64 {
             for (at, client) in clients.iter_mut().enumerate() {
                 client.send(WRITE, number, (2 * number + at as u64) * 100, 100);
@@ -227,7 +228,7 @@ fn an_array_stops_in_time_whatever_its_clients_leave_half_done() {
     served.handle.stop_array(served.array).unwrap();
     for mut client in [half, deaf, begun, honest] {
         let mut rest = Vec::new();
-        // Its end, or a reset where it had sent what nobody read.
+        // The end of the stream, or a reset where the client had sent bytes that nobody read.
         let _ = client.0.read_to_end(&mut rest);
     }
     assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
