@@ -47,17 +47,17 @@ impl Array {
     ) {
         match (task, result) {
             (PageTask::Read(read), Ok(IoValue::Data(buf))) => {
-                self.bad.page_mended(entry.member, read.page);
+                self.bad.page_mended(entry.member, read.page());
                 self.page_read(read, Answer::Bytes(&buf));
             }
             (PageTask::Read(read), Err(fault)) => {
                 self.read_fault(entry.member, entry.device, fault);
-                self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
+                self.note_bad_page(entry.member, read.page(), fault.kind == IoFaultKind::Medium);
                 let gone = self.core.find_device(entry.device).is_none();
                 self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
             }
             (PageTask::Write(write), Ok(_)) => {
-                self.bad.page_mended(entry.member, write.page);
+                self.bad.page_mended(entry.member, write.page());
                 self.pages.write_done(write, true);
             }
             (PageTask::Write(write), Err(fault)) => {
@@ -85,7 +85,7 @@ impl Array {
     }
 
     fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
-        let PageRead { page, .. } = read;
+        let page = read.page();
         let redo = &self.redo;
         let tells_of_nothing = |pages: &_, page| redo.tells_of_nothing(pages, page);
         let loaded = self.pages.read_done(&mut self.core, read, answer, tells_of_nothing);

@@ -488,7 +488,7 @@ impl Recovery {
                 let loaded = pages.read_done(read, answer, &mut more);
                 self.page_io(more);
                 if let Some(loaded) = loaded {
-                    self.page_loaded(read.page, loaded, pages);
+                    self.page_loaded(read.page(), loaded, pages);
                 }
             }
             (Doing::PageWrite(write), result) => {

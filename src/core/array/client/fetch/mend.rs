@@ -13,7 +13,8 @@ use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex};
 
 /// A block to be rewritten.
-pub(in crate::array) struct Repair {
+// Plain data: what a fetch has found wrong, handed over to be sent.
+pub(super) struct Repair {
     pub member: MemberIndex,
     pub device: DeviceId,
     pub column: usize,
@@ -31,6 +32,7 @@ pub(super) struct Sent {
 }
 
 /// What the end of an operation of a repair came to.
+// Plain data: told to the operation that repairs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::array) struct Mended {
     /// Operations that were begun, each of which ends the same way.
