@@ -39,6 +39,7 @@ impl Array {
         self.pages.release(hold, self.redo.lives());
     }
 
+    /// The I/O of a page has ended. What a fault says of the device was judged before.
     pub(in crate::array) fn page_io(
         &mut self,
         task: PageTask,
@@ -51,7 +52,6 @@ impl Array {
                 self.page_read(read, Answer::Bytes(&buf));
             }
             (PageTask::Read(read), Err(fault)) => {
-                self.read_fault(entry.member, entry.device, fault);
                 self.note_bad_page(entry.member, read.page(), fault.kind == IoFaultKind::Medium);
                 let gone = self.core.find_device(entry.device).is_none();
                 self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
@@ -60,10 +60,7 @@ impl Array {
                 self.bad.page_mended(entry.member, write.page());
                 self.pages.write_done(write, true);
             }
-            (PageTask::Write(write), Err(fault)) => {
-                self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
-                self.pages.write_done(write, false);
-            }
+            (PageTask::Write(write), Err(_)) => self.pages.write_done(write, false),
             (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
         }
     }

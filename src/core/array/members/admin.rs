@@ -391,7 +391,10 @@ impl Array {
 
     /// The last update of the superblocks has been written, or cannot be.
     pub(super) fn finish_stop(&mut self, id: RequestId) {
-        if !self.core.is_failed() && !self.acknowledgements_allowed() && !self.is_refused_unwritten() {
+        if !self.core.is_failed()
+            && !self.supers.acknowledgements_allowed(&self.core)
+            && !self.is_refused_unwritten()
+        {
             // A member failed during the last update; the next one records that.
             return;
         }

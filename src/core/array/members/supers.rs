@@ -19,9 +19,9 @@ use crate::array::members::departed::Departed;
 use crate::array::members::supers::update::{Job, Update, UpdateStep};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::refusal::{Behind, Overclaim};
-use crate::array::{Array, Core, Effect, Inflight, Stopping};
+use crate::array::{Array, Core, Stopping};
 use crate::array::{NoticeKind, NoticeLevel};
-use crate::block_io::{Buf, DeviceId, IoFault, IoValue};
+use crate::block_io::{Buf, DeviceId};
 use crate::format::{
     Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, ScrubRecord, Superblock,
 };
@@ -442,21 +442,6 @@ impl Supers {
 }
 
 impl Array {
-    /// See [`Supers::acknowledgements_allowed`].
-    pub(in crate::array) fn acknowledgements_allowed(&self) -> bool {
-        self.supers.acknowledgements_allowed(&self.core)
-    }
-
-    /// See [`Supers::in_place_allowed`].
-    pub(in crate::array) fn in_place_allowed(&self) -> bool {
-        self.supers.in_place_allowed(&self.core)
-    }
-
-    /// See [`Supers::writes_allowed`].
-    pub(in crate::array) fn writes_allowed(&mut self) -> bool {
-        self.supers.writes_allowed(&self.core)
-    }
-
     /// Starts an update when one is wanted and none is running.
     pub(in crate::array) fn pump_supers(&mut self) {
         if !self.supers.is_due(&self.core) || self.is_epoch_late() || self.is_unjudged() {
@@ -471,22 +456,8 @@ impl Array {
         self.supers.start(&mut self.core, facts, progress);
     }
 
-    /// An update has failed on a device.
-    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
-        if self.core.leaves_unmarked(entry.device, fault) {
-            return;
-        }
-        // E2: finish this update on the others; the loss makes the next one.
-        match entry.effect {
-            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
-            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
-        }
-    }
-
-    pub(in crate::array) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = result {
-            self.super_fault(&entry, fault);
-        }
+    /// An I/O of an update has ended. Its fault, if it has one, was judged before.
+    pub(in crate::array) fn super_io(&mut self) {
         match self.supers.io_ended(&mut self.core) {
             UpdateStep::Nothing => {}
             // Members that have come back meanwhile hold the epoch before: no device has this one.

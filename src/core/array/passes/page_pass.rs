@@ -15,8 +15,8 @@
 use crate::array::base::members::{PagesBuilt, Progress, Which};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
-use crate::array::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
-use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::array::{Array, Core, Flow, NoticeKind, NoticeLevel, Op, Owner};
+use crate::block_io::{BufMut, DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{PAGE_BYTES, PageIndex};
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -115,13 +115,13 @@ impl Array {
             self.supers.want_quiet();
             return false;
         }
-        drained && self.acknowledgements_allowed()
+        drained && self.supers.acknowledgements_allowed(&self.core)
     }
 
     /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one
     /// that has joined is complete.
     pub(in crate::array) fn end_hold(&mut self) {
-        if !self.redo.holds_writes() || !self.acknowledgements_allowed() {
+        if !self.redo.holds_writes() || !self.supers.acknowledgements_allowed(&self.core) {
             return;
         }
         let slots = self.core.map.slots;
@@ -383,7 +383,6 @@ impl Array {
         key: usize,
         pass: &mut PagePass,
         item: usize,
-        entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
         let own = pass.own.as_mut().expect("its copy is being read");
@@ -391,9 +390,7 @@ impl Array {
         match result {
             Ok(IoValue::Data(bytes)) => own.places[item] = Some(bytes),
             Ok(_) => unreachable!("a read yields data"),
-            Err(fault) if fault.kind == IoFaultKind::Gone => {
-                self.read_fault(entry.member, entry.device, fault)
-            }
+            // What the fault says of the device was judged before.
             Err(_) => {}
         }
         self.advance_page_pass(key, pass)

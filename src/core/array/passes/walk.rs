@@ -289,7 +289,7 @@ impl Array {
         if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
-        if pass.fetch.repair_count() > 0 && !self.acknowledgements_allowed() {
+        if pass.fetch.repair_count() > 0 && !self.supers.acknowledgements_allowed(&self.core) {
             pass.stage = Stage::Gate;
             self.core.work.gated.push(key);
             return Flow::Wait;

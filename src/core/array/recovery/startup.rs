@@ -141,7 +141,9 @@ impl Array {
             Life::Recovering => self.poll_recovery(),
             Life::Marking(start) => {
                 let start = *start;
-                if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() {
+                if self.supers.durable_log_start() == Some(start)
+                    && self.supers.acknowledgements_allowed(&self.core)
+                {
                     self.begin_serving();
                 }
             }
@@ -203,7 +205,9 @@ impl Array {
         let quiet = self.core.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
         if self.core.is_failed()
             || !quiet
-            || !(self.acknowledgements_allowed() || self.is_epoch_late() || self.is_unjudged())
+            || !(self.supers.acknowledgements_allowed(&self.core)
+                || self.is_epoch_late()
+                || self.is_unjudged())
         {
             return;
         }

@@ -15,7 +15,7 @@ const BLOCK: usize = ROW_BYTES as usize;
 impl Array {
     /// A whole stripe: finds the slot it goes to.
     pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.writes_allowed() {
+        if !self.supers.writes_allowed(&self.core) {
             self.core.work.gated.push(key);
             return Flow::Wait;
         }
