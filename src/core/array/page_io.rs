@@ -6,25 +6,9 @@ use crate::array::pages::store::{Answer, LoadOutcome, PageRead};
 use crate::array::{Array, Inflight, NoticeKind, NoticeLevel};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState, PageIndex};
-use crate::units::{MemberIndex, SlotIndex, StripeIndex};
-use std::ops::Range;
+use crate::units::MemberIndex;
 
 impl Array {
-    /// Where a stripe is.
-    pub(in crate::array) fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
-        self.pages.map_entry(stripe).slot
-    }
-
-    /// Whether a stripe holds data; otherwise it reads as zeroes.
-    pub(in crate::array) fn holds_data(&self, stripe: StripeIndex) -> bool {
-        self.pages.holds_data(stripe)
-    }
-
-    /// The pages with the hashes of these rows; none where there are no checksums.
-    pub(in crate::array) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
-        self.pages.hash_pages(slot, rows)
-    }
-
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
     pub(in crate::array) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
         let held = self.pages.hold(&mut self.core, key, hold);
@@ -63,6 +47,11 @@ impl Array {
             (PageTask::Write(write), Err(_)) => self.pages.write_done(write, false),
             (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
         }
+    }
+
+    /// Whether nobody waits for the end of an I/O, sent or not.
+    pub(in crate::array) fn io_is_idle(&self) -> bool {
+        self.core.inflight.is_empty() && !self.pages.has_gone()
     }
 
     /// Ends page I/O that was not sent, as its device had left service.

@@ -156,8 +156,8 @@ impl Array {
             if !self.core.locks.is_held(LockKey::Stripe(read.stripe), key) {
                 return Flow::Wait;
             }
-            read.slot = self.slot_of(read.stripe);
-            if !self.holds_data(read.stripe) {
+            read.slot = self.pages.map_entry(read.stripe).slot;
+            if !self.pages.holds_data(read.stripe) {
                 // It is known to be zeroes, whatever was damaged before it became that.
                 self.damage.forget_stripe(read.stripe);
                 let buf = read.target.buf.take().expect("nothing reads into it yet");
@@ -166,7 +166,7 @@ impl Array {
             }
             read.stage = Stage::Pages;
             let rows = self.core.rows_of_read(read);
-            let pages = self.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
+            let pages = self.pages.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
             read.pages = PageHold::new(pages, read.life);
         }
         match self.hold_pages(key, &mut read.pages) {

@@ -256,7 +256,9 @@ impl Array {
     /// every block.
     fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
         match &write.task.work {
-            Work::Data { offset, data } if self.holds_data(write.stripe) && !self.core.is_whole(write) => {
+            Work::Data { offset, data }
+                if self.pages.holds_data(write.stripe) && !self.core.is_whole(write) =>
+            {
                 self.core.rows_of(*offset, data.len())
             }
             Work::Repay { row, .. } => row * BLOCK..(row + 1) * BLOCK,
@@ -277,8 +279,8 @@ impl Array {
                 return Flow::Wait;
             }
         }
-        write.slot = self.slot_of(write.stripe);
-        let first = !self.holds_data(write.stripe);
+        write.slot = self.pages.map_entry(write.stripe).slot;
+        let first = !self.pages.holds_data(write.stripe);
         if let Work::Discard { .. } = write.task.work {
             if first {
                 return self.next_discard(key, write);
@@ -298,7 +300,7 @@ impl Array {
             return Flow::Wait;
         }
         let rows = if first { 0..self.core.map.chunk } else { rows };
-        let pages = self.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
+        let pages = self.pages.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
         write.pages = PageHold::new(pages, write.life);
         write.stage = Stage::Pages;
         Flow::Wait
@@ -321,7 +323,7 @@ impl Array {
         }
         write.stage = Stage::Edges;
         write.fetch = Fetch::new(write.slot, FetchRules::default());
-        if self.holds_data(write.stripe) {
+        if self.pages.holds_data(write.stripe) {
             let mut edges = Vec::new();
             if !start.is_multiple_of(BLOCK) {
                 edges.push(start / BLOCK);
@@ -367,7 +369,7 @@ impl Array {
         let parities: Vec<usize> = (self.core.map.k..self.core.map.width()).collect();
         let slot = write.slot;
         let readable = |column: usize| self.core.readable(self.core.member_at(slot, column), slot).is_some();
-        let first = !self.holds_data(write.stripe);
+        let first = !self.pages.holds_data(write.stripe);
         write.parity.plans.clear();
         let believes_parity = is_off(Mutation::OldParityNotVerified);
         let rules = FetchRules { in_service_only: true, believes_parity, ..FetchRules::default() };
@@ -409,7 +411,7 @@ impl Array {
         else {
             return;
         };
-        let first = !self.holds_data(write.stripe);
+        let first = !self.pages.holds_data(write.stripe);
         let Some(columns) = parity::blended_columns(&self.core.shape.codec, band, path, first) else {
             return;
         };

@@ -202,7 +202,7 @@ impl Array {
     }
 
     fn begin_recovery(&mut self) {
-        let quiet = self.core.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
+        let quiet = self.io_is_idle() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
         if self.core.is_failed()
             || !quiet
             || !(self.supers.acknowledgements_allowed(&self.core)

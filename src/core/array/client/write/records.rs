@@ -16,7 +16,7 @@ impl Array {
     /// New parity, hashes and records of every band.
     pub(in crate::array) fn make_records(&mut self, write: &mut LoggedWrite) {
         let Work::Data { offset, data } = &write.task.work else { return };
-        let first = !self.holds_data(write.stripe);
+        let first = !self.pages.holds_data(write.stripe);
         let missing = write.fetch.take_missing();
         let aside: Vec<(usize, usize)> = missing
             .iter()

@@ -31,7 +31,8 @@ impl Array {
             return Flow::Wait;
         };
         write.whole.target = Some(target);
-        write.pages = PageHold::new(self.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
+        write.pages =
+            PageHold::new(self.pages.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
         write.stage = Stage::SlotLock;
         let lock = LockKey::Slot(target);
         self.core.locks.acquire(lock, 0..self.core.map.chunk, LockMode::Exclusive, key);
