@@ -219,7 +219,7 @@ impl Array {
             Work::Build(_) => {}
             Work::Rebuild(targets) => {
                 // Others follow it, and all of them again and again.
-                if self.core.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
+                if self.core.builds_mut().all(|(_, progress)| progress.retried() == 0) {
                     let text = format!(
                         "slot {slot} was not built, as its checksums cannot be read for now: it is tried again, as are \
                          others like it"
@@ -247,7 +247,7 @@ impl Array {
             };
         }
         pass.writing -= 1;
-        let is_target = |target: &Target| target.device == entry.device;
+        let is_target = |target: &Target| target.device.id == entry.device;
         match (&pass.work, result) {
             (Work::Rebuild(targets), result) if targets.iter().any(is_target) => {
                 if let Err(fault) = result {
@@ -315,7 +315,12 @@ impl Array {
             // Nothing would tell these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
-                self.fault_device(target.member, target.device, MemberState::Faulted, reason.clone());
+                self.fault_device(
+                    target.device.member,
+                    target.device.id,
+                    MemberState::Faulted,
+                    reason.clone(),
+                );
             }
             return self.end_logged_pass(key, pass, true);
         }
@@ -333,12 +338,12 @@ impl Array {
             if missing.iter().any(lacks) {
                 self.slot_lacks(slot, target);
             } else if pass.fetch.wants(target.column) {
-                self.damage.forget_lacking(&self.core, slot, target.member, target.device);
+                self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id);
             }
             // A device that needs nothing of what was written since it left goes on without what it
             // lacked then.
         }
-        let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
+        let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device.id);
         let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
@@ -347,7 +352,7 @@ impl Array {
             let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
                 continue;
             };
-            if self.core.find_device(target.device).is_none() {
+            if self.core.find_device(target.device.id).is_none() {
                 continue;
             }
             // What cannot be had is left as it is: the device may hold the only copy of it (T1). So is what it has given itself.
@@ -361,7 +366,7 @@ impl Array {
                     self.core.map.device_offset(self.core.shape.data_offset, slot, rows.start * BLOCK);
                 let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
                 let op = IoOp::Write { offset, buf, fua: false };
-                self.core.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+                self.core.submit_io(Owner::Op { key, item: 0 }, target.device.member, target.device.id, op);
                 pass.writing += 1;
             }
         }
@@ -434,14 +439,16 @@ impl Array {
         match &pass.work {
             // What a device lacks of a slot that a crash may bring back is found by a look.
             Work::Scrub => self.note_slot_not_needed(slot),
-            Work::Build(target) => self.damage.forget_lacking(&self.core, slot, target.member, target.device),
+            Work::Build(target) => {
+                self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id)
+            }
             Work::Rebuild(targets) => {
                 for target in targets
                     .iter()
                     .filter(|target| self.core.needs_since(target).is_none())
                     .collect::<Vec<_>>()
                 {
-                    self.damage.forget_lacking(&self.core, slot, target.member, target.device);
+                    self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id);
                 }
             }
         }
