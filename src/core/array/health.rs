@@ -53,7 +53,7 @@ impl Array {
     /// The health of a stripe by its members and rebuilds; and its columns of data that may be had neither from
     /// their own member nor by decoding.
     fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
-        let slot = self.slot_of(stripe);
+        let slot = self.pages.map_entry(stripe).slot;
         let is_missing = |member: MemberIndex| self.core.readable(member, slot).is_none();
         let may_lack =
             |member: MemberIndex| is_missing(member) || self.damage.is_read_without(&self.core, member, slot);

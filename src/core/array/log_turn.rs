@@ -1,5 +1,4 @@
-//! What moves the log on, beside the superblocks, whose word it needs; and what the ends of its I/O say of
-//! members.
+//! What moves the log on, beside the superblocks, whose word it needs.
 
 use crate::array::log::permits::Permits;
 use crate::array::log::settle::Settling;
@@ -14,9 +13,9 @@ impl Array {
         Permits {
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             losses: self.supers.losses(),
-            acknowledge: self.acknowledgements_allowed(),
-            in_place: self.in_place_allowed(),
-            write: self.supers.is_durably_dirty() && self.in_place_allowed(),
+            acknowledge: self.supers.acknowledgements_allowed(&self.core),
+            in_place: self.supers.in_place_allowed(&self.core),
+            write: self.supers.is_durably_dirty() && self.supers.in_place_allowed(&self.core),
             has_asked: false,
             has_issued: false,
         }
@@ -57,13 +56,14 @@ impl Array {
     /// Moves the end of a replay on.
     fn pump_settling(&mut self) {
         match self.redo.settling(&self.pages) {
-            Settling::StartAnew(end) if self.acknowledgements_allowed() => {
+            Settling::StartAnew(end) if self.supers.acknowledgements_allowed(&self.core) => {
                 let start = self.start_log_anew(end);
                 self.redo.starts_anew(start);
                 self.pump_supers();
             }
             Settling::Record(start)
-                if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() =>
+                if self.supers.durable_log_start() == Some(start)
+                    && self.supers.acknowledgements_allowed(&self.core) =>
             {
                 self.redo.settled(&mut self.core);
             }
@@ -78,42 +78,22 @@ impl Array {
         self.heed(&permits);
     }
 
-    pub(super) fn piece_io(&mut self, sequence: u64, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = result {
-            self.write_fault(entry.member, entry.device, "write to the redo log", fault);
-        }
-        self.redo.piece_done(sequence);
-    }
-
-    pub(super) fn round_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = result {
-            self.flush_fault(entry.member, entry.device, fault);
-        }
+    /// A flush of a round has ended.
+    pub(super) fn round_io(&mut self) {
         let mut permits = self.permits();
         self.redo.flush_done(&mut self.core, &mut self.pages, &mut permits);
         self.heed(&permits);
     }
 
-    pub(super) fn in_place_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = result {
-            self.write_fault(entry.member, entry.device, "write", fault);
-        }
-        self.redo.in_place_done();
-    }
-
-    pub(super) fn punch_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        match result {
-            Err(fault) if fault.kind == IoFaultKind::Gone => {
-                self.write_fault(entry.member, entry.device, "trim", fault);
-            }
-            Err(fault) if fault.kind.passes() => {}
-            // A device that cannot give space back keeps it.
-            Err(_) => {
-                if let Some(device) = self.core.device_mut(entry.member, entry.device) {
-                    device.cannot_zero = true;
-                }
-            }
-            Ok(_) => {}
+    /// The space of a discarded slot was given back on a device, or could not be.
+    pub(super) fn punch_io(&mut self, entry: &Inflight, result: Result<IoValue, IoFault>) {
+        // A device that is gone, or short of something, may be able to all the same.
+        if let Err(fault) = result
+            && fault.kind != IoFaultKind::Gone
+            && !fault.kind.passes()
+            && let Some(device) = self.core.device_mut(entry.member, entry.device)
+        {
+            device.cannot_zero = true;
         }
         self.redo.in_place_done();
     }

@@ -451,13 +451,16 @@ impl Array {
                 Effect::Flush(writes) => device.flushed = device.flushed.max(writes),
             }
         }
+        if let Err(fault) = result {
+            self.judge_fault(&entry, fault);
+        }
         match entry.owner {
             Owner::Op { key, item } => self.op_io(key, item, entry, result),
-            Owner::Super => self.super_io(entry, result),
-            Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
-            Owner::Round => self.round_io(entry, result),
-            Owner::InPlace => self.in_place_io(entry, result),
-            Owner::Punch => self.punch_io(entry, result),
+            Owner::Super => self.super_io(),
+            Owner::Piece { sequence } => self.redo.piece_done(sequence),
+            Owner::Round => self.round_io(),
+            Owner::InPlace => self.redo.in_place_done(),
+            Owner::Punch => self.punch_io(&entry, result),
             Owner::Page(task) => self.page_io(task, entry, result),
             Owner::Probe => self.bad.probed(entry.member),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
@@ -626,9 +629,6 @@ impl Array {
 
     fn op_io(&mut self, key: usize, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
-        if let Err(fault) = result {
-            self.judge_op_fault(&op, &entry, fault);
-        }
         let flow = match &mut op {
             Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
@@ -636,7 +636,7 @@ impl Array {
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
             Op::RingCheck(check) => check.io_ended(&mut self.core, key, result),
             Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, result),
-            Op::PagePass(pass) => self.page_pass_io(key, pass, item, entry, result),
+            Op::PagePass(pass) => self.page_pass_io(key, pass, item, result),
             Op::PageScrub(_) | Op::Repair(_) => {
                 unreachable!("pages have I/O of their own")
             }

@@ -6,25 +6,9 @@ use crate::array::pages::store::{Answer, LoadOutcome, PageRead};
 use crate::array::{Array, Inflight, NoticeKind, NoticeLevel};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState, PageIndex};
-use crate::units::{MemberIndex, SlotIndex, StripeIndex};
-use std::ops::Range;
+use crate::units::MemberIndex;
 
 impl Array {
-    /// Where a stripe is.
-    pub(in crate::array) fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
-        self.pages.map_entry(stripe).slot
-    }
-
-    /// Whether a stripe holds data; otherwise it reads as zeroes.
-    pub(in crate::array) fn holds_data(&self, stripe: StripeIndex) -> bool {
-        self.pages.holds_data(stripe)
-    }
-
-    /// The pages with the hashes of these rows; none where there are no checksums.
-    pub(in crate::array) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
-        self.pages.hash_pages(slot, rows)
-    }
-
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
     pub(in crate::array) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
         let held = self.pages.hold(&mut self.core, key, hold);
@@ -39,6 +23,7 @@ impl Array {
         self.pages.release(hold, self.redo.lives());
     }
 
+    /// The I/O of a page has ended. What a fault says of the device was judged before.
     pub(in crate::array) fn page_io(
         &mut self,
         task: PageTask,
@@ -47,25 +32,26 @@ impl Array {
     ) {
         match (task, result) {
             (PageTask::Read(read), Ok(IoValue::Data(buf))) => {
-                self.bad.page_mended(entry.member, read.page);
+                self.bad.page_mended(entry.member, read.page());
                 self.page_read(read, Answer::Bytes(&buf));
             }
             (PageTask::Read(read), Err(fault)) => {
-                self.read_fault(entry.member, entry.device, fault);
-                self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
+                self.note_bad_page(entry.member, read.page(), fault.kind == IoFaultKind::Medium);
                 let gone = self.core.find_device(entry.device).is_none();
                 self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
             }
             (PageTask::Write(write), Ok(_)) => {
-                self.bad.page_mended(entry.member, write.page);
+                self.bad.page_mended(entry.member, write.page());
                 self.pages.write_done(write, true);
             }
-            (PageTask::Write(write), Err(fault)) => {
-                self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
-                self.pages.write_done(write, false);
-            }
+            (PageTask::Write(write), Err(_)) => self.pages.write_done(write, false),
             (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
         }
+    }
+
+    /// Whether nobody waits for the end of an I/O, sent or not.
+    pub(in crate::array) fn io_is_idle(&self) -> bool {
+        self.core.inflight.is_empty() && !self.pages.has_gone()
     }
 
     /// Ends page I/O that was not sent, as its device had left service.
@@ -85,7 +71,7 @@ impl Array {
     }
 
     fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
-        let PageRead { page, .. } = read;
+        let page = read.page();
         let redo = &self.redo;
         let tells_of_nothing = |pages: &_, page| redo.tells_of_nothing(pages, page);
         let loaded = self.pages.read_done(&mut self.core, read, answer, tells_of_nothing);

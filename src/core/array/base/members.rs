@@ -18,6 +18,14 @@ pub(in crate::array) struct Replaced {
     pub device: Device,
 }
 
+/// One of a member's devices as an operation on it has found it: it may have left since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct MemberDevice {
+    pub member: MemberIndex,
+    pub which: Which,
+    pub id: DeviceId,
+}
+
 /// A device in the hands of the array.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::array) struct Device {
@@ -321,6 +329,23 @@ impl Member {
 }
 
 impl Core {
+    /// The device of a member, in service, being built, or its replacement.
+    pub(in crate::array) fn device_of(&self, member: MemberIndex, which: Which) -> Option<DeviceId> {
+        let member = self.member(member);
+        match which {
+            Which::Primary if matches!(member.state, MemberState::Online | MemberState::Rebuilding) => {
+                member.device.map(|device| device.id)
+            }
+            Which::Primary => None,
+            Which::Replacement => member.replacement.as_ref().map(|replacement| replacement.device.id),
+        }
+    }
+
+    /// Whether the device is its member's still, in the same place.
+    pub(in crate::array) fn still_has(&self, device: MemberDevice) -> bool {
+        self.device_of(device.member, device.which) == Some(device.id)
+    }
+
     /// The members in service.
     pub(in crate::array) fn online(&self) -> MemberSet {
         (0..self.roster.members.len())

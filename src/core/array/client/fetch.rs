@@ -39,10 +39,9 @@ pub(in crate::array) struct Fetch {
     /// What is to be computed on the way, and what it came to.
     blend: Option<Blend>,
     blended: Option<Blended>,
-    /// What it may do.
-    pub rules: FetchRules,
+    rules: FetchRules,
     /// What it came to, besides the bytes.
-    pub found: Findings,
+    found: Findings,
     /// Repairs that were sent.
     sent: Vec<Sent>,
     /// Devices that are being built were asked for what members in service cannot give.
@@ -50,6 +49,7 @@ pub(in crate::array) struct Fetch {
 }
 
 /// What a fetch may do, and whether anything waits for it.
+// Plain data: what whoever begins a fetch wants of it.
 #[derive(Default)]
 pub(in crate::array) struct FetchRules {
     /// Nobody waits for it: whoever is served goes first.
@@ -68,20 +68,20 @@ pub(in crate::array) struct FetchRules {
 
 /// What a fetch came to, besides the bytes.
 #[derive(Default)]
-pub(in crate::array) struct Findings {
+struct Findings {
     /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
-    pub host_is_short: bool,
+    host_is_short: bool,
     /// Columns of which a member in service did not give a block for that reason: what is good of
     /// them may have been decoded.
-    pub short_columns: BTreeSet<usize>,
+    short_columns: BTreeSet<usize>,
     /// Blocks of wanted parts that cannot be had.
-    pub missing: Vec<Missing>,
+    missing: Vec<Missing>,
     /// Other blocks of these rows that cannot be had either: of them a read would say the same.
-    pub missing_sources: Vec<Missing>,
+    missing_sources: Vec<Missing>,
     /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
-    pub unwritten: Vec<(usize, usize)>,
+    unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
-    pub repairs: Vec<Repair>,
+    repairs: Vec<Repair>,
 }
 
 /// Some rows of one column.
@@ -132,7 +132,7 @@ pub(in crate::array) enum Fetched {
 const ITEM_ROW_BITS: u32 = 16;
 
 impl Fetch {
-    pub(in crate::array) fn new(slot: SlotIndex) -> Fetch {
+    pub(in crate::array) fn new(slot: SlotIndex, rules: FetchRules) -> Fetch {
         Fetch {
             slot,
             parts: Vec::new(),
@@ -142,7 +142,7 @@ impl Fetch {
             job: None,
             blend: None,
             blended: None,
-            rules: FetchRules::default(),
+            rules,
             found: Findings::default(),
             sent: Vec::new(),
             asked_unbuilt: false,
@@ -168,6 +168,42 @@ impl Fetch {
                 (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done"))
             })
             .collect()
+    }
+
+    /// Blocks of wanted parts that cannot be had.
+    pub(in crate::array) fn missing(&self) -> &[Missing] {
+        &self.found.missing
+    }
+
+    /// The same, which are not told again.
+    pub(in crate::array) fn take_missing(&mut self) -> Vec<Missing> {
+        std::mem::take(&mut self.found.missing)
+    }
+
+    /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
+    pub(in crate::array) fn take_unwritten(&mut self) -> BTreeSet<(usize, usize)> {
+        self.found.unwritten.drain(..).collect()
+    }
+
+    /// Whether a read failed because this host was short of something (rule T4): that says nothing of the blocks.
+    pub(in crate::array) fn host_is_short(&self) -> bool {
+        self.found.host_is_short
+    }
+
+    /// Columns of which a member in service did not give a block for that reason: what is good of them may have been
+    /// decoded.
+    pub(in crate::array) fn short_columns(&self) -> &BTreeSet<usize> {
+        &self.found.short_columns
+    }
+
+    /// How many blocks are to be repaired.
+    pub(in crate::array) fn repair_count(&self) -> usize {
+        self.found.repairs.len()
+    }
+
+    /// Repairs nothing but what `is_due` holds for, by member's device and column.
+    pub(in crate::array) fn repair_only(&mut self, is_due: impl Fn(DeviceId, usize) -> bool) {
+        self.found.repairs.retain(|repair| is_due(repair.device, repair.column));
     }
 
     /// Rows in which some block is to be decoded, ascending.

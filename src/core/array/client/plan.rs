@@ -5,6 +5,7 @@ use crate::array::geometry::Map;
 use std::ops::Range;
 
 /// Rows (bytes within the chunk) in which the same columns are modified.
+// Plain data: a part of a write, as it was cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Band {
     /// Bytes within the chunk.

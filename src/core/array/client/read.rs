@@ -2,13 +2,12 @@
 
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::blocks::{BlockName, Missing, Why};
-use crate::array::client::fetch::{Fetch, Fetched};
+use crate::array::client::fetch::{Fetch, FetchRules, Fetched};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
 use crate::block_io::{BufMut, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -121,7 +120,7 @@ impl Array {
             life: self.redo.lives(),
             stage: Stage::Lock,
             pages: PageHold::default(),
-            fetch: Fetch::new(slot),
+            fetch: Fetch::new(slot, FetchRules::default()),
             repairing: 0,
             answered: false,
             has_repaid: false,
@@ -157,8 +156,8 @@ impl Array {
             if !self.core.locks.is_held(LockKey::Stripe(read.stripe), key) {
                 return Flow::Wait;
             }
-            read.slot = self.slot_of(read.stripe);
-            if !self.holds_data(read.stripe) {
+            read.slot = self.pages.map_entry(read.stripe).slot;
+            if !self.pages.holds_data(read.stripe) {
                 // It is known to be zeroes, whatever was damaged before it became that.
                 self.damage.forget_stripe(read.stripe);
                 let buf = read.target.buf.take().expect("nothing reads into it yet");
@@ -167,7 +166,7 @@ impl Array {
             }
             read.stage = Stage::Pages;
             let rows = self.core.rows_of_read(read);
-            let pages = self.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
+            let pages = self.pages.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
             read.pages = PageHold::new(pages, read.life);
         }
         match self.hold_pages(key, &mut read.pages) {
@@ -184,11 +183,10 @@ impl Array {
 
     fn fetch_for_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         read.stage = Stage::Fetch;
-        read.fetch = Fetch::new(read.slot);
         if let Some((column, row)) = read.looks_at {
-            read.fetch.rules.background = true;
-            read.fetch.rules.is_look = true;
-            read.fetch.rules.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
+            let was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
+            let rules = FetchRules { background: true, is_look: true, was_counted, ..FetchRules::default() };
+            read.fetch = Fetch::new(read.slot, rules);
             let buf = read.target.buf.take().expect("nothing reads into it yet");
             read.fetch.want(column, row..row + 1, buf);
             return match self.fetch(key, &mut read.fetch) {
@@ -196,6 +194,7 @@ impl Array {
                 Fetched::Done => self.answer_logged_read(key, read),
             };
         }
+        read.fetch = Fetch::new(read.slot, FetchRules::default());
         let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
         for part in self.core.map.columns(read.target.offset, read.target.len).collect::<Vec<_>>() {
             let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
@@ -251,7 +250,7 @@ impl Array {
         if self.core.is_failed() || read.life != self.redo.lives() {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
-        if !read.fetch.found.missing.is_empty() {
+        if !read.fetch.missing().is_empty() {
             return self.read_missing(key, read);
         }
         if let Some((column, row)) = read.looks_at {
@@ -262,9 +261,8 @@ impl Array {
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
         self.forget_damage(read.stripe, read.target.offset, read.target.len);
-        let repairs = std::mem::take(&mut read.fetch.found.repairs);
         let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
-        let unwritten: BTreeSet<(usize, usize)> = read.fetch.found.unwritten.drain(..).collect();
+        let unwritten = read.fetch.take_unwritten();
         let mut zeroes: Vec<Range<usize>> = Vec::new();
         let parts = read.fetch.take();
         let mut reply = if aligned { None } else { read.target.buf.take() };
@@ -302,7 +300,6 @@ impl Array {
         if let Some(id) = read.id {
             self.core.done(id, Ok(reply));
         }
-        read.fetch.found.repairs = repairs;
         read.stage = Stage::Repair;
         read.repairing = self.send_repairs(key, &mut read.fetch);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
@@ -311,7 +308,7 @@ impl Array {
     /// Some blocks cannot be had. All is read again where that may help. Those that are set aside are looked for once on their
     /// own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        let missing = std::mem::take(&mut read.fetch.found.missing);
+        let missing = read.fetch.take_missing();
         // A repair counts parity as well.
         let columns = if self.repair.is_some() { self.core.map.width() } else { self.core.map.k };
         let all = read.fetch.missing_data(&missing, columns);
@@ -325,7 +322,7 @@ impl Array {
         if is_unread
             && missing.iter().all(|block| may_change(block.why))
             && read.looked_again < LOOKS_AGAIN
-            && !read.fetch.found.host_is_short
+            && !read.fetch.host_is_short()
             && !self.core.stop.hurried
         {
             read.looked_again += 1;

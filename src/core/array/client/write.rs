@@ -8,7 +8,7 @@
 
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::blocks::BlockName;
-use crate::array::client::fetch::{Fetch, Fetched};
+use crate::array::client::fetch::{Fetch, FetchRules, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
 use crate::array::log::Share;
 use crate::array::mutation::{Mutation, is_off};
@@ -180,7 +180,7 @@ impl Array {
             locked: None,
             pages: PageHold::default(),
             promised: Share::default(),
-            fetch: Fetch::new(slot),
+            fetch: Fetch::new(slot, FetchRules::default()),
             parity: ParityWork { plans: Vec::new(), way: Way::Usual, unreadable_since: None },
             records: Vec::new(),
             whole: WholeStripe { target: None, pending: 0, writes: Vec::new(), short: None },
@@ -256,7 +256,9 @@ impl Array {
     /// every block.
     fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
         match &write.task.work {
-            Work::Data { offset, data } if self.holds_data(write.stripe) && !self.core.is_whole(write) => {
+            Work::Data { offset, data }
+                if self.pages.holds_data(write.stripe) && !self.core.is_whole(write) =>
+            {
                 self.core.rows_of(*offset, data.len())
             }
             Work::Repay { row, .. } => row * BLOCK..(row + 1) * BLOCK,
@@ -277,8 +279,8 @@ impl Array {
                 return Flow::Wait;
             }
         }
-        write.slot = self.slot_of(write.stripe);
-        let first = !self.holds_data(write.stripe);
+        write.slot = self.pages.map_entry(write.stripe).slot;
+        let first = !self.pages.holds_data(write.stripe);
         if let Work::Discard { .. } = write.task.work {
             if first {
                 return self.next_discard(key, write);
@@ -298,7 +300,7 @@ impl Array {
             return Flow::Wait;
         }
         let rows = if first { 0..self.core.map.chunk } else { rows };
-        let pages = self.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
+        let pages = self.pages.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
         write.pages = PageHold::new(pages, write.life);
         write.stage = Stage::Pages;
         Flow::Wait
@@ -320,8 +322,8 @@ impl Array {
             return self.plan_logged(key, write);
         }
         write.stage = Stage::Edges;
-        write.fetch = Fetch::new(write.slot);
-        if self.holds_data(write.stripe) {
+        write.fetch = Fetch::new(write.slot, FetchRules::default());
+        if self.pages.holds_data(write.stripe) {
             let mut edges = Vec::new();
             if !start.is_multiple_of(BLOCK) {
                 edges.push(start / BLOCK);
@@ -343,7 +345,7 @@ impl Array {
 
     /// The payload becomes whole blocks.
     fn merge_edges(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !write.fetch.found.missing.is_empty() {
+        if !write.fetch.missing().is_empty() {
             return self.edges_missing(key, write);
         }
         let Work::Data { offset, data } = &mut write.task.work else { unreachable!("only data has edges") };
@@ -367,10 +369,11 @@ impl Array {
         let parities: Vec<usize> = (self.core.map.k..self.core.map.width()).collect();
         let slot = write.slot;
         let readable = |column: usize| self.core.readable(self.core.member_at(slot, column), slot).is_some();
-        let first = !self.holds_data(write.stripe);
+        let first = !self.pages.holds_data(write.stripe);
         write.parity.plans.clear();
-        write.fetch = Fetch::new(slot);
-        write.fetch.rules.in_service_only = true;
+        let believes_parity = is_off(Mutation::OldParityNotVerified);
+        let rules = FetchRules { in_service_only: true, believes_parity, ..FetchRules::default() };
+        write.fetch = Fetch::new(slot, rules);
         for band in plan::bands(&self.core.map, *offset, data.len()) {
             let usual = plan::path(&self.core.map, &band, readable, &parities);
             let path = match (usual, write.parity.way) {
@@ -393,7 +396,6 @@ impl Array {
             }
             write.parity.plans.push((band, path));
         }
-        write.fetch.rules.believes_parity = is_off(Mutation::OldParityNotVerified);
         self.blend_parity(write);
         write.stage = Stage::Old;
         match self.fetch(key, &mut write.fetch) {
@@ -409,7 +411,7 @@ impl Array {
         else {
             return;
         };
-        let first = !self.holds_data(write.stripe);
+        let first = !self.pages.holds_data(write.stripe);
         let Some(columns) = parity::blended_columns(&self.core.shape.codec, band, path, first) else {
             return;
         };
@@ -424,7 +426,7 @@ impl Array {
 
     fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         // What counts as zeroes is known to coding, whatever it once held.
-        if write.fetch.found.missing.iter().any(|block| self.core.keeps_from_coding(block)) {
+        if write.fetch.missing().iter().any(|block| self.core.keeps_from_coding(block)) {
             return self.old_missing(key, write);
         }
         self.records_made(write)

@@ -10,7 +10,7 @@
 //! That of an earlier run is handed in (`expect_lacking`).
 
 use crate::array::Core;
-use crate::array::base::members::{Member, Which};
+use crate::array::base::members::{Member, MemberDevice, Which};
 use crate::array::damage::Damage;
 use crate::array::passes::rebuild::Target;
 use crate::array::{Array, NoticeKind, NoticeLevel};
@@ -218,7 +218,7 @@ impl Damage {
 
     /// A device under construction goes without blocks of the slot.
     pub(in crate::array) fn note_lacking(&mut self, core: &Core, slot: SlotIndex, target: &Target) {
-        if let Some(device) = core.uuid_of_device(target.member, target.device) {
+        if let Some(device) = core.uuid_of_device(target.device.member, target.device.id) {
             self.lacking.note(device, slot);
         }
     }
@@ -346,7 +346,8 @@ impl Damage {
             let member = MemberIndex(at as u16);
             round.extend(self.lacking.take_round(uuid).into_iter().map(SlotIndex).map(|slot| {
                 let column = usize::from(core.map.column_of(slot, member).0);
-                (slot, Target { member, device: device.id, column })
+                let device = MemberDevice { member, which: Which::Primary, id: device.id };
+                (slot, Target { device, column })
             }));
         }
         round

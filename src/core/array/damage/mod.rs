@@ -316,7 +316,7 @@ impl Array {
         self.damage.ranges_of(&self.core.map, |(stripe, column, _), why| match why {
             Why::Unreadable => true,
             Why::SetAside | Why::Gone => {
-                self.core.member_at(self.slot_of(stripe), usize::from(column)) == member
+                self.core.member_at(self.pages.map_entry(stripe).slot, usize::from(column)) == member
             }
             Why::Lost | Why::Proven => false,
         })
@@ -326,7 +326,7 @@ impl Array {
     pub(super) fn ranges_on(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
         self.damage.ranges_of(&self.core.map, |(stripe, column, _), why| {
             matches!(why, Why::Unreadable | Why::SetAside | Why::Gone)
-                && self.core.member_at(self.slot_of(stripe), usize::from(column)) == member
+                && self.core.member_at(self.pages.map_entry(stripe).slot, usize::from(column)) == member
         })
     }
 
@@ -344,7 +344,7 @@ impl Array {
         let aside = self.damage.iter().filter(|(_, why)| *why == Why::SetAside);
         aside.map(|((stripe, column, _), _)| {
             let column = usize::from(column);
-            (column, self.core.member_at(self.slot_of(stripe), column))
+            (column, self.core.member_at(self.pages.map_entry(stripe).slot, column))
         })
     }
 

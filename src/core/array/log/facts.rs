@@ -12,7 +12,8 @@ use crate::format::{
 use crate::units::ByteOffset;
 use uuid::Uuid;
 
-/// What never changes about a log.
+/// What never changes about a log, but for where it starts.
+// Plain data: what a log is told when it is made, and tells a replay.
 #[derive(Clone)]
 pub(in crate::array) struct LogFacts {
     pub key: LogKey,

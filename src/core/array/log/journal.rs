@@ -69,15 +69,16 @@ struct Issued {
 /// What gathers until it is issued.
 #[derive(Default)]
 pub(super) struct OpenBatch {
-    pub records: Vec<LogRecord>,
+    records: Vec<LogRecord>,
     /// Per member, in record order: blocks of payload.
-    pub payload: Vec<Vec<Buf>>,
-    pub given_up: Vec<SlotIndex>,
+    payload: Vec<Vec<Buf>>,
+    given_up: Vec<SlotIndex>,
     /// Operations that wait for it, and whether it must be durable for them.
-    pub waiters: Vec<(usize, bool)>,
+    waiters: Vec<(usize, bool)>,
 }
 
 /// One member's piece: the batch's manifest goes before its payload.
+// Plain data: what is to be written to a member.
 pub(super) struct Piece {
     pub member: MemberIndex,
     /// Byte offset in the log region.
@@ -96,8 +97,49 @@ impl Piece {
 pub(super) const HEADER_BYTES_MAX: usize = 1 << 20;
 
 impl OpenBatch {
+    /// Takes a record. `payload`: for members, of so many, the blocks that go to their logs.
+    pub(super) fn join(&mut self, record: LogRecord, payload: Vec<(MemberIndex, Buf)>, width: usize) {
+        self.payload.resize_with(width, Vec::new);
+        for (member, buf) in payload {
+            self.payload[usize::from(member.0)].push(buf);
+        }
+        self.records.push(record);
+    }
+
+    /// One of its records gives up a slot.
+    pub(super) fn give_up(&mut self, slot: SlotIndex) {
+        self.given_up.push(slot);
+    }
+
+    /// An operation waits for it, and whether it must be durable for that.
+    pub(super) fn wait(&mut self, key: usize, durable: bool) {
+        self.waiters.push((key, durable));
+    }
+
+    pub(super) fn is_waiting(&self, key: usize) -> bool {
+        self.waiters.iter().any(|(waiting, _)| *waiting == key)
+    }
+
+    pub(super) fn forget_waiting(&mut self, key: usize) {
+        self.waiters.retain(|(waiting, _)| *waiting != key);
+    }
+
+    /// Operations that wait for it, and whether it must be durable for them.
+    pub(super) fn take_waiters(&mut self) -> Vec<(usize, bool)> {
+        std::mem::take(&mut self.waiters)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.records.is_empty()
+    }
+
+    pub(super) fn record_count(&self) -> usize {
+        self.records.len()
+    }
+
+    /// The stripes of its records, in their order.
+    pub(super) fn stripes(&self) -> impl Iterator<Item = StripeIndex> + '_ {
+        self.records.iter().map(stripe_of)
     }
 
     /// Whether it has records, none of them with a payload, and nothing that waits for stable storage.
@@ -290,7 +332,7 @@ impl Journal {
             .collect();
         let manifest = batch.manifest(&self.key, self.array);
         self.previous = manifest.hash();
-        let mut stripes: Vec<StripeIndex> = open.records.iter().map(stripe_of).collect();
+        let mut stripes: Vec<StripeIndex> = open.stripes().collect();
         stripes.dedup();
         self.issued.push_back(Issued {
             sequence: self.next,

@@ -64,6 +64,7 @@ pub(in crate::array) struct Redo {
 }
 
 /// What an operation adds at most: bytes of images to the overlay, blocks to the fullest ring.
+// Plain data: what an operation is promised, and gives back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::array) struct Share {
     pub bytes: usize,
@@ -270,7 +271,7 @@ impl Redo {
                 } else {
                     let old = pages.move_stripe(record.stripe, record.slot, epoch);
                     debug_assert_eq!(old, record.old_slot);
-                    self.open.given_up.push(old);
+                    self.open.give_up(old);
                 }
             }
             LogRecord::Discard { stripe, slot } => {
@@ -317,7 +318,7 @@ impl Redo {
 
     /// An operation is advanced when the open batch is on the members, or durable.
     pub(in crate::array) fn wait_for_open(&mut self, key: usize, durable: bool) {
-        self.open.waiters.push((key, durable));
+        self.open.wait(key, durable);
     }
 
     /// An operation is advanced after the next checkpoint, which is asked for.
@@ -485,11 +486,7 @@ impl Redo {
         payload: Vec<(MemberIndex, Buf)>,
         width: usize,
     ) {
-        self.open.payload.resize_with(width, Vec::new);
-        for (member, buf) in payload {
-            self.open.payload[usize::from(member.0)].push(buf);
-        }
-        self.open.records.push(record);
+        self.open.join(record, payload, width);
     }
 
     /// `key` is advanced when everything that has joined so far is on the members, or durable.
@@ -498,14 +495,13 @@ impl Redo {
             let last = self.journal.next().saturating_sub(1);
             self.waits.waiters.push_back((last, key, durable));
         } else {
-            self.open.waiters.push((key, durable));
+            self.open.wait(key, durable);
         }
     }
 
     /// Whether an operation waits for a batch.
     pub(in crate::array) fn is_waiting(&self, key: usize) -> bool {
-        self.waits.waiters.iter().any(|(_, waiting, _)| *waiting == key)
-            || self.open.waiters.iter().any(|(waiting, _)| *waiting == key)
+        self.waits.waiters.iter().any(|(_, waiting, _)| *waiting == key) || self.open.is_waiting(key)
     }
 
     /// A member was lost: it may lack what is not in place yet, and will lack what waits to be issued, although the map
@@ -513,12 +509,12 @@ impl Redo {
     pub(in crate::array) fn member_lost(&mut self) {
         let issued = self.journal.stripes_not_in_place();
         let replayed = self.unsettled.iter().flat_map(|unsettled| unsettled.stripes());
-        self.checkpoint.remark(issued.chain(replayed).chain(self.open.records.iter().map(stripe_of)));
+        self.checkpoint.remark(issued.chain(replayed).chain(self.open.stripes()));
     }
 
     /// Whether records of a stripe wait to be issued, or are in the log and not in place.
     pub(in crate::array) fn is_in_log(&self, stripe: StripeIndex) -> bool {
-        self.open.records.iter().any(|record| stripe_of(record) == stripe)
+        self.open.stripes().any(|touched| touched == stripe)
             || self.journal.stripes_not_in_place().any(|touched| touched == stripe)
             || self.unsettled.as_ref().is_some_and(|unsettled| unsettled.names(stripe))
     }
@@ -534,7 +530,7 @@ impl Redo {
     /// All operations that wait for something of the log: they are to look again.
     pub(super) fn take_all_waiting(&mut self) -> Vec<usize> {
         let mut all: Vec<usize> = self.waits.waiters.drain(..).map(|(_, key, _)| key).collect();
-        all.extend(self.open.waiters.drain(..).map(|(key, _)| key));
+        all.extend(self.open.take_waiters().into_iter().map(|(key, _)| key));
         all.extend(self.waits.waiting_for_room.drain(..));
         all.append(&mut self.waits.waiting_for_slot);
         all.append(&mut self.waits.waiting_for_batch);
@@ -559,7 +555,7 @@ impl Redo {
     /// An operation that may be waiting for something of the log waits for nothing any more.
     pub(in crate::array) fn forget_waiting(&mut self, key: usize) {
         self.waits.waiters.retain(|(_, waiting, _)| *waiting != key);
-        self.open.waiters.retain(|(waiting, _)| *waiting != key);
+        self.open.forget_waiting(key);
         self.waits.waiting_for_room.retain(|waiting| *waiting != key);
         self.waits.waiting_for_slot.retain(|waiting| *waiting != key);
         self.waits.waiting_for_batch.retain(|waiting| *waiting != key);

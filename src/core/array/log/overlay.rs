@@ -26,6 +26,7 @@ struct Generation {
 type Images = BTreeMap<(u16, u32), Buf>;
 
 /// Adjacent rows of one column, to be written in place in one go.
+// Plain data: what a checkpoint writes.
 #[derive(Debug)]
 pub(super) struct Run {
     pub slot: SlotIndex,

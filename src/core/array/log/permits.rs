@@ -3,6 +3,7 @@
 use crate::format::EpochStamp;
 
 /// As it is when a call into the log begins, and the same until it ends.
+// Plain data: handed to each call into the log, and back.
 #[derive(Clone, Debug)]
 pub(in crate::array) struct Permits {
     /// The epoch that is being written, or was last.

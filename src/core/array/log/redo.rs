@@ -105,7 +105,7 @@ impl Redo {
             }
             let in_flight = self.journal.in_flight();
             // A batch of records alone waits while more whole stripes are being written than it has records.
-            if self.open.is_records_alone() && self.open.records.len() < self.slots.stripes_in_progress {
+            if self.open.is_records_alone() && self.open.record_count() < self.slots.stripes_in_progress {
                 return;
             }
             let gathered = self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES >= GATHER_BYTES;
@@ -133,8 +133,8 @@ impl Redo {
         };
         self.is_stuck &= self.open.is_empty();
         permits.has_issued = true;
-        let open = std::mem::take(&mut self.open);
-        self.waits.waiters.extend(open.waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
+        let waiters = std::mem::take(&mut self.open).take_waiters();
+        self.waits.waiters.extend(waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
         core.work.ready.extend(self.waits.waiting_for_batch.drain(..));
         let header = manifest.header_bytes();
         for piece in pieces {

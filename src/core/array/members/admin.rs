@@ -350,10 +350,7 @@ impl Array {
         let id = match self.core.stop.stopping {
             Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.core.is_failed() => {
                 // Nothing may be written: the members stay dirty.
-                if self.core.inflight.is_empty()
-                    && self.core.load.jobs_out == 0
-                    && self.core.load.client_ops == 0
-                {
+                if self.io_is_idle() && self.core.load.jobs_out == 0 && self.core.load.client_ops == 0 {
                     self.finish_stop(id);
                 }
                 return;
@@ -363,7 +360,7 @@ impl Array {
         };
         self.end_waiting_passes();
         if self.core.load.client_ops > 0
-            || !self.core.inflight.is_empty()
+            || !self.io_is_idle()
             || self.core.load.jobs_out > 0
             || self.supers.is_busy()
             || !self.background_is_idle()
@@ -391,7 +388,10 @@ impl Array {
 
     /// The last update of the superblocks has been written, or cannot be.
     pub(super) fn finish_stop(&mut self, id: RequestId) {
-        if !self.core.is_failed() && !self.acknowledgements_allowed() && !self.is_refused_unwritten() {
+        if !self.core.is_failed()
+            && !self.supers.acknowledgements_allowed(&self.core)
+            && !self.is_refused_unwritten()
+        {
             // A member failed during the last update; the next one records that.
             return;
         }

@@ -75,7 +75,7 @@ impl Array {
             let slot = SlotIndex(within / chunk);
             let (column, row) = (self.core.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
             match self.pages.stripes().stripe_at(slot) {
-                Some(stripe) if self.holds_data(stripe) => self.look_again((stripe, column, row), None),
+                Some(stripe) if self.pages.holds_data(stripe) => self.look_again((stripe, column, row), None),
                 _ => self.note_slot_not_needed(slot),
             }
         }

@@ -1,27 +1,59 @@
 //! What the array makes of errors of its members: which count, which cost a member its place, and what follows from that.
 //!
-//! Must not know of bands, batches or copies of pages.
+//! Whoever writes superblocks, log or pages only hears that an operation has failed: what that says of the device was judged
+//! here before. Fetches, writes of whole stripes, rebuilds and replays hand on their own faults, as what counts of these depends
+//! on what they do next. Must not know of bands, batches or copies of pages.
 
 use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
 use crate::array::members::bad_blocks::Ill;
-use crate::array::{Array, Op, Owner};
+use crate::array::{Array, Effect, Op, Owner};
 use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::MemberState;
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
-    /// Judges the fault of an operation's I/O before the operation hears of its end, where that is all there is to judge by.
-    pub(in crate::array) fn judge_op_fault(&mut self, op: &Op, entry: &Inflight, fault: IoFault) {
-        let counts = match op {
-            // What of its ring cannot be read harms nothing that is in service.
-            Op::RingCheck(_) => fault.kind == IoFaultKind::Gone,
-            Op::SuperScrub(_) => !fault.kind.passes(),
-            _ => false,
-        };
-        if counts {
-            self.read_fault(entry.member, entry.device, fault);
+    /// Judges the fault of an I/O before its owner hears of the end, where the I/O alone tells what the fault counts for.
+    pub(in crate::array) fn judge_fault(&mut self, entry: &Inflight, fault: IoFault) {
+        let &Inflight { owner, member, device, effect } = entry;
+        let is_gone = fault.kind == IoFaultKind::Gone;
+        match owner {
+            Owner::Super => self.super_fault(entry, fault),
+            Owner::Piece { .. } => self.write_fault(member, device, "write to the redo log", fault),
+            Owner::Round => self.flush_fault(member, device, fault),
+            Owner::InPlace => self.write_fault(member, device, "write", fault),
+            // A device that cannot give space back keeps it.
+            Owner::Punch if is_gone => self.write_fault(member, device, "trim", fault),
+            Owner::Page(_) if effect == Effect::Write => {
+                self.write_fault(member, device, "write of a metadata page", fault);
+            }
+            Owner::Page(_) => self.read_fault(member, device, fault),
+            Owner::Op { key, .. } => {
+                let counts = match &self.ops[key] {
+                    // What of its ring cannot be read harms nothing that is in service, nor does the copy of a page that it
+                    // has before it joins.
+                    Op::RingCheck(_) | Op::PagePass(_) => is_gone,
+                    Op::SuperScrub(_) => !fault.kind.passes(),
+                    _ => false,
+                };
+                if counts {
+                    self.read_fault(member, device, fault);
+                }
+            }
+            Owner::Punch | Owner::Probe | Owner::Recovery { .. } => {}
+        }
+    }
+
+    /// An update of the superblocks has failed on a device.
+    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
+        if self.core.leaves_unmarked(entry.device, fault) {
+            return;
+        }
+        // E2: the update is finished on the others; the loss makes the next one.
+        match entry.effect {
+            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
+            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
         }
     }
 

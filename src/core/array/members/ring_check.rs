@@ -4,7 +4,7 @@
 //! Reads alone; a block that cannot be read shows nothing. Where it then lacks what it must show, all of it is read again for a
 //! while: an error that passes is no reason to build a whole device anew (T1). Must not know of devices, batches or slots.
 
-use crate::array::base::members::Which;
+use crate::array::base::members::{MemberDevice, Which};
 use crate::array::members::current::{Mark, is_current};
 use crate::array::recovery::{Ring, RingRead, RingTail};
 use crate::array::refusal::Behind;
@@ -20,8 +20,7 @@ const PATIENCE_NS: u64 = 10_000_000_000;
 const RETRY_NS: u64 = 500_000_000;
 
 pub(in crate::array) struct RingCheck {
-    member: MemberIndex,
-    device: DeviceId,
+    device: MemberDevice,
     /// What the device said of itself when it came.
     superblock: Superblock,
     /// What it must show.
@@ -51,8 +50,7 @@ impl Array {
     ) {
         let log = Log { ring: self.ring(), offset: self.redo.region().offset };
         let check = RingCheck {
-            member,
-            device,
+            device: MemberDevice { member, which: Which::Primary, id: device },
             tail: log.tail(member, &superblock),
             superblock,
             mark,
@@ -83,7 +81,7 @@ impl RingCheck {
             core.work.patient.push((self.not_before, key));
             return Flow::Wait;
         }
-        if core.device_of(self.member, Which::Primary) != Some(self.device) {
+        if !core.still_has(self.device) {
             return Flow::Finished;
         }
         let Some(read) = self.tail.next_read() else {
@@ -97,7 +95,7 @@ impl RingCheck {
         let buf = core.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
         self.reading = Some(read);
         let owner = Owner::Op { key, item: 0 };
-        core.submit_io(owner, self.member, self.device, IoOp::Read { offset, buf });
+        core.submit_io(owner, self.device.member, self.device.id, IoOp::Read { offset, buf });
         Flow::Wait
     }
 
@@ -124,7 +122,7 @@ impl RingCheck {
             return false;
         }
         self.unreadable_since = Some(since);
-        self.tail = self.log.tail(self.member, &self.superblock);
+        self.tail = self.log.tail(self.device.member, &self.superblock);
         self.not_before = Timestamp(core.now.0 + RETRY_NS);
         core.work.patient.push((self.not_before, key));
         true
@@ -138,14 +136,15 @@ impl RingCheck {
 impl Core {
     fn end_ring_check(&mut self, check: &RingCheck) {
         let verdict = check.verdict();
-        let member = self.member_mut(check.member);
+        let index = check.device.member;
+        let member = self.member_mut(index);
         let Some(progress) = member.progress.as_mut() else { return };
         progress.awaits_ring = false;
         if let Err(why) = verdict {
             progress.since = None;
             member.reason = Some(format!("being rebuilt: {why}"));
-            let text = format!("member {} is rebuilt and not only caught up: {why}", check.member);
-            self.notice(NoticeKind::MemberRebuiltWhole, NoticeLevel::Warning, Some(check.member), text);
+            let text = format!("member {index} is rebuilt and not only caught up: {why}");
+            self.notice(NoticeKind::MemberRebuiltWhole, NoticeLevel::Warning, Some(index), text);
         }
     }
 }

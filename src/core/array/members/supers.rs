@@ -19,11 +19,11 @@ use crate::array::members::departed::Departed;
 use crate::array::members::supers::update::{Job, Update, UpdateStep};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::refusal::{Behind, Overclaim};
-use crate::array::{Array, Core, Effect, Inflight, Stopping};
+use crate::array::{Array, Core, Stopping};
 use crate::array::{NoticeKind, NoticeLevel};
-use crate::block_io::{Buf, DeviceId, IoFault, IoValue};
+use crate::block_io::{Buf, DeviceId};
 use crate::format::{
-    Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
+    Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, ScrubRecord, Superblock,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
@@ -66,6 +66,17 @@ struct Durable {
     dirty: bool,
     /// Where the log starts; none while that is being changed.
     log_start: Option<LogStart>,
+}
+
+/// What an update tells of the log, the pages and the passes.
+// Plain data: as it is when the update begins.
+struct UpdateFacts {
+    /// Pages of the stripe map that have a version on the members; none while that is not known.
+    map_pages: Option<u64>,
+    /// The log's next batch, when a replay would find nothing below it to be done.
+    needless_log: Option<u64>,
+    /// How far the scrub has come.
+    scrub: ScrubRecord,
 }
 
 /// When progress was recorded last, and how far passes were.
@@ -351,6 +362,75 @@ impl Supers {
         quiet && self.dirty && self.job.is_none() && core.stop.stopping.is_none() && !core.is_failed()
     }
 
+    /// Begins an update that says how things are now.
+    fn start(&mut self, core: &mut Core, facts: UpdateFacts, progress: u64) {
+        let before = self.before();
+        let template = self.next_superblock(core, facts);
+        self.begin(core, template, before, progress);
+    }
+
+    /// The content of the next update: the present states and progress, in a new epoch when the live set differs. While the
+    /// present epoch is not complete it only finishes that one.
+    fn next_superblock(&mut self, core: &Core, facts: UpdateFacts) -> Superblock {
+        let (online, finishes) = (core.online(), !self.epoch_is_complete);
+        let mut next = self.template.clone();
+        // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock: one that has
+        // missed an update, or has it at one end only, would else be left with what is older when this one is torn.
+        next.sequence = next.sequence.saturating_add(2) & !1;
+        if (!finishes || is_off(Mutation::BumpNotFinishedFirst))
+            && (self.bump_due || next.epoch.live != online)
+        {
+            self.begin_epoch(&mut next, online);
+        }
+        // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
+        for (at, _) in
+            core.roster.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
+        {
+            self.departed.gets_updates(MemberIndex(at as u16), next.update + 1);
+        }
+        next.left = self.departed.records(next.epoch.live);
+        next.update += 1;
+        next.update_complete =
+            if is_off(Mutation::CompleteOfItself) { next.update } else { self.update_complete };
+        next.map_pages = facts.map_pages.unwrap_or(next.map_pages);
+        self.record_log(&mut next, facts.needless_log);
+        next.scrub = facts.scrub;
+        (next.members, next.replacements) = core.records(&next, finishes);
+        next
+    }
+
+    /// `next` begins an epoch over the members that are `online`.
+    fn begin_epoch(&mut self, next: &mut Superblock, online: MemberSet) {
+        self.epoch_number += 1;
+        self.epoch_is_complete = false;
+        self.bump_due = false;
+        let before = next.epoch;
+        next.epoch =
+            Epoch { number: self.epoch_number, id: self.next_random(), parent: before.id, live: online };
+        self.departed.begin_epoch(&before, online, next.update);
+    }
+
+    /// What `next` says of where the log starts, and whether the array is clean. `needless`: the log's next batch, when nothing
+    /// below it is needed.
+    fn record_log(&mut self, next: &mut Superblock, needless: Option<u64>) {
+        match needless {
+            Some(_) => self.quiet_update = self.quiet_update.or(Some(next.update)),
+            None => self.quiet_update = None,
+        }
+        if let (Some(sequence), true) = (needless, self.is_known_quiet()) {
+            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
+        }
+        match &mut self.new_log_start {
+            Some((start, Some(since))) if *since <= self.update_complete => {
+                next.redo.start = *start;
+                self.new_log_start = None;
+            }
+            Some((_, since)) => *since = since.or(Some(next.update)),
+            None => {}
+        }
+        next.clean = !self.dirty && (next.clean || self.is_known_quiet());
+    }
+
     /// SplitMix64: epoch identities only have to differ.
     fn next_random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -362,136 +442,22 @@ impl Supers {
 }
 
 impl Array {
-    /// See [`Supers::acknowledgements_allowed`].
-    pub(in crate::array) fn acknowledgements_allowed(&self) -> bool {
-        self.supers.acknowledgements_allowed(&self.core)
-    }
-
-    /// See [`Supers::in_place_allowed`].
-    pub(in crate::array) fn in_place_allowed(&self) -> bool {
-        self.supers.in_place_allowed(&self.core)
-    }
-
-    /// See [`Supers::writes_allowed`].
-    pub(in crate::array) fn writes_allowed(&mut self) -> bool {
-        self.supers.writes_allowed(&self.core)
-    }
-
     /// Starts an update when one is wanted and none is running.
     pub(in crate::array) fn pump_supers(&mut self) {
         if !self.supers.is_due(&self.core) || self.is_epoch_late() || self.is_unjudged() {
             return;
         }
-        let before = self.supers.before();
-        let template = self.next_superblock(self.core.online(), !self.supers.epoch_is_complete);
+        let facts = UpdateFacts {
+            map_pages: self.redo.map_pages(&self.pages),
+            needless_log: self.needless_log(),
+            scrub: self.passes.scrub_record(),
+        };
         let progress = self.progress_mark();
-        self.supers.begin(&mut self.core, template, before, progress);
+        self.supers.start(&mut self.core, facts, progress);
     }
 
-    /// The content of the next update: the present states and progress, in a new epoch when the live set differs, unless it
-    /// only `finishes` the present one.
-    fn next_superblock(&mut self, online: MemberSet, finishes: bool) -> Superblock {
-        let mut next = self.supers.template.clone();
-        // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock: one that has
-        // missed an update, or has it at one end only, would else be left with what is older when this one is torn.
-        next.sequence = next.sequence.saturating_add(2) & !1;
-        if (!finishes || is_off(Mutation::BumpNotFinishedFirst))
-            && (self.supers.bump_due || next.epoch.live != online)
-        {
-            self.supers.epoch_number += 1;
-            self.supers.epoch_is_complete = false;
-            self.supers.bump_due = false;
-            let before = next.epoch;
-            next.epoch = Epoch {
-                number: self.supers.epoch_number,
-                id: self.supers.next_random(),
-                parent: before.id,
-                live: online,
-            };
-            self.supers.departed.begin_epoch(&before, online, next.update);
-        }
-        // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
-        for (at, _) in
-            self.core.roster.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
-        {
-            self.supers.departed.gets_updates(MemberIndex(at as u16), next.update + 1);
-        }
-        next.left = self.supers.departed.records(next.epoch.live);
-        next.update += 1;
-        next.update_complete =
-            if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
-        next.map_pages = self.redo.map_pages(&self.pages).unwrap_or(next.map_pages);
-        let needless = self.needless_log();
-        let supers = &mut self.supers;
-        let complete = supers.update_complete;
-        match needless {
-            Some(_) => supers.quiet_update = supers.quiet_update.or(Some(next.update)),
-            None => supers.quiet_update = None,
-        }
-        if let (Some(sequence), true) = (needless, supers.is_known_quiet()) {
-            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
-        }
-        match &mut supers.new_log_start {
-            Some((start, Some(since))) if *since <= complete => {
-                next.redo.start = *start;
-                supers.new_log_start = None;
-            }
-            Some((_, since)) => *since = since.or(Some(next.update)),
-            None => {}
-        }
-        next.clean = !supers.dirty && (next.clean || supers.is_known_quiet());
-        next.scrub = self.passes.scrub_record();
-        // The devices of an epoch are those that it began with: a new one is named by the next.
-        let keeps = |at: usize, member: &Member| {
-            finishes
-                && next.epoch.live.contains(MemberIndex(at as u16))
-                && member.state != MemberState::Online
-                && member.uuid != next.members[at].uuid
-                && !is_off(Mutation::NewDeviceInOldEpoch)
-        };
-        let record = |(at, member): (usize, &Member)| match keeps(at, member) {
-            true => next.members[at],
-            false => MemberRecord {
-                uuid: member.uuid,
-                state: member.state,
-                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded())),
-            },
-        };
-        let replacement = |(at, member): (usize, &Member)| {
-            let at_index = MemberIndex(at as u16);
-            if keeps(at, member) {
-                // It may be the one that takes the member's place now.
-                return next.replacements.iter().find(|replacement| replacement.member == at_index).cloned();
-            }
-            let replacement = member.replacement.as_ref()?;
-            Some(ReplacementRecord {
-                member: at_index,
-                uuid: replacement.uuid,
-                rebuilt: SlotIndex(replacement.progress.recorded()),
-            })
-        };
-        let all = || self.core.roster.members.iter().enumerate();
-        let (members, replacements) = (all().map(record).collect(), all().filter_map(replacement).collect());
-        (next.members, next.replacements) = (members, replacements);
-        next
-    }
-
-    /// An update has failed on a device.
-    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
-        if self.core.leaves_unmarked(entry.device, fault) {
-            return;
-        }
-        // E2: finish this update on the others; the loss makes the next one.
-        match entry.effect {
-            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
-            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
-        }
-    }
-
-    pub(in crate::array) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = result {
-            self.super_fault(&entry, fault);
-        }
+    /// An I/O of an update has ended. Its fault, if it has one, was judged before.
+    pub(in crate::array) fn super_io(&mut self) {
         match self.supers.io_ended(&mut self.core) {
             UpdateStep::Nothing => {}
             // Members that have come back meanwhile hold the epoch before: no device has this one.
@@ -537,6 +503,41 @@ impl Array {
 }
 
 impl Core {
+    /// What an update says of the members and of the devices that are to replace them.
+    fn records(&self, next: &Superblock, finishes: bool) -> (Vec<MemberRecord>, Vec<ReplacementRecord>) {
+        // The devices of an epoch are those that it began with: a new one is named by the next.
+        let keeps = |at: usize, member: &Member| {
+            finishes
+                && next.epoch.live.contains(MemberIndex(at as u16))
+                && member.state != MemberState::Online
+                && member.uuid != next.members[at].uuid
+                && !is_off(Mutation::NewDeviceInOldEpoch)
+        };
+        let record = |(at, member): (usize, &Member)| match keeps(at, member) {
+            true => next.members[at],
+            false => MemberRecord {
+                uuid: member.uuid,
+                state: member.state,
+                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded())),
+            },
+        };
+        let replacement = |(at, member): (usize, &Member)| {
+            let at_index = MemberIndex(at as u16);
+            if keeps(at, member) {
+                // It may be the one that takes the member's place now.
+                return next.replacements.iter().find(|replacement| replacement.member == at_index).cloned();
+            }
+            let replacement = member.replacement.as_ref()?;
+            Some(ReplacementRecord {
+                member: at_index,
+                uuid: replacement.uuid,
+                rebuilt: SlotIndex(replacement.progress.recorded()),
+            })
+        };
+        let all = || self.roster.members.iter().enumerate();
+        (all().map(record).collect(), all().filter_map(replacement).collect())
+    }
+
     /// `pair`: the lower of the two sequences that the update may have on a device.
     fn participants(&self, pair: u64) -> Vec<Participant> {
         let participant = |(index, which, device): (MemberIndex, Which, Device)| {

@@ -85,6 +85,7 @@ pub(super) enum Place {
 }
 
 /// A copy as a load has found it; none where its member is not usable.
+// Plain data: what a load has read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyFound {
     pub member: MemberIndex,

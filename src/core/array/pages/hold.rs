@@ -260,7 +260,7 @@ impl Pages {
         let loaded = self.store.read_done(read, answer, &mut more);
         self.send(core, more);
         let mut loaded = loaded?;
-        let page = read.page;
+        let page = read.page();
         if loaded.outcome == LoadOutcome::Ready && self.is_blank_and_in_use(page) {
             if loaded.unread.is_some() {
                 self.store.retract_blank(page);

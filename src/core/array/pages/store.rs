@@ -51,7 +51,7 @@ use versions::Versions;
 /// Names a read of a page copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct PageRead {
-    pub page: PageIndex,
+    page: PageIndex,
     copy: u16,
     places: Places,
     /// It tells where the copy is to be written: see [`Next::Unread`].
@@ -61,12 +61,24 @@ pub(in crate::array) struct PageRead {
 /// Names a write of a page copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct PageWrite {
-    pub page: PageIndex,
+    page: PageIndex,
     copy: u16,
     places: Places,
     which: Which,
     /// It says nothing of the page, but that this copy holds none of its versions: see [`PageStore::void`].
     is_void: bool,
+}
+
+impl PageRead {
+    pub(in crate::array) fn page(&self) -> PageIndex {
+        self.page
+    }
+}
+
+impl PageWrite {
+    pub(in crate::array) fn page(&self) -> PageIndex {
+        self.page
+    }
 }
 
 /// I/O that the store wants done. Offsets count from the start of the member's pages region.
@@ -130,6 +142,7 @@ impl LoadOutcome {
 }
 
 /// The end of a load.
+// Plain data: what the copies of a page say, told to those that wait for it.
 #[derive(Debug)]
 pub(in crate::array) struct Loaded {
     pub waiters: Vec<usize>,
@@ -148,6 +161,7 @@ pub(in crate::array) struct Loaded {
 }
 
 /// Copies that could not be read.
+// Plain data: told with the end of a load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Unread {
     /// Which, in words.

@@ -12,11 +12,11 @@
 //! leave, whose copy is the only other one. The pass waits for none of them alone: it goes on at the first error, and comes back
 //! to those that failed in rounds. Pages that tell of no data are not waited for.
 
-use crate::array::base::members::{PagesBuilt, Progress, Which};
+use crate::array::base::members::{MemberDevice, PagesBuilt, Progress, Which};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
-use crate::array::{Array, Core, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
-use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::array::{Array, Core, Flow, NoticeKind, NoticeLevel, Op, Owner};
+use crate::block_io::{BufMut, IoFault, IoOp, IoValue};
 use crate::format::{PAGE_BYTES, PageIndex};
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -31,9 +31,7 @@ const ROUNDS_MIN_NS: u64 = 4_000_000_000;
 const TRIED_AGAIN_MAX: usize = 4096;
 
 pub(in crate::array) struct PagePass {
-    member: MemberIndex,
-    which: Which,
-    device: DeviceId,
+    device: MemberDevice,
     next: PageIndex,
     hold: Option<(PageIndex, PageHold)>,
     /// The copy that the device itself has of a page, being read; what it holds was offered for the
@@ -115,20 +113,20 @@ impl Array {
             self.supers.want_quiet();
             return false;
         }
-        drained && self.acknowledgements_allowed()
+        drained && self.supers.acknowledgements_allowed(&self.core)
     }
 
     /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one
     /// that has joined is complete.
     pub(in crate::array) fn end_hold(&mut self) {
-        if !self.redo.holds_writes() || !self.acknowledgements_allowed() {
+        if !self.redo.holds_writes() || !self.supers.acknowledgements_allowed(&self.core) {
             return;
         }
         let slots = self.core.map.slots;
         let waits = self
             .core
             .builds_mut()
-            .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
+            .any(|(_, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
         // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
         if !waits || self.core.stop.stopping.is_some() {
             self.redo.release_writes(&mut self.core);
@@ -136,12 +134,10 @@ impl Array {
     }
 
     fn start_page_pass(&mut self, member: MemberIndex, which: Which) {
-        let Some(device) = self.core.device_of(member, which) else { return };
+        let Some(id) = self.core.device_of(member, which) else { return };
         let life = self.redo.lives();
         let pass = PagePass {
-            member,
-            which,
-            device,
+            device: MemberDevice { member, which, id },
             next: PageIndex(0),
             hold: None,
             own: None,
@@ -166,7 +162,7 @@ impl Array {
         if pass.own.as_ref().is_some_and(|own| own.pending > 0) {
             return Flow::Wait;
         }
-        let ours = self.core.device_of(pass.member, pass.which) == Some(pass.device);
+        let ours = self.core.still_has(pass.device);
         if !ours || self.core.is_failed() || pass.life != self.redo.lives() || !self.redo.is_serving() {
             return self.end_page_pass(key, pass, false);
         }
@@ -185,7 +181,7 @@ impl Array {
                 }
                 let is_unreadable = held == PagesHeld::Unreadable;
                 if !is_unreadable {
-                    self.pages.rebuild(page, pass.member, pass.which);
+                    self.pages.rebuild(page, pass.device.member, pass.device.which);
                 }
                 self.release_pages(&mut hold);
                 if is_unreadable {
@@ -203,16 +199,16 @@ impl Array {
                         Missed::None => match pass.offered {
                             Some((offered, tells)) if offered == page => {
                                 if tells {
-                                    self.pages.leave_alone(page, pass.member);
+                                    self.pages.leave_alone(page, pass.device.member);
                                 } else {
-                                    self.pages.void(page, pass.member, pass.which);
+                                    self.pages.void(page, pass.device.member, pass.device.which);
                                 }
                                 self.page_lacks(pass, page);
                             }
                             _ => return self.read_own_copy(key, pass, page),
                         },
                         Missed::Some => {
-                            self.pages.void(page, pass.member, pass.which);
+                            self.pages.void(page, pass.device.member, pass.device.which);
                             self.page_lacks(pass, page);
                         }
                     }
@@ -220,7 +216,7 @@ impl Array {
             }
             if let Some(last) = pass.last {
                 if self.redo.checkpoints_ended() >= last
-                    && !self.pages.store().is_due_on(pass.member, pass.which)
+                    && !self.pages.store().is_due_on(pass.device.member, pass.device.which)
                 {
                     return self.end_page_pass(key, pass, true);
                 }
@@ -231,7 +227,7 @@ impl Array {
                 self.redo.wait_for_checkpoint(key);
                 return Flow::Wait;
             }
-            let page = self.pages.store().next_page_on(pass.member, pass.next);
+            let page = self.pages.store().next_page_on(pass.device.member, pass.next);
             if let Some(page) = page.or_else(|| self.core.next_page_again(pass)) {
                 pass.next = pass.next.max(PageIndex(page.0 + 1));
                 pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
@@ -253,7 +249,7 @@ impl Array {
     /// Begins to ask for the pages again that could not be read. False: none is waited for.
     fn begin_round(&mut self, pass: &mut PagePass) -> bool {
         let pages = self.pages.store();
-        pass.retries.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
+        pass.retries.lacking.retain(|page| pages.is_void_on(*page, pass.device.member, pass.device.which));
         if pass.retries.is_last_try {
             return false;
         }
@@ -273,7 +269,7 @@ impl Array {
                 "{} cannot be read for now{}: tried again for up to half a minute before the device of member {} is in service",
                 Count::of(many, "metadata page"),
                 self.pages.last_unreadable(),
-                pass.member
+                pass.device.member
             );
             self.core.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
         }
@@ -295,7 +291,7 @@ impl Array {
         }
         pass.retries.is_last_try = true;
         pass.offered = None;
-        pass.retries.again = self.pages.store().void_on(pass.member, pass.which).collect();
+        pass.retries.again = self.pages.store().void_on(pass.device.member, pass.device.which).collect();
         !pass.retries.again.is_empty()
     }
 
@@ -308,7 +304,8 @@ impl Array {
 
     /// The device joins without pages that cannot be read.
     fn note_lacking_pages(&mut self, pass: &PagePass) {
-        let void: Vec<PageIndex> = self.pages.store().void_on(pass.member, pass.which).collect();
+        let void: Vec<PageIndex> =
+            self.pages.store().void_on(pass.device.member, pass.device.which).collect();
         let mut with_data = 0;
         for &page in &void {
             let has_data = !self.redo.tells_of_nothing(&self.pages, page);
@@ -316,7 +313,7 @@ impl Array {
             self.pages.lacks(page, has_data);
         }
         let why = self.pages.last_unreadable();
-        let (count, member) = (Count::of(void.len(), "metadata page"), pass.member);
+        let (count, member) = (Count::of(void.len(), "metadata page"), pass.device.member);
         let (level, what) = match with_data {
             0 if void.is_empty() => return,
             0 => (NoticeLevel::Warning, "no data is behind them".to_owned()),
@@ -368,12 +365,13 @@ impl Array {
 
     fn read_own_copy(&mut self, key: usize, pass: &mut PagePass, page: PageIndex) -> Flow {
         let mut copies = self.pages.store().layout().copies(page);
-        let (_, offset) = copies.find(|(member, _)| *member == pass.member).expect("a member with a copy");
+        let (_, offset) =
+            copies.find(|(member, _)| *member == pass.device.member).expect("a member with a copy");
         let first = self.pages.offset().plus(offset);
         pass.own = Some(OwnCopy { page, places: [None, None], pending: 2 });
         for (item, offset) in [first, first.plus(PAGE_BYTES as u64)].into_iter().enumerate() {
             let read = IoOp::Read { offset, buf: self.core.pool.alloc(PAGE_BYTES) };
-            self.core.submit_io(Owner::Op { key, item }, pass.member, pass.device, read);
+            self.core.submit_io(Owner::Op { key, item }, pass.device.member, pass.device.id, read);
         }
         Flow::Wait
     }
@@ -383,7 +381,6 @@ impl Array {
         key: usize,
         pass: &mut PagePass,
         item: usize,
-        entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
         let own = pass.own.as_mut().expect("its copy is being read");
@@ -391,9 +388,7 @@ impl Array {
         match result {
             Ok(IoValue::Data(bytes)) => own.places[item] = Some(bytes),
             Ok(_) => unreachable!("a read yields data"),
-            Err(fault) if fault.kind == IoFaultKind::Gone => {
-                self.read_fault(entry.member, entry.device, fault)
-            }
+            // What the fault says of the device was judged before.
             Err(_) => {}
         }
         self.advance_page_pass(key, pass)
@@ -406,7 +401,7 @@ impl Array {
         let since = since.filter(|since| self.missed_of(page, *since) == Missed::None);
         let tells = since.is_some_and(|since| {
             let places = [0, 1].map(|at: usize| own.places[at].as_deref());
-            self.pages.offer(page, pass.member, since, places)
+            self.pages.offer(page, pass.device.member, since, places)
         });
         pass.offered = Some((page, tells));
         pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
@@ -422,9 +417,9 @@ impl Array {
         if let Some((_, mut hold)) = pass.hold.take() {
             self.release_pages(&mut hold);
         }
-        if self.core.device_of(pass.member, pass.which) == Some(pass.device) {
+        if self.core.still_has(pass.device) {
             let built = if complete { PagesBuilt::Done } else { PagesBuilt::No };
-            self.core.set_pages_built(pass.member, pass.which, built);
+            self.core.set_pages_built(pass.device.member, pass.device.which, built);
             self.core.set_retried_pages(pass, 0);
         }
         Flow::Finished
@@ -434,7 +429,8 @@ impl Array {
 impl Core {
     /// How far the device that is being built for a member is, if one is.
     fn build_of(&mut self, member: MemberIndex, which: Which) -> Option<&mut Progress> {
-        self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).map(|(_, _, _, progress)| progress)
+        let mut builds = self.builds_mut();
+        builds.find(|(of, _)| (of.member, of.which) == (member, which)).map(|(_, progress)| progress)
     }
 
     fn pages_built(&mut self, member: MemberIndex, which: Which) -> Option<PagesBuilt> {
@@ -462,7 +458,7 @@ impl Core {
     /// Whether pages that the device lacks are waited for still.
     fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
         let now = self.now;
-        let build = self.build_of(pass.member, pass.which);
+        let build = self.build_of(pass.device.member, pass.device.which);
         let is_patient = build.is_some_and(|progress| progress.is_patient(now));
         (is_patient || now < pass.retries.patient_until)
             && !self.stop.hurried
@@ -470,7 +466,7 @@ impl Core {
     }
 
     fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {
-        if let Some(progress) = self.build_of(pass.member, pass.which) {
+        if let Some(progress) = self.build_of(pass.device.member, pass.device.which) {
             progress.retried_pages = many;
         }
     }
@@ -478,8 +474,8 @@ impl Core {
     /// The epoch until whose end the member was in service, if the device is its own and only
     /// caught up.
     fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
-        match pass.which {
-            Which::Primary => self.build_of(pass.member, pass.which)?.since,
+        match pass.device.which {
+            Which::Primary => self.build_of(pass.device.member, pass.device.which)?.since,
             Which::Replacement => None,
         }
     }

@@ -2,15 +2,13 @@
 
 use crate::array::Array;
 use crate::array::Core;
-use crate::array::base::members::{Progress, Which};
-use crate::block_io::DeviceId;
+use crate::array::base::members::{Device, MemberDevice, Progress, Which};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
 // Plain data: handed to the operation that builds it.
 pub(in crate::array) struct Target {
-    pub member: MemberIndex,
-    pub device: DeviceId,
+    pub device: MemberDevice,
     pub column: usize,
 }
 
@@ -18,9 +16,10 @@ impl Array {
     /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
     pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
         let (slots, now) = (self.core.map.slots, self.core.now);
-        let goes_without = self.core.builds_mut().any(|(m, _, d, progress)| {
-            (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
-        });
+        let goes_without = self
+            .core
+            .builds_mut()
+            .any(|(device, progress)| device == target.device && !progress.lacks(slot.0, slots, now));
         if goes_without {
             self.damage.note_lacking(&self.core, slot, target);
         }
@@ -34,15 +33,17 @@ impl Array {
 
 impl Core {
     /// The progress of every device that is being built.
-    pub(in crate::array) fn builds_mut(
-        &mut self,
-    ) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
+    pub(in crate::array) fn builds_mut(&mut self) -> impl Iterator<Item = (MemberDevice, &mut Progress)> {
         self.roster.members.iter_mut().enumerate().flat_map(|(at, member)| {
-            let index = MemberIndex(at as u16);
+            let of = move |which, device: Device| MemberDevice {
+                member: MemberIndex(at as u16),
+                which,
+                id: device.id,
+            };
             let primary = member.device.zip(member.progress.as_mut());
-            let primary = primary.map(|(device, progress)| (index, Which::Primary, device.id, progress));
+            let primary = primary.map(|(device, progress)| (of(Which::Primary, device), progress));
             let second = member.replacement.as_mut();
-            let second = second.map(|r| (index, Which::Replacement, r.device.id, &mut r.progress));
+            let second = second.map(|r| (of(Which::Replacement, r.device), &mut r.progress));
             [primary, second].into_iter().flatten()
         })
     }
@@ -61,10 +62,11 @@ impl Core {
         let slot = self.next_build_slot()?;
         let (map, now) = (self.map, self.now);
         let mut targets = Vec::new();
-        for (member, _, device, progress) in self.builds_mut() {
+        for (device, progress) in self.builds_mut() {
             if progress.due(map.slots, now) == Some(slot.0) {
                 progress.begin(slot.0);
-                targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
+                let column = usize::from(map.column_of(slot, device.member).0);
+                targets.push(Target { device, column });
             }
         }
         Some((slot, targets))
@@ -73,12 +75,11 @@ impl Core {
     /// Moves the progress of the targets over a slot, or back to it.
     pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
         for target in targets {
-            for (member, _, device, progress) in self.builds_mut() {
-                if member == target.member && device == target.device {
-                    progress.running.remove(&slot.0);
-                    if !complete {
-                        progress.rewind_to(slot.0);
-                    }
+            let build = self.builds_mut().find(|(device, _)| *device == target.device);
+            if let Some((_, progress)) = build {
+                progress.running.remove(&slot.0);
+                if !complete {
+                    progress.rewind_to(slot.0);
                 }
             }
         }
@@ -86,11 +87,12 @@ impl Core {
 
     /// The epoch up to which a device under construction is current anyway.
     pub(super) fn needs_since(&self, target: &Target) -> Option<u64> {
-        let member = self.member(target.member);
-        let primary =
-            member.device.zip(member.progress.as_ref()).map(|(device, progress)| (device.id, progress));
-        let second = member.replacement.as_ref().map(|new| (new.device.id, &new.progress));
-        let mut builds = [primary, second].into_iter().flatten();
-        builds.find(|(device, _)| *device == target.device).and_then(|(_, progress)| progress.since)
+        let MemberDevice { member, which, id } = target.device;
+        let member = self.member(member);
+        let (device, progress) = match which {
+            Which::Primary => (member.device?, member.progress.as_ref()?),
+            Which::Replacement => member.replacement.as_ref().map(|new| (new.device, &new.progress))?,
+        };
+        progress.since.filter(|_| device.id == id)
     }
 }

@@ -109,7 +109,7 @@ impl Array {
     fn walk_slot(&mut self, key: usize, op: &mut Repair) -> bool {
         let slot = SlotIndex(op.next);
         let rows = 0..self.core.map.chunk / ROW_BYTES as usize;
-        let stripe = self.pages.stripes().stripe_at(slot).filter(|&stripe| self.holds_data(stripe));
+        let stripe = self.pages.stripes().stripe_at(slot).filter(|&stripe| self.pages.holds_data(stripe));
         let Some(stripe) = stripe.filter(|_| self.pages.checksums().is_some()) else {
             if let Some(mut hold) = op.hold.take() {
                 self.release_pages(&mut hold);
@@ -117,8 +117,10 @@ impl Array {
             op.next += 1;
             return true;
         };
-        let mut hold =
-            op.hold.take().unwrap_or_else(|| PageHold::new(self.hash_pages(slot, rows.clone()), op.life));
+        let mut hold = op
+            .hold
+            .take()
+            .unwrap_or_else(|| PageHold::new(self.pages.hash_pages(slot, rows.clone()), op.life));
         let held = self.hold_pages(key, &mut hold);
         if held == PagesHeld::Wait {
             op.hold = Some(hold);
@@ -174,7 +176,7 @@ impl Array {
 
     /// Blocks of parity in the row of this one that no list has, since their members are out.
     fn parity_away(&self, op: &Repair, (stripe, _, row): BlockName) -> u64 {
-        let slot = self.slot_of(stripe);
+        let slot = self.pages.map_entry(stripe).slot;
         let is_away = |column: &usize| {
             let block = (stripe, *column as u16, row);
             self.core.readable(self.core.member_at(slot, *column), slot).is_none()

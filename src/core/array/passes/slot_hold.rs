@@ -125,13 +125,13 @@ impl Array {
                         hold.stage = Stage::New;
                         continue;
                     }
-                    if !self.holds_data(stripe) {
+                    if !self.pages.holds_data(stripe) {
                         if self.redo.is_in_log(stripe) && hold.builds.is_some() {
                             return self.wait_for_checkpoint(key, hold);
                         }
                         return Held::Empty;
                     }
-                    let pages = self.hash_pages(hold.slot, 0..self.core.map.chunk / ROW_BYTES as usize);
+                    let pages = self.pages.hash_pages(hold.slot, 0..self.core.map.chunk / ROW_BYTES as usize);
                     hold.pages = match hold.builds {
                         // Its build comes back to it.
                         Some(_) => PageHold::at_once(pages, hold.life),

@@ -5,7 +5,7 @@
 
 use crate::array::Core;
 use crate::array::blocks::{Missing, Why, runs};
-use crate::array::client::fetch::{Blend, Fetch, Fetched, Ingredient};
+use crate::array::client::fetch::{Blend, Fetch, FetchRules, Fetched, Ingredient};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::passes::rebuild::Target;
 use crate::array::passes::slot_hold::{Held, SlotHold};
@@ -96,14 +96,13 @@ impl Array {
 
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = self.new_hold(slot, &work);
-        let mut fetch = Fetch::new(slot);
-        fetch.rules.background = true;
-        fetch.rules.is_look = matches!(work, Work::Build(_));
+        let is_look = matches!(work, Work::Build(_));
+        let rules = FetchRules { background: true, is_look, ..FetchRules::default() };
         let pass = LoggedPass {
             hold,
             work,
             stage: Stage::Hold,
-            fetch,
+            fetch: Fetch::new(slot, rules),
             writing: 0,
             not_before: self.core.now,
             unreadable_since: None,
@@ -220,7 +219,7 @@ impl Array {
             Work::Build(_) => {}
             Work::Rebuild(targets) => {
                 // Others follow it, and all of them again and again.
-                if self.core.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
+                if self.core.builds_mut().all(|(_, progress)| progress.retried() == 0) {
                     let text = format!(
                         "slot {slot} was not built, as its checksums cannot be read for now: it is tried again, as are \
                          others like it"
@@ -248,7 +247,7 @@ impl Array {
             };
         }
         pass.writing -= 1;
-        let is_target = |target: &Target| target.device == entry.device;
+        let is_target = |target: &Target| target.device.id == entry.device;
         match (&pass.work, result) {
             (Work::Rebuild(targets), result) if targets.iter().any(is_target) => {
                 if let Err(fault) = result {
@@ -290,7 +289,7 @@ impl Array {
         if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
-        if !pass.fetch.found.repairs.is_empty() && !self.acknowledgements_allowed() {
+        if pass.fetch.repair_count() > 0 && !self.supers.acknowledgements_allowed(&self.core) {
             pass.stage = Stage::Gate;
             self.core.work.gated.push(key);
             return Flow::Wait;
@@ -306,27 +305,31 @@ impl Array {
     /// Writes the fetched columns to the devices under construction.
     fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot();
-        if pass.fetch.found.missing.iter().any(|block| block.why == Why::Unreadable)
+        if pass.fetch.missing().iter().any(|block| block.why == Why::Unreadable)
             && self.waits_for_slot(key, pass)
         {
             return Flow::Wait;
         }
         let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
-        if !pass.fetch.found.missing.is_empty() && self.pages.checksums().is_none() {
+        if !pass.fetch.missing().is_empty() && self.pages.checksums().is_none() {
             // Nothing would tell these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
-                self.fault_device(target.member, target.device, MemberState::Faulted, reason.clone());
+                self.fault_device(
+                    target.device.member,
+                    target.device.id,
+                    MemberState::Faulted,
+                    reason.clone(),
+                );
             }
             return self.end_logged_pass(key, pass, true);
         }
         let targets = std::mem::take(targets);
-        let missing = std::mem::take(&mut pass.fetch.found.missing);
+        let missing = pass.fetch.take_missing();
         match self.pages.stripes().stripe_at(slot).filter(|_| !missing.is_empty()) {
             // Clients read the others of these rows, not what is missing here.
             Some(stripe) => {
-                let sources = std::mem::take(&mut pass.fetch.found.missing_sources);
-                self.note_missing(stripe, slot, &[&missing[..], &sources].concat());
+                self.note_missing(stripe, slot, &pass.fetch.missing_data(&missing, self.core.map.width()));
             }
             None => self.passes.restore_patience(),
         }
@@ -335,12 +338,12 @@ impl Array {
             if missing.iter().any(lacks) {
                 self.slot_lacks(slot, target);
             } else if pass.fetch.wants(target.column) {
-                self.damage.forget_lacking(&self.core, slot, target.member, target.device);
+                self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id);
             }
             // A device that needs nothing of what was written since it left goes on without what it
             // lacked then.
         }
-        let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
+        let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device.id);
         let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
@@ -349,7 +352,7 @@ impl Array {
             let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
                 continue;
             };
-            if self.core.find_device(target.device).is_none() {
+            if self.core.find_device(target.device.id).is_none() {
                 continue;
             }
             // What cannot be had is left as it is: the device may hold the only copy of it (T1). So is what it has given itself.
@@ -363,7 +366,7 @@ impl Array {
                     self.core.map.device_offset(self.core.shape.data_offset, slot, rows.start * BLOCK);
                 let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
                 let op = IoOp::Write { offset, buf, fua: false };
-                self.core.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+                self.core.submit_io(Owner::Op { key, item: 0 }, target.device.member, target.device.id, op);
                 pass.writing += 1;
             }
         }
@@ -384,8 +387,7 @@ impl Array {
         let slot = pass.hold.slot();
         self.let_slot_go(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
-        pass.fetch = Fetch::new(slot);
-        pass.fetch.rules.background = true;
+        pass.fetch = Fetch::new(slot, FetchRules { background: true, ..FetchRules::default() });
         pass.stage = Stage::Hold;
         pass.not_before = Timestamp(self.core.now.0 + RETRY_NS);
         self.core.work.patient.push((pass.not_before, key));
@@ -396,7 +398,7 @@ impl Array {
     fn build_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         if let Work::Build(Target { column, .. }) = pass.work {
             // What others are found to have wrong on the way is a scrub's to repair.
-            pass.fetch.found.repairs.retain(|repair| repair.column == column);
+            pass.fetch.repair_only(|_, of| of == column);
         }
         self.core.note_found(pass);
         pass.writing = self.send_repairs(key, &mut pass.fetch);
@@ -422,7 +424,7 @@ impl Array {
             // What was decoded because a shortage kept its member from being read may not be there.
             if was_read
                 && !pass.unread.contains(&column)
-                && !pass.fetch.found.short_columns.contains(&column)
+                && !pass.fetch.short_columns().contains(&column)
                 && self.damage.may_lack_slot(&self.core, member, slot)
                 && let Some(device) = self.core.readable(member, slot)
             {
@@ -437,14 +439,16 @@ impl Array {
         match &pass.work {
             // What a device lacks of a slot that a crash may bring back is found by a look.
             Work::Scrub => self.note_slot_not_needed(slot),
-            Work::Build(target) => self.damage.forget_lacking(&self.core, slot, target.member, target.device),
+            Work::Build(target) => {
+                self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id)
+            }
             Work::Rebuild(targets) => {
                 for target in targets
                     .iter()
                     .filter(|target| self.core.needs_since(target).is_none())
                     .collect::<Vec<_>>()
                 {
-                    self.damage.forget_lacking(&self.core, slot, target.member, target.device);
+                    self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id);
                 }
             }
         }
@@ -459,10 +463,10 @@ impl Array {
         // Members may have left before they gave what they have.
         self.passes.note_unchecked_in(&self.core, slot);
         // A member that has left service meanwhile needs none.
-        pass.fetch.found.repairs.retain(|repair| self.core.find_device(repair.device).is_some());
+        pass.fetch.repair_only(|device, _| self.core.find_device(device).is_some());
         self.core.note_found(pass);
         let repairs = pass.bad;
-        let lost = std::mem::take(&mut pass.fetch.found.missing);
+        let lost = pass.fetch.take_missing();
         let unread = self.given_up_unread(slot, &pass.fetch);
         if let Some(scrub) = self.passes.scrub_mut() {
             scrub.note_errors(repairs + (lost.len() + unread.len()) as u64);
@@ -509,11 +513,10 @@ impl Array {
     /// being read: only then is anything of it judged. Where that was tried for long enough, the
     /// scrub says that it has not checked these members.
     fn reads_again(&mut self, slot: SlotIndex, fetch: &Fetch) -> bool {
-        if fetch.found.short_columns.is_empty() {
+        if fetch.short_columns().is_empty() {
             return false;
         }
-        let members =
-            fetch.found.short_columns.iter().map(|&column| self.core.member_at(slot, column)).collect();
+        let members = fetch.short_columns().iter().map(|&column| self.core.member_at(slot, column)).collect();
         let (turns, now) = (self.scrub_turns(), self.core.now);
         let scrub = self.passes.scrub_mut();
         scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
@@ -619,8 +622,8 @@ impl Array {
 impl Core {
     /// Takes note of what a pass that repairs has found.
     fn note_found(&mut self, pass: &mut LoggedPass) {
-        pass.bad = pass.fetch.found.repairs.len() as u64;
-        let unread = pass.fetch.found.missing.iter().filter(|block| block.why == Why::Unreadable);
+        pass.bad = pass.fetch.repair_count() as u64;
+        let unread = pass.fetch.missing().iter().filter(|block| block.why == Why::Unreadable);
         pass.unread = unread.map(|block| block.column).collect();
     }
 }

@@ -15,6 +15,7 @@ use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, St
 use std::collections::{HashMap, VecDeque};
 
 /// What one member holds of a batch.
+// Plain data: what a scan has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Whose piece it is.
@@ -29,11 +30,11 @@ pub(super) struct Piece {
 #[derive(Clone, Debug)]
 pub(super) struct LogBatch {
     /// Its manifest.
-    pub batch: Batch,
+    batch: Batch,
     /// Its identity.
-    pub hash: BatchHash,
+    hash: BatchHash,
     /// Blocks of header of each piece.
-    pub header_blocks: u32,
+    header_blocks: u32,
     /// What the members hold of it.
     pieces: Vec<Piece>,
     /// For each record the index in `ordinals` of its first column.
@@ -79,6 +80,18 @@ impl LogBatch {
             return Err(impossible);
         }
         Ok(LogBatch { batch, hash, header_blocks, pieces: Vec::new(), starts, ordinals, payloads })
+    }
+
+    /// What its manifest says.
+    #[must_use]
+    pub(super) fn batch(&self) -> &Batch {
+        &self.batch
+    }
+
+    /// Its identity.
+    #[must_use]
+    pub(super) fn hash(&self) -> BatchHash {
+        self.hash
     }
 
     /// Where the piece of a member is: its first block in the ring; none when it had no part.
@@ -140,8 +153,7 @@ impl LogBatch {
         }
     }
 
-    /// An image was written again: it verifies now.
-    pub(super) fn mend(&mut self, member: MemberIndex, ordinal: u32) {
+    fn mend(&mut self, member: MemberIndex, ordinal: u32) {
         if let Some(piece) = self.pieces.iter_mut().find(|piece| piece.member == member) {
             piece.good.set(ordinal);
         }
@@ -192,23 +204,23 @@ fn possible(record: &LogRecord, map: &Map) -> bool {
 #[derive(Debug)]
 pub(super) struct Chain {
     /// Sequence of the first batch: the lowest tail of any usable member.
-    pub tail: u64,
+    tail: u64,
     /// Place of the first batch at the highest tail: from there on batches are replayed on all members.
-    pub top: u32,
+    top: u32,
     /// For each member, by index, the place of the first batch that may not be in place on it: at most `top`.
-    pub floors: Vec<u32>,
+    floors: Vec<u32>,
     /// How many batches from the first on some note covers.
-    pub noted: u32,
+    noted: u32,
     /// For each member, by index, how many a note in its own log covers: it had flushed them when it got the note.
-    pub own_noted: Vec<u32>,
+    own_noted: Vec<u32>,
     /// The batches of sequences `tail`, `tail + 1`, ...
-    pub batches: Vec<LogBatch>,
+    batches: Vec<LogBatch>,
     /// By epoch: batches below this sequence are covered by a note that was written in it.
-    pub notes: HashMap<u64, u64>,
+    notes: HashMap<u64, u64>,
     /// Batches of the sequence before the tail that were found: they tell where the first batch was written.
-    pub before: Vec<LogBatch>,
+    before: Vec<LogBatch>,
     /// What could not be read of the rings.
-    pub unread: UnreadBlocks,
+    unread: UnreadBlocks,
 }
 
 impl Chain {
@@ -226,6 +238,65 @@ impl Chain {
             before: Vec::new(),
             unread: UnreadBlocks::default(),
         }
+    }
+
+    /// A chain of these batches from sequence 0 on, as many of which a note covers in every member's log.
+    #[cfg(test)]
+    pub(super) fn of(batches: Vec<LogBatch>, noted: u32, width: usize) -> Chain {
+        let notes = HashMap::from([(1, noted.into())]);
+        Chain { noted, own_noted: vec![noted; width], batches, notes, ..Chain::empty(0, width) }
+    }
+
+    /// Its batches: those of sequences `sequence(0)`, `sequence(1)`, ...
+    #[must_use]
+    pub(super) fn batches(&self) -> &[LogBatch] {
+        &self.batches
+    }
+
+    /// One of them.
+    #[must_use]
+    pub(super) fn batch(&self, batch: u32) -> &LogBatch {
+        &self.batches[batch as usize]
+    }
+
+    /// The sequence of a batch, or of the one behind the last.
+    #[must_use]
+    pub(super) fn sequence(&self, batch: u32) -> u64 {
+        self.tail + u64::from(batch)
+    }
+
+    /// The first batch at the highest tail: from there on batches are replayed on all members.
+    #[must_use]
+    pub(super) fn top(&self) -> u32 {
+        self.top
+    }
+
+    /// How many batches from the first on some note covers.
+    #[must_use]
+    pub(super) fn noted(&self) -> u32 {
+        self.noted
+    }
+
+    /// What could not be read of the rings.
+    #[must_use]
+    pub(super) fn unread(&self) -> &UnreadBlocks {
+        &self.unread
+    }
+
+    pub(super) fn unread_mut(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
+    }
+
+    /// Takes what a member holds of the batch of this sequence and identity.
+    pub(super) fn set_piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece) {
+        let known = &mut self.batches[(sequence - self.tail) as usize];
+        debug_assert_eq!(known.hash, *batch);
+        known.set_piece(piece);
+    }
+
+    /// An image of a batch was written again: it verifies now.
+    pub(super) fn mend(&mut self, batch: u32, member: MemberIndex, ordinal: u32) {
+        self.batches[batch as usize].mend(member, ordinal);
     }
 
     /// Whether everything that a batch wrote is in place on a member.
@@ -368,7 +439,7 @@ pub(super) struct Finds {
     /// Batches of the sequence before the tail.
     before: Vec<LogBatch>,
     /// What could not be read.
-    pub unread: UnreadBlocks,
+    unread: UnreadBlocks,
 }
 
 /// What the pieces in a member's ring say, those that a replay wrote there left out.
@@ -503,6 +574,15 @@ impl Finds {
         if self.before.iter().all(|known| known.hash != header.hash) {
             self.before.extend(LogBatch::new(header, map, ring_blocks));
         }
+    }
+
+    /// Whether all of the rings could be read.
+    pub(super) fn has_read_all(&self) -> bool {
+        self.unread.is_empty()
+    }
+
+    pub(super) fn unread_mut(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
     }
 
     fn tails(&self) -> impl Iterator<Item = u64> + '_ {

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 /// A record that touches a slot: writes it, or gives it up.
+// Plain data: names the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Touch {
     /// The slot.
@@ -28,8 +29,8 @@ pub(super) struct Touch {
 /// Every touch of a chain, by slot, then in log order.
 fn touches(chain: &Chain) -> Vec<Touch> {
     let mut all = Vec::new();
-    for (batch, entry) in chain.batches.iter().enumerate() {
-        for (record, what) in entry.batch.records.iter().enumerate() {
+    for (batch, entry) in chain.batches().iter().enumerate() {
+        for (record, what) in entry.batch().records.iter().enumerate() {
             let mut add = |slot: SlotIndex| {
                 all.push(Touch { slot: slot.0, batch: batch as u32, record: record as u32 });
             };
@@ -54,8 +55,8 @@ fn touches(chain: &Chain) -> Vec<Touch> {
 #[must_use]
 pub(super) fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<StripeIndex, (MapEntry, u32)> {
     let mut map = BTreeMap::new();
-    for (batch, entry) in (0..).zip(&chain.batches[..prefix as usize]) {
-        for record in &entry.batch.records {
+    for (batch, entry) in (0..).zip(&chain.batches()[..prefix as usize]) {
+        for record in &entry.batch().records {
             let (stripe, slot, holds_data) = match record {
                 LogRecord::InPlace(record) => (record.stripe, record.slot, true),
                 LogRecord::Fresh(record) => (record.stripe, record.slot, true),
@@ -68,6 +69,7 @@ pub(super) fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<Stri
 }
 
 /// Some rows of one slot.
+// Plain data: what is judged, or redone, at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tile {
     /// The slot.
@@ -122,7 +124,7 @@ impl Cell {
 #[derive(Clone, Debug)]
 pub(super) struct TileState {
     /// Whether the slot holds data of a stripe.
-    pub live: bool,
+    live: bool,
     rows: Range<usize>,
     width: usize,
     cells: Vec<Cell>,
@@ -142,6 +144,12 @@ impl TileState {
             touched: vec![false; rows],
             is_news: vec![false; rows * width],
         }
+    }
+
+    /// Whether the slot holds data of a stripe.
+    #[must_use]
+    pub(super) fn is_live(&self) -> bool {
+        self.live
     }
 
     /// Whether the pages need not say yet what the log says of a block.
@@ -169,8 +177,8 @@ impl TileState {
 
     fn apply(&mut self, judge: &Judge, tile: &Tile, touch: Touch) {
         let entry = judge.entry(touch);
-        let is_news = touch.batch >= judge.chain.top;
-        match &entry.batch.records[touch.record as usize] {
+        let is_news = touch.batch >= judge.chain.top();
+        match &entry.batch().records[touch.record as usize] {
             LogRecord::Discard { .. } => self.live = false,
             LogRecord::Fresh(record) if record.slot != tile.slot => self.live = false,
             LogRecord::Fresh(record) => {
@@ -194,7 +202,7 @@ impl TileState {
     }
 
     fn apply_in_place(&mut self, judge: &Judge, tile: &Tile, touch: Touch, record: &InPlaceRecord) {
-        let is_news = touch.batch >= judge.chain.top;
+        let is_news = touch.batch >= judge.chain.top();
         if record.first {
             for row in self.rows.clone() {
                 for column in 0..self.width {
@@ -241,18 +249,19 @@ pub(super) enum Base {
 #[derive(Debug)]
 pub(super) struct Judge {
     /// The chain.
-    pub chain: Chain,
+    chain: Chain,
     /// All touches of the chain.
-    pub touches: Vec<Touch>,
+    touches: Vec<Touch>,
     /// Where columns are.
-    pub map: Map,
+    map: Map,
     /// The members that may be read.
-    pub usable: MemberSet,
+    usable: MemberSet,
     /// Members that are not here, and would be current if they were.
-    pub away: MemberSet,
+    away: MemberSet,
 }
 
 /// A range of prefixes in which a row cannot be decoded.
+// Plain data: what a tile tells the decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bad {
     /// Lengths of prefix.
@@ -293,6 +302,7 @@ enum Lack {
 }
 
 /// What a tile contributes to the decision.
+// Plain data: told when it was weighed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Verdict {
     /// When prefixes are bad, by [`Reading`].
@@ -307,6 +317,23 @@ impl Judge {
     pub(super) fn new(chain: Chain, map: Map, usable: MemberSet, away: MemberSet) -> Judge {
         let touches = touches(&chain);
         Judge { chain, touches, map, usable, away }
+    }
+
+    /// What is judged.
+    #[must_use]
+    pub(super) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// An image of the chain was written again: it verifies now.
+    pub(super) fn mend(&mut self, batch: u32, member: MemberIndex, ordinal: u32) {
+        self.chain.mend(batch, member, ordinal);
+    }
+
+    /// Whether there are touches from this index on, to be cut into tiles.
+    #[must_use]
+    pub(super) fn has_touches(&self, from: usize) -> bool {
+        from < self.touches.len()
     }
 
     /// Cuts what the log touches into tiles of at most `rows_max` rows, in the order of slots; `from` is an index of
@@ -430,7 +457,7 @@ impl Judge {
                         continue;
                     }
                     let lost_at_note = &mut lost_at_note[reading as usize];
-                    if prefixes.start == self.chain.noted {
+                    if prefixes.start == self.chain.noted() {
                         lost_at_note.insert(row, lost.clone());
                     }
                     let before = lost_at_note.get(&row).map_or(&[][..], Vec::as_slice);
@@ -449,13 +476,13 @@ impl Judge {
     fn walk(&self, tile: &Tile, mut see: impl FnMut(&TileState, Range<u32>)) {
         let mut state = TileState::new(tile, self.map.width());
         let mut groups = self.touches[tile.touches.clone()].chunk_by(|a, b| a.batch == b.batch).peekable();
-        let end = self.chain.batches.len() as u32 + 1;
+        let end = self.chain.batches().len() as u32 + 1;
         while let Some(group) = groups.next() {
             for touch in group {
                 state.apply(self, tile, *touch);
             }
             let until = groups.peek().map_or(end, |next| next[0].batch + 1);
-            let prefixes = (group[0].batch + 1).max(self.chain.noted)..until;
+            let prefixes = (group[0].batch + 1).max(self.chain.noted())..until;
             if state.live && !prefixes.is_empty() {
                 see(&state, prefixes);
             }
@@ -473,9 +500,7 @@ impl Judge {
             && match state.cell(row, column) {
                 Cell::Untouched | Cell::Zero(_) | Cell::Placed(_) => false,
                 Cell::Fresh { batch, .. } => !self.chain.is_flushed(member, batch),
-                Cell::Image { batch, ordinal, .. } => {
-                    !self.chain.batches[batch as usize].holds(member, ordinal)
-                }
+                Cell::Image { batch, ordinal, .. } => !self.chain.batch(batch).holds(member, ordinal),
             }
     }
 
@@ -509,7 +534,7 @@ impl Judge {
         Some(
             is_in_place
                 || matches!(cell, Cell::Image { batch, ordinal, .. }
-            if self.chain.batches[batch as usize].holds(member, ordinal)),
+            if self.chain.batch(batch).holds(member, ordinal)),
         )
     }
 
@@ -519,8 +544,8 @@ impl Judge {
         home || match state.cell(row, column) {
             Cell::Image { batch, ordinal, .. } => {
                 let member = self.member(tile, column);
-                let block = self.chain.batches[batch as usize].image_block(member, ordinal);
-                block.is_some_and(|block| self.chain.unread.contains(member, block))
+                let block = self.chain.batch(batch).image_block(member, ordinal);
+                block.is_some_and(|block| self.chain.unread().contains(member, block))
             }
             _ => false,
         }
@@ -532,8 +557,8 @@ impl Judge {
         let member = self.member(tile, column);
         let had = |batch: &LogBatch| self.away.contains(member) && batch.place(member).is_some();
         match state.cell(row, column) {
-            Cell::Image { batch, .. } | Cell::Fresh { batch, .. } => had(&self.chain.batches[batch as usize]),
-            Cell::Untouched | Cell::Placed(_) | Cell::Zero(_) => self.chain.batches.iter().any(had),
+            Cell::Image { batch, .. } | Cell::Fresh { batch, .. } => had(self.chain.batch(batch)),
+            Cell::Untouched | Cell::Placed(_) | Cell::Zero(_) => self.chain.batches().iter().any(had),
         }
     }
 
@@ -544,11 +569,11 @@ impl Judge {
     }
 
     fn entry(&self, touch: Touch) -> &LogBatch {
-        &self.chain.batches[touch.batch as usize]
+        self.chain.batch(touch.batch)
     }
 
     fn record(&self, touch: Touch) -> &LogRecord {
-        &self.entry(touch).batch.records[touch.record as usize]
+        &self.entry(touch).batch().records[touch.record as usize]
     }
 }
 
@@ -564,8 +589,8 @@ impl Decision {
     /// Nothing is bad yet.
     #[must_use]
     pub(super) fn new(chain: &Chain) -> Decision {
-        let changes = vec![(0, 0); chain.batches.len() + 2];
-        Decision { noted: chain.noted, changes: std::array::from_fn(|_| changes.clone()) }
+        let changes = vec![(0, 0); chain.batches().len() + 2];
+        Decision { noted: chain.noted(), changes: std::array::from_fn(|_| changes.clone()) }
     }
 
     /// Takes what is bad in one tile.
@@ -876,7 +901,7 @@ mod tests {
             );
             // Fresh blocks are what some record says or not there; all others are as before the log.
             let fresh_hash = |slot: u64, row: usize, column: usize| {
-                let records = judge.chain.batches.iter().flat_map(|entry| &entry.batch.records);
+                let records = judge.chain.batches().iter().flat_map(|entry| &entry.batch().records);
                 let mut hashes = records.filter_map(|record| match record {
                     LogRecord::Fresh(record) if record.slot.0 == slot => {
                         Some(record.hashes[column * 5 + row])
@@ -919,11 +944,11 @@ mod tests {
                         Cell::Untouched => home == Some(base_hash(slot, row, column)),
                         Cell::Placed(hash) => home == Some(hash),
                         Cell::Fresh { hash, batch } => {
-                            doubt |= batch >= judge.chain.noted;
+                            doubt |= batch >= judge.chain.noted();
                             home == Some(hash)
                         }
                         Cell::Image { hash, batch, ordinal } => {
-                            let held = judge.chain.batches[batch as usize].holds(member, ordinal);
+                            let held = judge.chain.batch(batch).holds(member, ordinal);
                             doubt |= !held;
                             held || home == Some(hash)
                         }
@@ -934,7 +959,7 @@ mod tests {
                 }
                 // A row in doubt at any prefix is looked at for all of them.
                 let doubtful = judge.rows_in_doubt(&tile).contains(&row);
-                assert!(doubtful || !doubt || prefix < judge.chain.noted);
+                assert!(doubtful || !doubt || prefix < judge.chain.noted());
                 if doubtful && bad.len() > judge.map.m {
                     lost.insert((slot, row), bad);
                 }
@@ -944,11 +969,11 @@ mod tests {
     }
 
     fn brute_force(judge: &Judge, home: impl Fn(u64, usize, usize) -> Option<BlockHash> + Copy) -> u32 {
-        let prefixes = judge.chain.noted..=judge.chain.batches.len() as u32;
+        let prefixes = judge.chain.noted()..=judge.chain.batches().len() as u32;
         if let Some(whole) = prefixes.clone().rev().find(|&prefix| losses(judge, prefix, home).is_empty()) {
             return whole;
         }
-        let noted = losses(judge, judge.chain.noted, home);
+        let noted = losses(judge, judge.chain.noted(), home);
         let no_worse = |prefix: &u32| {
             losses(judge, *prefix, home).iter().all(|(row, bad)| {
                 bad.iter().all(|column| noted.get(row).is_some_and(|before| before.contains(column)))

@@ -124,7 +124,7 @@ impl Recovery {
                 self.start_job(job, pages);
             }
         }
-        if next < self.plan.judge.touches.len() || !self.work.tiles.is_empty() || !self.work.jobs.is_empty() {
+        if self.plan.judge.has_touches(next) || !self.work.tiles.is_empty() || !self.work.jobs.is_empty() {
             return self.stay(Step::Weigh { next });
         }
         let doubt = self.plan.decision.doubt();
@@ -182,7 +182,7 @@ impl Recovery {
                 self.start_job(Job { state: Some(state), ..Job::new(Kind::Redo, tile, bytes) }, pages);
             }
         }
-        let left = next < self.plan.judge.touches.len() || !self.work.tiles.is_empty();
+        let left = self.plan.judge.has_touches(next) || !self.work.tiles.is_empty();
         if left && !self.is_full(pages) || !self.work.jobs.is_empty() {
             return self.stay(Step::Redo { next });
         }
@@ -202,7 +202,7 @@ impl Recovery {
     /// The next tile in the order of slots; `next` is the first touch of the slots that were not cut into tiles yet.
     fn next_tile(&mut self, next: &mut usize) -> Option<Tile> {
         let rows_max = (TILE_BYTES / (self.cx.map.width() * BLOCK)).max(1);
-        while self.work.tiles.is_empty() && *next < self.plan.judge.touches.len() {
+        while self.work.tiles.is_empty() && self.plan.judge.has_touches(*next) {
             let (tiles, after) = self.plan.judge.tiles(*next, rows_max);
             self.work.tiles.extend(tiles);
             *next = after;
@@ -506,7 +506,7 @@ impl Recovery {
         }
         for wanted in &job.wanted {
             if let Some((batch, ordinal)) = wanted.mends {
-                self.plan.judge.chain.batches[batch as usize].mend(wanted.member, ordinal);
+                self.plan.judge.mend(batch, wanted.member, ordinal);
             }
         }
         self.end_job(key, pages);
@@ -653,13 +653,13 @@ fn source(
     };
     let home = home(cx, tile, row);
     let Cell::Image { batch, ordinal, .. } = cell else { return Source::Read(home, expected, None) };
-    let entry = &judge.chain.batches[batch as usize];
+    let entry = judge.chain().batch(batch);
     let Some(block) = entry.image_block(member, ordinal) else { return Source::Read(home, expected, None) };
     let image = cx.regions.log.offset.plus(u64::from(block) * ROW_BYTES);
     if entry.holds(member, ordinal) {
         return Source::Read(image, expected, None);
     }
-    Source::Read(home, expected, Some(image).filter(|_| judge.chain.unread.contains(member, block)))
+    Source::Read(home, expected, Some(image).filter(|_| judge.chain().unread().contains(member, block)))
 }
 
 /// R6: the blocks that usable members lack, and where they belong.
@@ -671,7 +671,7 @@ fn wanted_again(
     suspects: &[(usize, usize)],
 ) -> Vec<Wanted> {
     let mut all = Vec::new();
-    for &(row, column) in suspects.iter().filter(|_| state.live) {
+    for &(row, column) in suspects.iter().filter(|_| state.is_live()) {
         let member = judge.member(tile, column);
         let which = Which::Primary;
         match state.cell(row, column) {
@@ -682,11 +682,11 @@ fn wanted_again(
             }
             // Its log has no room for what others have in place; what it lacks of that goes in place here too, which no prefix
             // changes.
-            Cell::Image { batch, .. } if judge.chain.is_own(member, batch) => {
+            Cell::Image { batch, .. } if judge.chain().is_own(member, batch) => {
                 all.push(Wanted { row, column, member, which, offset: home(cx, tile, row), mends: None });
             }
             Cell::Image { batch, ordinal, .. } => {
-                let entry = &judge.chain.batches[batch as usize];
+                let entry = judge.chain().batch(batch);
                 // A member that had no part in the batch gets the block in place, with the redo.
                 let place = entry.image_block(member, ordinal).filter(|_| !entry.holds(member, ordinal));
                 if let Some(block) = place {
@@ -704,7 +704,7 @@ fn wanted_again(
 fn wanted_in_place(cx: &RecoveryContext, judge: &Judge, tile: &Tile, state: &TileState) -> Vec<Wanted> {
     let mut all = Vec::new();
     let built: Vec<&Building> = cx.building.iter().filter(|device| tile.slot < device.bound).collect();
-    for row in state.touched_rows().filter(|_| state.live) {
+    for row in state.touched_rows().filter(|_| state.is_live()) {
         let offset = home(cx, tile, row);
         for column in 0..cx.map.width() {
             let member = judge.member(tile, column);

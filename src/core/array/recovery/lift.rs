@@ -10,6 +10,7 @@ use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 
 /// What the log holds and is not in place.
+// Plain data: handed to the log at the end of a replay.
 #[derive(Debug, Default)]
 pub(in crate::array) struct Lifted {
     /// Blocks by slot, column and row; some of them more than once, with the same bytes.

@@ -63,6 +63,7 @@ const DIRTY_PAGES_MAX: usize = 16 << 10;
 const MANIFEST_WRITES_AT_ONCE: usize = 64;
 
 /// A device that is being built: its slots below `bound` are complete and must stay so.
+// Plain data: what a recovery is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Building {
     pub member: MemberIndex,
@@ -71,6 +72,7 @@ pub(super) struct Building {
 }
 
 /// What a recovery is told.
+// Plain data: all that it has from outside when it begins.
 #[derive(Clone, Debug)]
 pub(super) struct RecoveryContext {
     pub map: Map,
@@ -96,6 +98,7 @@ pub(super) struct RecoveryContext {
 }
 
 /// Where the regions of every member are.
+// Plain data: what a recovery is told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Regions {
     /// Where the data region starts.
@@ -106,6 +109,7 @@ pub(super) struct Regions {
 }
 
 /// What blocks, pages and manifests are verified with.
+// Plain data: what a recovery is told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checks {
     pub array: Uuid,
@@ -117,6 +121,7 @@ pub(super) struct Checks {
 }
 
 /// What is known of the log before it is read.
+// Plain data: what a recovery is told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     /// The newest that enough of the usable members name, by epoch, then sequence (R2, T6).
@@ -130,6 +135,7 @@ pub(super) struct Known {
 }
 
 /// How a recovery judges before it writes anything.
+// Plain data: what a recovery is told.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judging {
     /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
@@ -179,6 +185,7 @@ pub(super) enum RecoveryOutcome {
 }
 
 /// A bad copy of a page that was found on the way.
+// Plain data: told with the outcome of a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageFault {
     /// The page.
@@ -192,6 +199,7 @@ pub(super) struct PageFault {
 }
 
 /// The state of the array after replay.
+// Plain data: the outcome of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recovered {
     /// Where every stripe is.
@@ -225,6 +233,7 @@ pub(super) struct Recovered {
 }
 
 /// A row with blocks that cannot be had: they no longer match their checksums, if there are any.
+// Plain data: told with the outcome of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LostRow {
     pub slot: SlotIndex,
@@ -488,7 +497,7 @@ impl Recovery {
                 let loaded = pages.read_done(read, answer, &mut more);
                 self.page_io(more);
                 if let Some(loaded) = loaded {
-                    self.page_loaded(read.page, loaded, pages);
+                    self.page_loaded(read.page(), loaded, pages);
                 }
             }
             (Doing::PageWrite(write), result) => {
@@ -569,13 +578,13 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushNote);
                 }
-                let top = self.plan.judge.chain.top;
+                let top = self.plan.judge.chain().top();
                 if let Some(lifted) = &mut self.lifted {
                     lifted.stripes =
-                        final_map(&self.plan.judge.chain, self.plan.prefix, 0).into_keys().collect();
+                        final_map(self.plan.judge.chain(), self.plan.prefix, 0).into_keys().collect();
                 }
                 for (stripe, (entry, last)) in
-                    final_map(&self.plan.judge.chain, self.plan.prefix, self.cx.epoch.number)
+                    final_map(self.plan.judge.chain(), self.plan.prefix, self.cx.epoch.number)
                 {
                     let known = pages.map_entry(stripe);
                     let new = (known.slot, known.holds_data) != (entry.slot, entry.holds_data);
@@ -594,7 +603,7 @@ impl Recovery {
                     return self.stay(Step::FlushRedo { next });
                 }
                 pages.thaw();
-                if next < self.plan.judge.touches.len() || !self.work.tiles.is_empty() {
+                if self.plan.judge.has_touches(next) || !self.work.tiles.is_empty() {
                     self.step = Step::Redo { next };
                 } else {
                     self.finish(pages);
@@ -661,12 +670,12 @@ impl Recovery {
     }
 
     fn take_chain(&mut self, chain: Chain, pages: &PageStore) {
-        for (stripe, (_, last)) in final_map(&chain, chain.batches.len() as u32, 0) {
-            if last >= chain.top {
+        for (stripe, (_, last)) in final_map(&chain, chain.batches().len() as u32, 0) {
+            if last >= chain.top() {
                 self.map.named_pages.insert(pages.layout().map_entry(stripe.0).0);
             }
         }
-        self.tail = Some(chain.tail + u64::from(chain.top));
+        self.tail = Some(chain.sequence(chain.top()));
         self.result.log_faults = chain.faults(self.cx.usable);
         self.plan.decision = Decision::new(&chain);
         self.plan.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.judging.away);
@@ -675,12 +684,12 @@ impl Recovery {
     /// R6: manifests on the usable members that lack them.
     fn write_manifests(&mut self, mut next: usize) -> bool {
         while next < self.plan.prefix as usize && self.io.flights.len() < MANIFEST_WRITES_AT_ONCE {
-            let (chain, place) = (&self.plan.judge.chain, next as u32);
-            let entry = &chain.batches[next];
+            let (chain, place) = (self.plan.judge.chain(), next as u32);
+            let entry = chain.batch(place);
             next += 1;
             // Not below the highest tail, where space may be used again.
             let lacks = |member: &MemberIndex| {
-                place >= chain.top && !entry.piece(*member).is_some_and(|piece| piece.header)
+                place >= chain.top() && !entry.piece(*member).is_some_and(|piece| piece.header)
             };
             let lacking =
                 self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
@@ -688,7 +697,7 @@ impl Recovery {
             if lacking.is_empty() {
                 continue;
             }
-            let manifest = entry.batch.manifest(&self.cx.checks.key, self.cx.checks.array);
+            let manifest = entry.batch().manifest(&self.cx.checks.key, self.cx.checks.array);
             for (member, place) in lacking {
                 let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
                 manifest.rewrite_piece(member, entry.payload_blocks(member), &mut bytes);
@@ -705,17 +714,17 @@ impl Recovery {
 
     /// R7: the note, an empty batch of the new epoch that covers all before it; not again if the log ends with one.
     fn write_note(&mut self) {
-        let chain = &self.plan.judge.chain;
-        let batches = &chain.batches[..self.plan.prefix as usize];
-        let end = chain.tail + u64::from(self.plan.prefix);
+        let chain = self.plan.judge.chain();
+        let batches = &chain.batches()[..self.plan.prefix as usize];
+        let end = chain.sequence(self.plan.prefix);
         self.result.next_sequence = end;
-        self.result.previous = batches.last().map_or(BatchHash::default(), |last| last.hash);
+        self.result.previous = batches.last().map_or(BatchHash::default(), |last| last.hash());
         self.result.next_blocks = note::ends(batches, self.cx.map.width());
         self.step = Step::FlushNote;
         let unnoted = is_off(Mutation::NoNoteBeforeRedo) || is_off(Mutation::EpochAfterRedoNorNote);
         if unnoted
-            || chain.batches.is_empty()
-            || batches.last().is_some_and(|last| note::is_note(&last.batch))
+            || chain.batches().is_empty()
+            || batches.last().is_some_and(|last| note::is_note(last.batch()))
         {
             return;
         }
@@ -756,10 +765,10 @@ impl Recovery {
         self.result.lost = lost.map(row).collect();
         self.result.end = match self.cx.known.clean {
             true => self.cx.known.start.sequence,
-            false => self.plan.judge.chain.tail + u64::from(self.plan.prefix),
+            false => self.plan.judge.chain().sequence(self.plan.prefix),
         };
         self.result.batches = self.plan.prefix;
-        self.result.dropped = self.plan.judge.chain.batches.len() as u32 - self.plan.prefix;
+        self.result.dropped = self.plan.judge.chain().batches().len() as u32 - self.plan.prefix;
         if self.cx.judging.judge_only {
             self.outcome = Some(RecoveryOutcome::Recovered(Box::new(std::mem::take(&mut self.result))));
         } else {

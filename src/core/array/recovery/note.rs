@@ -32,17 +32,18 @@ pub(super) fn batch(
     epoch: EpochStamp,
     ring_blocks: u32,
 ) -> Result<Batch, RecoveryError> {
-    let batches = &chain.batches[..prefix as usize];
-    let sequence = chain.tail + u64::from(prefix);
-    let width = chain.batches.first().map_or(0, |first| first.batch.places.len());
+    let batches = &chain.batches()[..prefix as usize];
+    let sequence = chain.sequence(prefix);
+    let first = chain.batches().first().map(LogBatch::batch);
+    let width = first.map_or(0, |first| first.places.len());
     let mut note = Batch {
-        lane: chain.batches.first().map_or(0, |first| first.batch.lane),
+        lane: first.map_or(0, |first| first.lane),
         sequence,
         epoch,
         durable_upto: sequence,
         // The lowest: a member that has yet to redo what is in place on others must not be told otherwise.
-        tail: chain.tail,
-        previous: batches.last().map_or(BatchHash::default(), |last| last.hash),
+        tail: chain.sequence(0),
+        previous: batches.last().map_or(BatchHash::default(), LogBatch::hash),
         places: vec![NO_PLACE; width],
         records: Vec::new(),
     };
@@ -52,7 +53,7 @@ pub(super) fn batch(
         let end = ends[usize::from(member.0)];
         let place = if u64::from(end) + u64::from(blocks) <= u64::from(ring_blocks) { end } else { 0 };
         // What is below the highest tail had given its space back, if not on a member that was rolled back.
-        let held = batches.iter().skip(chain.top as usize);
+        let held = batches.iter().skip(chain.top() as usize);
         let mut pieces = held.filter_map(|batch| Some((batch.place(member)?, batch.end(member)?)));
         if blocks > ring_blocks || pieces.any(|(from, to)| from < place + blocks && place < to) {
             return Err(RecoveryError::NoRoom { member });
@@ -65,18 +66,19 @@ pub(super) fn batch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::array::recovery::tests::parts::{chain, in_place, map};
+    use crate::array::recovery::tests::parts::{RING, batch as batch_of, header, in_place, map};
 
     const EPOCH: EpochStamp = EpochStamp { number: 9, id: 9 };
 
     /// Two batches of two blocks each on member 0, at these places.
     fn log(first: u32, second: u32) -> Chain {
-        let map = map(1, 0, 1);
-        let records = |value| vec![in_place(0, 0, 1, &[0], value)];
-        let mut chain = chain(&map, 0, vec![records(1), records(2)], |_, _, _| false);
-        chain.batches[0].batch.places[0] = first;
-        chain.batches[1].batch.places[0] = second;
-        chain
+        let batches = [(0, first), (1, second)].map(|(sequence, place)| {
+            let records = vec![in_place(0, 0, 1, &[0], sequence + 1)];
+            let batch = batch_of(sequence, 1, BatchHash::default(), records, 1);
+            let batch = Batch { places: vec![place], ..batch };
+            LogBatch::new(header(&batch), &map(1, 0, 1), RING).unwrap()
+        });
+        Chain::of(batches.into(), 0, 1)
     }
 
     fn place(chain: &Chain, prefix: u32, ring: u32) -> Result<u32, RecoveryError> {
@@ -104,8 +106,8 @@ mod tests {
         let log = log(0, 2);
         let note = batch(&log, 1, MemberSet::first(1), EPOCH, 8).unwrap();
         assert_eq!((note.sequence, note.durable_upto, note.tail, note.epoch), (1, 1, 0, EPOCH));
-        assert_eq!(note.previous, log.batches[0].hash);
-        assert!(is_note(&note) && !is_note(&log.batches[0].batch));
+        assert_eq!(note.previous, log.batch(0).hash());
+        assert!(is_note(&note) && !is_note(log.batch(0).batch()));
         assert!(!is_note(&Batch { durable_upto: 0, ..note }), "a tail carrier covers nothing");
     }
 }

@@ -24,6 +24,7 @@ pub(super) const READ_BLOCKS: u32 = 256;
 const MEMBERS_AT_ONCE: usize = 16;
 
 /// What is the same for every ring.
+// Plain data: what a scan is told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     /// Blocks of the ring.
@@ -39,6 +40,7 @@ pub(crate) struct Ring {
 }
 
 /// A read of a ring that is to be done.
+// Plain data: names the read when it is asked for and when it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RingRead {
     /// Whose ring.
@@ -100,7 +102,7 @@ impl Scan {
         let mut waiting = VecDeque::new();
         for member in members.iter() {
             let mut reader = Reader::new(member, Vec::new(), true);
-            for (place, batch) in (0..).zip(&chain.batches) {
+            for (place, batch) in (0..).zip(chain.batches()) {
                 // The space of what is in place may have been used again.
                 if chain.is_in_place(member, place)
                     || batch.piece(member).is_some()
@@ -255,7 +257,7 @@ impl Found for Finds {
     }
 
     fn unread(&mut self) -> &mut UnreadBlocks {
-        &mut self.unread
+        self.unread_mut()
     }
 }
 
@@ -266,13 +268,11 @@ impl Found for Chain {
     }
 
     fn piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece) {
-        let known = &mut self.batches[(sequence - self.tail) as usize];
-        debug_assert_eq!(known.hash, *batch);
-        known.set_piece(piece);
+        self.set_piece(sequence, batch, piece);
     }
 
     fn unread(&mut self) -> &mut UnreadBlocks {
-        &mut self.unread
+        self.unread_mut()
     }
 }
 
@@ -280,7 +280,7 @@ impl OpenPiece {
     fn new(batch: &LogBatch, map: &Map, member: MemberIndex, first: u32, header: bool) -> OpenPiece {
         let hashes = batch.payload_hashes(map, member);
         let good = Bits::new(hashes.len() as u32);
-        OpenPiece { batch: batch.hash, sequence: batch.batch.sequence, header, first, hashes, good }
+        OpenPiece { batch: batch.hash(), sequence: batch.batch().sequence, header, first, hashes, good }
     }
 
     fn end(&self) -> u32 {
@@ -570,26 +570,32 @@ mod tests {
             };
             let tails = [0, 1, 2].map(tail_on);
             let (first, top) = (tails[0].min(tails[1]).min(tails[2]) as usize, *tails.iter().max().unwrap());
-            assert_eq!(chain.tail, first as u64, "seed {seed}");
-            assert_eq!(chain.tail + u64::from(chain.top), top, "seed {seed}");
-            let floors = tails.map(|tail| (tail - first as u64) as u32);
-            assert_eq!(chain.floors, floors, "seed {seed}");
+            assert_eq!(chain.sequence(0), first as u64, "seed {seed}");
+            assert_eq!(chain.sequence(chain.top()), top, "seed {seed}");
+            for (member, floor) in members.iter().zip(tails.map(|tail| (tail - first as u64) as u32)) {
+                let in_place = (0..=floor).map(|batch| chain.is_in_place(member, batch));
+                assert_eq!(
+                    in_place.filter(|is_in_place| *is_in_place).count(),
+                    floor as usize,
+                    "seed {seed}"
+                );
+            }
             if first < batches.len() - LENGTH as usize {
                 // The tail was lost with its header; what is before may be gone.
                 continue;
             }
             whole_tails += 1;
             let mut expected = 0;
-            for entry in &chain.batches {
+            for entry in chain.batches() {
                 let batch = &batches[first + expected];
-                assert_eq!(entry.batch, *batch);
+                assert_eq!(entry.batch(), batch);
                 expected += 1;
                 let is_needed = |member: &MemberIndex| !chain.is_in_place(*member, expected as u32 - 1);
                 for member in members.iter().filter(is_needed) {
                     let (place, blocks) = (entry.place(member).unwrap(), entry.payload_blocks(member));
                     let is_hurt = |block: u32| hurt[usize::from(member.0)][block as usize];
                     // A byte of padding at a header's end is covered too: the format wants it zero.
-                    let header = !(place..place + entry.header_blocks).any(is_hurt);
+                    let header = !(place..place + batch.header_blocks()).any(is_hurt);
                     let piece = entry.piece(member);
                     assert_eq!(
                         piece.is_some_and(|piece| piece.header),
@@ -631,7 +637,7 @@ mod tests {
         read_all(&mut scan, &rings, &fine, &mut finds, &mut Random::new(1));
         let chain = finds.chain(false).unwrap();
         let found: Vec<_> =
-            chain.batches.iter().map(|entry| (entry.batch.sequence, entry.batch.places[0])).collect();
+            chain.batches().iter().map(|entry| (entry.batch().sequence, entry.batch().places[0])).collect();
         assert_eq!(found, [(1, 13)]);
     }
 
@@ -644,7 +650,7 @@ mod tests {
         let mut scan = Scan::new(ring(map), MemberSet::first(3));
         assert_eq!(read_all(&mut scan, &bytes, &fine, &mut finds, random), 3 * u64::from(BLOCKS));
         let mut chain = finds.chain(false).unwrap();
-        assert_eq!(chain.batches.len(), 8);
+        assert_eq!(chain.batches().len(), 8);
         let mut probe = Scan::probe(ring(map), MemberSet::first(3), &chain);
         assert_eq!(read_all(&mut probe, &bytes, &fine, &mut chain, random), 0);
     }

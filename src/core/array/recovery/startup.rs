@@ -4,7 +4,6 @@
 //! Invariant: a life begins with nothing in flight and ends with nothing of it acknowledged that a replay would not
 //! find; whatever began in an earlier life ends with an error.
 
-use crate::array::Core;
 use crate::array::base::members::{PagesBuilt, Which};
 use crate::array::base::shortage::changes_nothing;
 use crate::array::blocks::{Missing, Why};
@@ -141,7 +140,9 @@ impl Array {
             Life::Recovering => self.poll_recovery(),
             Life::Marking(start) => {
                 let start = *start;
-                if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() {
+                if self.supers.durable_log_start() == Some(start)
+                    && self.supers.acknowledgements_allowed(&self.core)
+                {
                     self.begin_serving();
                 }
             }
@@ -200,10 +201,12 @@ impl Array {
     }
 
     fn begin_recovery(&mut self) {
-        let quiet = self.core.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
+        let quiet = self.io_is_idle() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
         if self.core.is_failed()
             || !quiet
-            || !(self.acknowledgements_allowed() || self.is_epoch_late() || self.is_unjudged())
+            || !(self.supers.acknowledgements_allowed(&self.core)
+                || self.is_epoch_late()
+                || self.is_unjudged())
         {
             return;
         }
@@ -268,7 +271,7 @@ impl Array {
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         // What devices that are being built lack of pages, and what was on its way to them, is not
         // known any more.
-        self.core.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
+        self.core.builds_mut().for_each(|(_, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
         let (array, width) = (self.supers.template().array, self.core.map.width());
         let journal = self.redo.facts().empty_journal(array, width);
@@ -578,24 +581,6 @@ impl Array {
             Life::Serving if self.redo.is_unsettled() => LogState::Settling,
             Life::Serving => LogState::Serving,
             Life::Refused(reason) => LogState::Refused(reason.clone()),
-        }
-    }
-}
-
-impl Core {
-    /// The device of a member, in service, being built, or its replacement.
-    pub(in crate::array) fn device_of(
-        &self,
-        member: MemberIndex,
-        which: Which,
-    ) -> Option<crate::block_io::DeviceId> {
-        let member = self.member(member);
-        match which {
-            Which::Primary if matches!(member.state, MemberState::Online | MemberState::Rebuilding) => {
-                member.device.map(|device| device.id)
-            }
-            Which::Primary => None,
-            Which::Replacement => member.replacement.as_ref().map(|replacement| replacement.device.id),
         }
     }
 }

@@ -36,18 +36,19 @@ impl Recovery {
 
     /// All rings were read.
     pub(super) fn end_scan(&mut self, mut finds: Finds) {
-        let everything_was_read = finds.unread.is_empty() || is_off(Mutation::UnreadTailDropped);
+        let everything_was_read = finds.has_read_all() || is_off(Mutation::UnreadTailDropped);
         let is_final = everything_was_read || self.trials.log.is_over;
         let map = &self.cx.map;
         match finds.chain(self.cx.force && is_final) {
             Ok(chain) => {
                 let doubt = chain.hidden_end(self.cx.usable, self.cx.judging.behind, map);
-                let sequence = chain.tail + chain.batches.len() as u64;
-                if doubt != Doubt::None && !self.settle(doubt, Some(sequence), &chain) {
+                let sequence = chain.sequence(chain.batches().len() as u32);
+                let unread = chain.unread().text();
+                if doubt != Doubt::None && !self.settle(doubt, Some(sequence), &unread) {
                     return;
                 }
                 if doubt >= Doubt::Denied {
-                    self.result.dropped_unread = Some(chain.unread.text());
+                    self.result.dropped_unread = Some(unread);
                 }
                 let probe = Scan::probe(self.ring, self.cx.usable, &chain);
                 self.step = Step::Probe(Box::new((probe, chain)));
@@ -72,7 +73,7 @@ impl Recovery {
             return None;
         }
         let had_part = |member: &MemberIndex| {
-            self.plan.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
+            self.plan.judge.chain().batches().iter().any(|batch| batch.place(*member).is_some())
         };
         Some(in_words(self.cx.judging.away.iter().filter(had_part)))
     }
@@ -90,29 +91,30 @@ impl Recovery {
     /// Whether the decision about the end of the log stands although blocks could not be read that could change it. Otherwise
     /// the next step is chosen.
     pub(super) fn settles_end(&mut self, doubt: Doubt) -> bool {
-        let chain = std::mem::replace(&mut self.plan.judge.chain, Chain::empty(0, self.cx.map.width()));
+        let chain = self.plan.judge.chain();
         let first = self.plan.decision.longest();
         let (usable, behind, epoch) = (self.cx.usable, self.cx.judging.behind, self.cx.epoch);
         let loses_unread = self.plan.decision.loses_unread();
         let was_never_durable = !loses_unread
-            && (first as usize) < chain.batches.len()
+            && (first as usize) < chain.batches().len()
             && chain.was_never_durable(first, usable, behind, epoch);
-        let sequence = (!loses_unread).then_some(chain.tail + u64::from(first));
+        let sequence = (!loses_unread).then_some(chain.sequence(first));
         let doubt = match doubt {
             // What was read without an error may be wrong all the same: the errors get the time to pass.
             _ if was_never_durable => Doubt::Denied,
             doubt => doubt,
         };
-        let settles = doubt == Doubt::None || self.settle(doubt, sequence, &chain);
+        let unread = chain.unread().text();
+        let settles = doubt == Doubt::None || self.settle(doubt, sequence, &unread);
         if settles && doubt != Doubt::None {
-            self.result.dropped_unread = Some(chain.unread.text());
+            self.result.dropped_unread = Some(unread);
         }
-        self.plan.judge.chain = chain;
         settles
     }
 
-    /// `sequence`: the first batch that may be there and is dropped.
-    fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, chain: &Chain) -> bool {
+    /// `sequence`: the first batch that may be there and is dropped. `unread`: in words, the members with logs that could not
+    /// be read.
+    fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, unread: &str) -> bool {
         let trials = &mut self.trials.log;
         if !trials.is_over
             && let Some(at) = trials.patience.failed(self.now)
@@ -122,7 +124,7 @@ impl Recovery {
         }
         trials.is_over = true;
         if doubt == Doubt::Beyond && !self.cx.force {
-            let members = chain.unread.text();
+            let members = unread.to_owned();
             self.refuse(match sequence {
                 Some(sequence) => RecoveryError::EndUnreadable { sequence, members },
                 None => RecoveryError::LogUnreadable { members },

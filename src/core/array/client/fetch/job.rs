@@ -16,6 +16,7 @@ use crate::units::{BlockHash, ColumnIndex};
 
 /// A combination of wanted parts and of columns at hand, all of the same rows, to be computed while the parts are
 /// verified. One try: it comes about when every part of it was read whole and all their blocks are good.
+// Plain data: what the operation behind a fetch wants to be computed.
 pub(in crate::array) struct Blend {
     pub transform: Transform,
     /// The inputs of the transform, in order.
@@ -32,6 +33,7 @@ pub(in crate::array) enum Ingredient {
 }
 
 /// What a [`Blend`] came to. Hashes are those of blocks, column after column.
+// Plain data: told to the operation behind a fetch.
 pub(in crate::array) struct Blended {
     /// Of the ingredients at hand.
     pub known_hashes: Vec<BlockHash>,

@@ -13,7 +13,8 @@ use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex};
 
 /// A block to be rewritten.
-pub(in crate::array) struct Repair {
+// Plain data: what a fetch has found wrong, handed over to be sent.
+pub(super) struct Repair {
     pub member: MemberIndex,
     pub device: DeviceId,
     pub column: usize,
@@ -31,6 +32,7 @@ pub(super) struct Sent {
 }
 
 /// What the end of an operation of a repair came to.
+// Plain data: told to the operation that repairs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::array) struct Mended {
     /// Operations that were begun, each of which ends the same way.
@@ -56,7 +58,7 @@ impl Array {
                 self.core.map.device_offset(self.core.shape.data_offset, fetch.slot, repair.row * BLOCK);
             self.bad.may_mend(self.core.now, repair.member, offset, fetch.rules.background)
         });
-        if self.core.is_failed() || !self.acknowledgements_allowed() {
+        if self.core.is_failed() || !self.supers.acknowledgements_allowed(&self.core) {
             return 0;
         }
         repairs.sort_by_key(|repair| (repair.column, repair.row));

@@ -16,8 +16,8 @@ impl Array {
     /// New parity, hashes and records of every band.
     pub(in crate::array) fn make_records(&mut self, write: &mut LoggedWrite) {
         let Work::Data { offset, data } = &write.task.work else { return };
-        let first = !self.holds_data(write.stripe);
-        let missing = std::mem::take(&mut write.fetch.found.missing);
+        let first = !self.pages.holds_data(write.stripe);
+        let missing = write.fetch.take_missing();
         let aside: Vec<(usize, usize)> = missing
             .iter()
             .filter(|block| !block.why.counts_as_zeroes())

@@ -15,7 +15,7 @@ const BLOCK: usize = ROW_BYTES as usize;
 impl Array {
     /// A whole stripe: finds the slot it goes to.
     pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.writes_allowed() {
+        if !self.supers.writes_allowed(&self.core) {
             self.core.work.gated.push(key);
             return Flow::Wait;
         }
@@ -31,7 +31,8 @@ impl Array {
             return Flow::Wait;
         };
         write.whole.target = Some(target);
-        write.pages = PageHold::new(self.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
+        write.pages =
+            PageHold::new(self.pages.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
         write.stage = Stage::SlotLock;
         let lock = LockKey::Slot(target);
         self.core.locks.acquire(lock, 0..self.core.map.chunk, LockMode::Exclusive, key);

@@ -45,7 +45,7 @@ impl Array {
     /// Blocks that new parity would need cannot be had.
     pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         // The reads themselves have waited for the end of the shortage: another way would have to, again.
-        if write.fetch.found.host_is_short && self.core.is_lasting_shortage(write.request.since) {
+        if write.fetch.host_is_short() && self.core.is_lasting_shortage(write.request.since) {
             return self.refuse_unreadable(key, write);
         }
         let all_delta = write.parity.plans.iter().all(|(_, path)| *path == ParityPath::ReadModifyWrite);
@@ -63,11 +63,11 @@ impl Array {
         if let Some((_, column, row)) = write.repays {
             return self.still_set_aside(key, write, usize::from(column), row as usize);
         }
-        let mut unknown = write.fetch.found.missing.iter().filter(|block| !block.why.counts_as_zeroes());
+        let mut unknown = write.fetch.missing().iter().filter(|block| !block.why.counts_as_zeroes());
         let is_proven = unknown.all(|block| block.why == Why::Proven);
         let has_waited = is_off(Mutation::NoPatience) || self.core.has_waited(write);
         let may_set_aside =
-            self.pages.checksums().is_some() && !write.fetch.found.host_is_short && !self.would_lose(write);
+            self.pages.checksums().is_some() && !write.fetch.host_is_short() && !self.would_lose(write);
         if may_set_aside && (is_proven || has_waited) {
             return self.set_aside(write);
         }
@@ -79,7 +79,7 @@ impl Array {
 
     /// A block that is written in part cannot be had, so its new content is not known.
     pub(super) fn edges_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let may_change = write.fetch.found.missing.iter().any(|block| block.why == Why::Unreadable);
+        let may_change = write.fetch.missing().iter().any(|block| block.why == Why::Unreadable);
         if !may_change || self.core.has_waited(write) || self.core.stop.hurried {
             return self.refuse_unreadable(key, write);
         }
@@ -90,7 +90,7 @@ impl Array {
     /// have it, so only the others of its row can give it, and all that keeps them from that is an
     /// error, which may pass (T2).
     fn would_lose(&self, write: &LoggedWrite) -> bool {
-        let missing = write.fetch.found.missing.iter().filter(|block| block.why == Why::Unreadable);
+        let missing = write.fetch.missing().iter().filter(|block| block.why == Why::Unreadable);
         let mut hidden = missing.filter(|block| write.fetch.has_errors(block.row));
         hidden.any(|&Missing { column, row, .. }| {
             let is_absent = write.fetch.is_absent(column, row);
@@ -110,7 +110,7 @@ impl Array {
     }
 
     fn refuse_unreadable(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let missing = std::mem::take(&mut write.fetch.found.missing);
+        let missing = write.fetch.take_missing();
         self.note_missing(write.stripe, write.slot, &missing);
         self.end_logged_write(key, write, Err(ClientError::Io))
     }
@@ -118,7 +118,7 @@ impl Array {
     /// The rows are let go, so that reads go on, and are read again later.
     fn wait_to_read(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         write.parity.unreadable_since.get_or_insert(self.core.now);
-        let missing = std::mem::take(&mut write.fetch.found.missing);
+        let missing = write.fetch.take_missing();
         write.parity.way = Way::Usual;
         // Others may write the rest of its blocks before it has the rows again (T2).
         if let Some((offset, data)) = write.task.asked.take()
@@ -149,8 +149,7 @@ impl Array {
     fn set_aside(&mut self, write: &mut LoggedWrite) -> Flow {
         let aside: Vec<Missing> = write
             .fetch
-            .found
-            .missing
+            .missing()
             .iter()
             .filter(|block| !block.why.counts_as_zeroes())
             .map(|block| Missing {

@@ -221,7 +221,7 @@ impl Job {
 
 impl Core {
     /// Whether a device was replaced and is being told so: it leaves without, for this fault.
-    pub(super) fn leaves_unmarked(&mut self, device: DeviceId, fault: IoFault) -> bool {
+    pub(in crate::array) fn leaves_unmarked(&mut self, device: DeviceId, fault: IoFault) -> bool {
         let Some(at) = self.roster.exchanged.iter().position(|replaced| replaced.device.id == device) else {
             return false;
         };

@@ -7,7 +7,6 @@ use crate::format::{
     Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LogKey, LogRecord, SegmentHeader,
 };
 use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
-use std::collections::HashMap;
 
 pub(crate) const KEY: LogKey = LogKey([3; 32]);
 pub(crate) const HASHER: BlockHasher = BlockHasher::Crc32c;
@@ -78,9 +77,7 @@ pub(crate) fn chain(
     batches: Vec<Vec<LogRecord>>,
     missing: impl Fn(u32, u16, u32) -> bool,
 ) -> Chain {
-    let mut chain =
-        Chain { noted, notes: HashMap::from([(1, noted.into())]), ..Chain::empty(0, map.width()) };
-    chain.own_noted.fill(noted);
+    let mut all = Vec::new();
     let mut previous = BatchHash::default();
     for (at, records) in batches.into_iter().enumerate() {
         let batch = batch(at as u64, 1, previous, records, map.width());
@@ -94,7 +91,7 @@ pub(crate) fn chain(
                 .for_each(|block| good.set(block));
             entry.set_piece(Piece { member, header: true, good });
         }
-        chain.batches.push(entry);
+        all.push(entry);
     }
-    chain
+    Chain::of(all, noted, map.width())
 }
