@@ -1232,7 +1232,7 @@ mod tests {
         let (mut bench, _writer) = Bench::that_hangs();
         let full = DeviceId(ID.0 + 1);
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let device = Device::fake(Path::new("/dev/full"), file.into(), BYTES);
+        let device = Device::fake(Path::new("/dev/full"), file, BYTES);
         bench.members.add(&mut bench.ring, full, OWNER, device);
         let buf = bench.pool.alloc(512);
         bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Whether a process has ended: only what the kernel cannot end of it may be left.
-pub fn is_over(pid: u32) -> bool {
+pub(crate) fn is_over(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     state.is_none_or(|state| matches!(state, 'Z' | 'X'))
