@@ -116,7 +116,7 @@ struct Attached {
     waiting: VecDeque<usize>,
     released: bool,
     reported_gone: bool,
-    /// Since when it has had operations in flight without a pause.
+    /// Since when it has had operations in flight and ended none.
     busy_since: u64,
     /// When an operation last ended, unless it failed for want of room or memory.
     last_end: u64,
@@ -139,10 +139,10 @@ impl std::fmt::Debug for Look {
 /// Operations of an owner that have not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stragglers {
-    /// Devices that have had operations in flight for at least the time asked about.
+    /// Devices that have had operations in flight, and ended none, for at least the time asked about.
     pub busy: Vec<DeviceId>,
-    /// Number of devices without operations in flight.
-    pub idle: usize,
+    /// Devices without operations in flight.
+    pub idle: Vec<DeviceId>,
     /// Time since an operation on any of these devices ended, other than for want of room or memory: what is
     /// tried again and fails is no progress.
     pub silence: Duration,
@@ -475,7 +475,7 @@ impl MemberIo {
         let held_up = all.iter().filter(|(_, a)| a.in_flight > 0 && self.clock - a.busy_since >= least);
         Stragglers {
             busy: held_up.map(|&(id, _)| id).collect(),
-            idle: all.iter().filter(|(_, a)| a.in_flight == 0).count(),
+            idle: all.iter().filter(|(_, a)| a.in_flight == 0).map(|&(id, _)| id).collect(),
             silence: Duration::from_nanos(self.clock - last_end),
         }
     }
@@ -528,6 +528,7 @@ impl MemberIo {
         let clock = self.clock;
         let attached = self.attached(id).expect("open while in flight");
         attached.in_flight -= 1;
+        attached.busy_since = clock;
         if !fault.is_some_and(|fault| fault.kind.passes()) {
             attached.last_end = clock;
         }
@@ -1220,7 +1221,7 @@ mod tests {
         let buf = bench.pool.alloc(512);
         bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });
         bench.pass(3);
-        let expected = Stragglers { busy: vec![ID], idle: 1, silence: Duration::from_secs(3) };
+        let expected = Stragglers { busy: vec![ID], idle: vec![other], silence: Duration::from_secs(3) };
         let least = Duration::from_secs(3);
         assert_eq!(bench.members.stragglers(OWNER, least), expected);
         assert_eq!(bench.members.stragglers(OWNER, least * 2).busy, []);
@@ -1247,10 +1248,10 @@ mod tests {
                 bench.turn(Duration::from_secs(10));
             }
         }
-        let expected = Stragglers { busy: vec![ID], idle: 1, silence: Duration::from_secs(3) };
+        let expected = Stragglers { busy: vec![ID], idle: vec![full], silence: Duration::from_secs(3) };
         assert_eq!(bench.members.stragglers(OWNER, Duration::from_secs(3)), expected);
         write(&mut bench);
-        let expected = Stragglers { idle: 0, ..expected };
+        let expected = Stragglers { idle: vec![], ..expected };
         assert_eq!(bench.members.stragglers(OWNER, Duration::from_secs(3)), expected);
     }
 

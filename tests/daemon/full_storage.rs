@@ -83,6 +83,16 @@ fn write_until_it_fails(socket: &Path, seed: u64) {
     }
 }
 
+/// Reads the first MiB block by block, again and again, until a request does not succeed.
+fn read_until_it_fails(socket: &Path) {
+    let Ok(mut client) = Client::connect(socket) else { return };
+    for block in (0..256).cycle() {
+        if !matches!(client.call(&Request::new(Nbd::Read, block * 4096, 4096), &[]), Ok(Ok(_))) {
+            return;
+        }
+    }
+}
+
 fn load(up: &Up, clients: u64) -> Vec<thread::JoinHandle<()>> {
     let start = |seed| {
         let socket = up.socket();
@@ -157,37 +167,78 @@ fn reads_are_served_and_a_stop_is_short_while_a_replay_waits_for_room() {
     up.stop();
 }
 
+/// 'tank' with a member that may hang behind `mnt`, one that may be full on `disk`, and the others in `plain`.
+struct Mixed {
+    up: Up,
+    disk: Tmpfs,
+    fuse: Fuse,
+    _dir: tempfile::TempDir,
+}
+
+impl Mixed {
+    /// None: nothing can be mounted here.
+    fn serve(data: &str, parity: &str, members: &[&str]) -> Option<Mixed> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name);
+        ["plain", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+        let disk = Tmpfs::mount(path("disk"), 200)?;
+        for member in members {
+            let file = path(&member.replace("mnt", "behind"));
+            fs::File::create(file).and_then(|file| file.set_len(32 << 20)).expect("a file");
+        }
+        let fuse = Fuse::mount(&path("behind"), &path("mnt"))?;
+        let shape = ["--data", data, "--parity", parity, "--chunk", "4KiB"];
+        run(calpe().args(["create", "tank"]).args(shape).args(members.iter().map(|name| path(name))));
+        let searched = ["plain", "mnt", "disk"].map(path);
+        let up = serve(dir.path(), &searched.each_ref().map(PathBuf::as_path));
+        Some(Mixed { up, disk, fuse, _dir: dir })
+    }
+
+    /// Stops under load while the one member is full and the other one does not answer for so long after the order,
+    /// or for good. Returns what the daemon said.
+    fn stop(self, silent: Option<Duration>) -> String {
+        let Mixed { up, disk, fuse, _dir } = self;
+        // Whole stripes are in place at once, so that reads ask the members.
+        let first = connect(&up).call(&Request::new(Nbd::Write, 0, MIB as u64), &vec![7; MIB]);
+        assert!(matches!(first, Ok(Ok(_))), "{first:?}");
+        disk.leave_room(100);
+        let clients = load(&up, 4);
+        sleep(Duration::from_secs(2));
+        fuse.turn_deaf();
+        let socket = up.socket();
+        let reader = thread::spawn(move || read_until_it_fails(&socket));
+        sleep(Duration::from_millis(300));
+        let (begun, log) = (Instant::now(), up.dir.join("daemon.log"));
+        up.signal("TERM");
+        while !is_over(up.pid()) && begun.elapsed() < PATIENCE {
+            if silent.is_some_and(|silent| begun.elapsed() >= silent) {
+                fuse.thaw();
+            }
+            sleep(Duration::from_millis(20));
+        }
+        let took = begun.elapsed();
+        // Before that nobody hears of the end of a process.
+        fuse.thaw();
+        let (status, log) = (up.ended(), fs::read_to_string(log).unwrap_or_default());
+        assert!(status.success() && took < STOP_MAX, "{status} after {took:?}\n{log}");
+        assert!(log.contains("is full") && log.contains("stops although members lack room"), "{log}");
+        clients.into_iter().chain([reader]).for_each(|client| client.join().expect("no panic"));
+        log
+    }
+}
+
 #[test]
 fn a_stop_is_short_while_one_member_is_full_and_another_hangs() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| dir.path().join(name);
-    ["plain", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
-    let Some(disk) = Tmpfs::mount(path("disk"), 200) else { return };
-    for file in ["plain/m0", "behind/m1", "disk/m2", "plain/m3"].map(path) {
-        fs::File::create(file).and_then(|file| file.set_len(32 << 20)).expect("a file");
-    }
-    let Some(fuse) = Fuse::mount(&path("behind"), &path("mnt")) else { return };
-    let members = ["plain/m0", "mnt/m1", "disk/m2", "plain/m3"].map(path);
-    let shape = ["--data", "2", "--parity", "2", "--chunk", "4KiB"];
-    run(calpe().args(["create", "tank"]).args(shape).args(&members));
-    let searched = ["plain", "mnt", "disk"].map(path);
-    let up = serve(dir.path(), &searched.each_ref().map(PathBuf::as_path));
-    disk.leave_room(100);
-    let clients = load(&up, 4);
-    sleep(Duration::from_secs(2));
-    fuse.turn_deaf();
-    sleep(Duration::from_millis(300));
-    let (begun, log) = (Instant::now(), up.dir.join("daemon.log"));
-    up.signal("TERM");
-    while !is_over(up.pid()) && begun.elapsed() < PATIENCE {
-        sleep(Duration::from_millis(20));
-    }
-    let took = begun.elapsed();
-    // Before that nobody hears of the end of a process.
-    fuse.thaw();
-    let (status, log) = (up.ended(), fs::read_to_string(log).unwrap_or_default());
-    assert!(status.success() && took < STOP_MAX, "{status} after {took:?}\n{log}");
-    clients.into_iter().for_each(|client| client.join().expect("no panic"));
+    let Some(mixed) = Mixed::serve("2", "2", &["plain/m0", "mnt/m1", "disk/m2", "plain/m3"]) else { return };
+    let log = mixed.stop(None);
+    assert!(log.contains("member 1 is MISSING"), "{log}");
+}
+
+#[test]
+fn a_stop_leaves_no_slow_member_out_in_favour_of_one_that_is_full() {
+    let Some(mixed) = Mixed::serve("1", "1", &["mnt/m0", "disk/m1"]) else { return };
+    let log = mixed.stop(Some(Duration::from_millis(4500)));
+    assert!(!log.contains("member 0 is"), "{log}");
 }
 
 #[test]

@@ -22,7 +22,8 @@ use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
     self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, MemberCondition, NoticeKind, NoticeLevel, RequestId, Volume, VolumeEvent, VolumeOutput,
+    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, RequestId, Volume, VolumeEvent,
+    VolumeOutput,
 };
 use slab::Slab;
 use std::collections::VecDeque;
@@ -709,13 +710,19 @@ impl Arrays {
         for id in self.ids() {
             let Some(array) = self.get(id) else { continue };
             let Some(begun) = array.stopping.since() else { continue };
-            let needed = usize::from(array.volume.status().geometry.data);
             let Stragglers { busy, idle, silence } = self.members.stragglers(id.0, STRAGGLING);
             let silence = (silence.as_nanos() as u64).min(now.nanos_since(begun));
             if busy.is_empty() || silence < STRAGGLING.as_nanos() as u64 {
                 continue;
             }
-            if idle >= needed {
+            let status = array.volume.status();
+            // One that lacks room is idle between its tries, and has not got what the others have.
+            let is_sound = |member: &&MemberStatus| {
+                member.state == MemberState::Online && !member.conditions.iter().any(is_shortage)
+            };
+            let sound = status.members.iter().filter(is_sound).filter_map(|member| member.device);
+            let spare = sound.filter(|device| idle.contains(device)).count();
+            if spare >= usize::from(status.geometry.data) {
                 for device in busy {
                     let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
                     self.step(ring, now, id, VolumeEvent::DeviceGone(device, fault));
@@ -772,12 +779,13 @@ impl Arrays {
 
 /// Whether some member of a volume lacks room or resources.
 fn is_short(volume: &dyn Volume) -> bool {
-    let is_short = |condition: &MemberCondition| {
-        matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
-    };
     let serves = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
     let members = volume.status().members;
-    members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_short))
+    members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_shortage))
+}
+
+fn is_shortage(condition: &MemberCondition) -> bool {
+    matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
 }
 
 /// Whether a notice reports the end of a pass that may have counted errors.

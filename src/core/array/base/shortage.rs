@@ -332,6 +332,7 @@ impl Array {
             || self.core.load.jobs_out > 0
             || self.core.load.client_ops > 0
             || !self.core.work.ready.is_empty()
+            || self.pages.has_gone()
         {
             return false;
         }
