@@ -167,7 +167,8 @@ fn reads_are_served_and_a_stop_is_short_while_a_replay_waits_for_room() {
     up.stop();
 }
 
-/// 'tank' with a member that may hang behind `mnt`, one that may be full on `disk`, and the others in `plain`.
+/// 'tank' with a member that may hang behind `mnt`, one that may be full on `disk`, and the others in
+/// `plain`.
 struct Mixed {
     up: Up,
     disk: Tmpfs,
@@ -194,8 +195,8 @@ impl Mixed {
         Some(Mixed { up, disk, fuse, _dir: dir })
     }
 
-    /// Stops under load while the one member is full and the other one does not answer for so long after the order,
-    /// or for good. Returns what the daemon said.
+    /// Stops under load while the one member is full and the other one does not answer for so long after the
+    /// order, or for good. Returns the log.
     fn stop(self, silent: Option<Duration>) -> String {
         let Mixed { up, disk, fuse, _dir } = self;
         // Whole stripes are in place at once, so that reads ask the members.
