@@ -2,7 +2,7 @@
 //! fault is over.
 //!
 //! A fault changes nothing on the disk, except that a failed write may take effect wholly or in part.
-//! Everything follows from the seed of the fault. Knows nothing of arrays or disks.
+//! Everything follows from the seed of the fault. Must not know of arrays or disks.
 
 use super::{Fate, Random};
 use crate::block_io::{IoFault, IoFaultKind, IoOp};
@@ -93,7 +93,7 @@ pub struct PassingFault {
     pub trouble: Trouble,
     /// The kinds of operations that it hits.
     pub ops: OpKinds,
-    /// Reads and writes are hit only if they touch these ranges; an empty list stands for the whole disk.
+    /// Reads and writes are hit only if they touch these ranges; an empty list means the whole disk.
     pub within: Vec<Range<u64>>,
     /// It hits one in this many of the matching operations.
     pub one_in: u64,

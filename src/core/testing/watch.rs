@@ -25,7 +25,7 @@ impl Watch {
     /// have been set aside.
     ///
     /// # Errors
-    /// The first block that changed without being written.
+    /// With the first block that changed without being written.
     pub(super) fn look(
         &mut self,
         sim: &SimArray,
