@@ -22,7 +22,7 @@ impl Array {
     }
 
     /// Passes the log's reports on to the superblocks.
-    fn heed(&mut self, permits: &Permits) {
+    fn report_to_supers(&mut self, permits: &Permits) {
         if permits.has_asked {
             self.supers.want_dirty();
         }
@@ -46,11 +46,11 @@ impl Array {
         self.end_hold();
         let mut permits = self.permits();
         self.redo.pump_batches(&mut self.core, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
         self.pump_settling();
         let mut permits = self.permits();
         self.redo.pump_rest(&mut self.core, &mut self.pages, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
     }
 
     /// Advances the end of a replay.
@@ -75,14 +75,14 @@ impl Array {
     pub(super) fn checkpoint_when_idle(&mut self) {
         let mut permits = self.permits();
         self.redo.checkpoint_when_idle(&mut self.core, &self.pages, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
     }
 
     /// Takes the end of a flush of a round.
     pub(super) fn round_io(&mut self) {
         let mut permits = self.permits();
         self.redo.flush_done(&mut self.core, &mut self.pages, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
     }
 
     /// Takes the end of giving back the space of a discarded slot on a device, which may have failed.

@@ -74,8 +74,8 @@ impl Array {
     fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
         let page = read.page();
         let redo = &self.redo;
-        let tells_of_nothing = |pages: &_, page| redo.tells_of_nothing(pages, page);
-        let loaded = self.pages.read_done(&mut self.core, read, answer, tells_of_nothing);
+        let no_entry_counts = |pages: &_, page| redo.no_entry_counts(pages, page);
+        let loaded = self.pages.read_done(&mut self.core, read, answer, no_entry_counts);
         let Some(loaded) = loaded else { return };
         if loaded.outcome == LoadOutcome::Unreadable {
             self.note_reread(page, MemberSet::default());

@@ -37,7 +37,7 @@ impl Explorer<'_> {
 
     /// Reads all blocks when more is damaged than the array survives. Errors are allowed; an older version
     /// only where the array has reported that (T8); wrong data never.
-    pub(super) fn read_what_is_left(
+    pub(super) fn read_all_that_is_left(
         &mut self,
         sim: &mut SimArray,
         oracle: &Oracle,

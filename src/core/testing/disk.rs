@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_was_executed_before_it_was_submitted_and_a_power_cut_takes_the_rest() {
+    fn a_flush_covers_writes_executed_before_it_was_submitted_and_a_power_cut_takes_the_rest() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.execute(write(&pool, 0, 4096, 1, false), 1, 0).unwrap();
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_through_the_cache_is_not_undone_by_what_the_cache_held_before() {
+    fn a_write_through_the_cache_is_not_undone_by_older_writes_in_the_cache() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.execute(write(&pool, 0, 8192, 1, false), 1, 0).unwrap();
@@ -586,7 +586,7 @@ mod tests {
     proptest! {
         /// For any history: when the whole cache is kept, a power cut changes nothing that can be read.
         #[test]
-        fn keeping_every_cached_write_keeps_what_was_visible(
+        fn keeping_every_cached_write_keeps_the_visible_content(
             ops in prop::collection::vec((0u64..64, 1usize..17, any::<u8>(), any::<bool>(), 0u8..4), 1..40),
         ) {
             let pool = Pool::new(1 << 20).unwrap();

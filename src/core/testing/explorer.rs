@@ -407,7 +407,7 @@ impl Explorer<'_> {
             }
             // When the ends of that many logs are gone, no record is left of acknowledged writes that were
             // not flushed (docs/faults.md, known gap 2).
-            return self.read_what_is_left(&mut sim, oracle, Floor::Flushed);
+            return self.read_all_that_is_left(&mut sim, oracle, Floor::Flushed);
         }
         // A rolled-back member in service is an erasure too, until it is recognised or a recovery has made it
         // whole.
@@ -424,7 +424,7 @@ impl Explorer<'_> {
         let depth = depth_of_bad_sectors(sim.disks.values()) as u32;
         if depth > 0 && gone + depth > u32::from(self.scenario.shape.parity) {
             self.path.push("beyond what the array survives, where sectors cannot be read".into());
-            return self.read_what_is_left(&mut sim, oracle, floor);
+            return self.read_all_that_is_left(&mut sim, oracle, floor);
         }
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 

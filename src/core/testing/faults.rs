@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_hits_what_it_is_meant_for_and_is_over_after_its_count_or_time() {
+    fn a_fault_hits_the_operations_it_is_meant_for_and_is_over_after_its_count_or_time() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.inject(
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_brings_back_what_was_durable_or_what_was_visible() {
+    fn a_copy_brings_back_the_durable_or_the_visible_content() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.execute(write(&pool, 0, 1), 1, 0).unwrap();

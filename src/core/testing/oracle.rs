@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_raises_the_floor_to_what_was_answered_before_it_began() {
+    fn a_flush_raises_the_floor_to_the_writes_answered_before_it_began() {
         let mut oracle = Oracle::new(4096);
         let one = oracle.begin_write(0, 8);
         oracle.end_write(&one, false);

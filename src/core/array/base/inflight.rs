@@ -214,7 +214,7 @@ mod tests {
         assert!(matches!(table.end(tokens[1]), Ended::Awaited(_)));
         assert!(!table.is_empty());
         assert!(matches!(table.end(other), Ended::Awaited(_)));
-        assert!(table.is_empty(), "nobody waits for what is left");
+        assert!(table.is_empty(), "no owner waits for the others");
         assert!(matches!(table.end(tokens[2]), Ended::Late(_)));
     }
 

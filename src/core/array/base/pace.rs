@@ -162,12 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slow_with_all_others_fast_enough_or_rarely_asked_is_not_told() {
+    fn a_member_that_is_slow_like_the_others_fast_enough_or_rarely_used_is_not_reported() {
         let mut paces = Paces::default();
         assert_eq!(windows(&mut paces, 9, 20, &[100, 110, 300, 90]), [], "all are slow");
         assert_eq!(windows(&mut paces, 9, 20, &[0, 0, 15, 0]), [], "fast enough");
         assert_eq!(windows(&mut paces, 9, 3, &[1, 1, 100, 1]), [], "too few to tell");
-        assert_eq!(windows(&mut paces, 9, 20, &[100]), [], "nobody to compare with");
+        assert_eq!(windows(&mut paces, 9, 20, &[100]), [], "no other to compare with");
         for _ in 0..5 {
             assert_eq!(windows(&mut paces, 2, 20, &[1, 1, 100, 1]), []);
             assert_eq!(windows(&mut paces, 1, 20, &[1, 1, 2, 1]), [], "now and then");

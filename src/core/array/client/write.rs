@@ -232,7 +232,7 @@ impl Array {
     }
 
     /// Whether the write goes to a free slot as a whole stripe.
-    fn goes_fresh(&self, write: &LoggedWrite) -> bool {
+    fn goes_to_free_slot(&self, write: &LoggedWrite) -> bool {
         let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
         self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo.fits_ring(record)
     }
@@ -449,7 +449,7 @@ impl Array {
         };
         *left -= 1;
         let more = *left > 0;
-        self.let_go(key, write);
+        self.release_write(key, write);
         if !more {
             // Everything it did is in the open batch or in earlier ones.
             write.stage = Stage::Logged;
@@ -513,7 +513,7 @@ impl Array {
     }
 
     /// Releases locks and pages.
-    fn let_go(&mut self, key: usize, write: &mut LoggedWrite) {
+    fn release_write(&mut self, key: usize, write: &mut LoggedWrite) {
         self.release_pages(&mut write.pages);
         if write.locked.take().is_some() {
             self.core.unlock(LockKey::Stripe(write.stripe), key);
@@ -539,7 +539,7 @@ impl Array {
         {
             self.pages.give_back_slot(target);
         }
-        self.let_go(key, write);
+        self.release_write(key, write);
         if let Some(id) = write.request.id.take() {
             self.core.load.client_ops -= 1;
             self.core.done(id, result);

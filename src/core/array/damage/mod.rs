@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_other_ranges_is_left_out_and_the_rest_stays() {
+    fn parts_in_other_ranges_are_left_out_and_the_rest_stays() {
         let at = |parts: &[(u64, u64)]| -> Vec<_> {
             parts.iter().map(|&(start, len)| (VolumeOffset(start), len)).collect()
         };
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_look_has_come_to_is_known_also_where_the_list_is_full() {
+    fn the_result_of_a_look_is_known_even_where_the_list_is_full() {
         let mut damage = Damage::default();
         for stripe in 0..(BLOCKS_MAX / 64) as u64 {
             let all: Vec<_> = (0..64).map(|row| missing(0, row, Why::Lost)).collect();
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_or_written_is_forgotten_and_the_rest_stays() {
+    fn blocks_that_were_read_or_written_are_forgotten_and_the_rest_stays() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(3);
         damage.note(
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_told_of_is_expected_until_it_was_looked_at_read_or_written() {
+    fn blocks_that_an_earlier_run_listed_are_expected_until_they_are_looked_at_read_or_written() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         (0..4).for_each(|row| damage.expect(stripe, 0, row, false));
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_is_looked_at_once_and_counts_as_seen() {
+    fn a_block_that_is_due_is_looked_at_once_and_counts_as_seen() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         (0..3).for_each(|row| damage.note(stripe, &[missing(0, row, Why::Unreadable)]));
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_told_of_is_confirmed_only_by_what_tells_something_of_it() {
+    fn a_block_that_an_earlier_run_listed_is_confirmed_only_by_a_clear_result() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         let unconfirmed = |damage: &Damage| -> Vec<u32> {
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_repair_stays_so_until_it_was_read_or_written() {
+    fn a_block_beyond_repair_stays_so_until_it_was_read_or_written() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         damage.expect(stripe, 0, 0, true);

@@ -221,7 +221,7 @@ impl Redo {
 
     /// Whether no entry of a page of checksums counts: no slot of it holds data, and a crash could not bring
     /// any back. The entries of such a slot are written anew with its first data.
-    pub(in crate::array) fn tells_of_nothing(&self, pages: &Pages, page: PageIndex) -> bool {
+    pub(in crate::array) fn no_entry_counts(&self, pages: &Pages, page: PageIndex) -> bool {
         let layout = pages.store().layout();
         let may_count = |slot| match pages.stripes().stripe_at(slot) {
             Some(stripe) => pages.holds_data(stripe) || self.is_in_log(stripe),

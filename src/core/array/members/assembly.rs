@@ -944,7 +944,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_starts_where_more_than_one_member_in_service_says_and_nobody_else() {
+    fn the_log_starts_where_more_than_one_member_in_service_says() {
         let start = |epoch, sequence| LogStart { epoch, sequence };
         let mut superblocks = logged(2, 1, start(1, 5));
         superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
@@ -1104,7 +1104,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_comes_from_the_newest_superblock_of_the_epoch_and_clean_is_what_all_members_call_so() {
+    fn progress_comes_from_the_newest_superblock_of_the_epoch_and_all_members_must_call_it_clean() {
         let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 5 });
         superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
         add_replacement(&mut superblocks, 0);
@@ -1247,7 +1247,7 @@ mod tests {
 
     /// The start that made the newest epoch found one member missing, and was cut off.
     #[test]
-    fn an_epoch_says_what_those_had_that_were_there_when_it_was_made() {
+    fn an_epoch_records_the_state_of_the_members_that_were_here_when_it_was_made() {
         let update = |superblocks: &mut [Superblock], written: &[usize], id, (update, complete)| {
             bump_partly(superblocks, written, MemberSet::first(5), id);
             for &at in written {
@@ -1370,7 +1370,7 @@ mod tests {
 
     /// All that were in service when a member left have left since, and those that serve came later.
     #[test]
-    fn members_that_nobody_remembers_are_stale_and_no_history_of_their_own() {
+    fn members_that_none_remembers_are_stale_and_no_history_of_their_own() {
         let mut superblocks = fresh(1, 2);
         bump(&mut superblocks, &[0, 1], 200);
         bump(&mut superblocks, &[1], 300);
@@ -1388,7 +1388,7 @@ mod tests {
 
     /// As before, and the members that left last are here as they were long before.
     #[test]
-    fn older_copies_of_members_that_nobody_remembers_are_no_history_of_their_own() {
+    fn older_copies_of_members_that_none_remembers_are_no_history_of_their_own() {
         for (tail, apart) in [(9, false), (8, true)] {
             let mut superblocks = fresh(2, 2);
             bump(&mut superblocks, &[0, 1], 200);
@@ -1483,7 +1483,7 @@ mod tests {
         /// Whatever was lost and bumped in whatever order: any array that serves afterwards holds the newest
         /// complete epoch.
         #[test]
-        fn nobody_who_missed_a_complete_epoch_serves(
+        fn no_member_that_missed_a_complete_epoch_serves(
             losses in prop::collection::vec(0usize..6, 0..2),
             absent in prop::collection::vec(0usize..6, 0..2),
         ) {

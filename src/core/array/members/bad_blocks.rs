@@ -579,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_when_it_is_looked_at_again_does_not_count() {
+    fn a_place_that_can_be_read_when_it_is_looked_at_again_does_not_count() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         let mut asked = BTreeSet::new();
         for second in 1..100 {
@@ -667,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bad_still_counts_after_it_was_cleared() {
+    fn a_place_that_is_still_bad_counts_after_it_was_cleared() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         bad.clear(MEMBER);
         assert_eq!((bad.blocks(OTHER).len(), judge(&mut bad, 2)), (300, Some(300)));
@@ -699,7 +699,7 @@ mod tests {
     fn reads_that_fail_without_exception_count_when_they_have_for_a_while() {
         let mut bad = BadBlocks::default();
         (0..400).for_each(|_| bad.read_failed(at(1), MEMBER, offset(7)));
-        assert_eq!(judge(&mut bad, 2), None, "nobody has read since: it may have passed");
+        assert_eq!(judge(&mut bad, 2), None, "nothing was read since: it may have passed");
         bad.read_failed(at(500), MEMBER, offset(7));
         assert_eq!(judge(&mut bad, 500), Some(401));
         bad.read(at(500), MEMBER, bytes(7..8));
@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_needs_and_what_was_cleared_is_no_block_that_stays_bad() {
+    fn a_block_that_is_not_needed_or_was_cleared_does_not_stay_bad() {
         let with_unmended = || {
             let mut bad = with_bad(7..9, Ill::Wrong);
             bad.written(MEMBER, bytes(7..9));
@@ -766,13 +766,13 @@ mod tests {
         assert_eq!((bad.unlisted(OTHER), bad.unlisted(MEMBER)), (1, 0));
         assert!(bad.blocks(OTHER).is_empty());
         bad.written(MEMBER, bytes(0..LISTED_MAX as u64));
-        assert_eq!(bad.unlisted(OTHER), 1, "one is nobody knows where");
+        assert_eq!(bad.unlisted(OTHER), 1, "the place of one is not known");
         bad.scrubbed();
         assert_eq!(bad.unlisted(OTHER), 0);
     }
 
     #[test]
-    fn nobody_relies_on_a_member_that_is_kept_in_spite_of_its_errors() {
+    fn no_other_relies_on_a_member_that_is_kept_in_spite_of_its_errors() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         assert_eq!((bad.unlisted(OTHER), bad.blocks(OTHER).len()), (0, 300));
         assert_eq!(judge(&mut bad, 1), Some(300));
@@ -781,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_member_had_goes_with_its_device() {
+    fn the_places_of_a_member_go_with_its_device() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         bad.page_failed(at(1), MEMBER, PageIndex(4));
         assert_eq!(bad.pages(OTHER), [(PageIndex(4), 1)].into());

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_in_service_or_is_not_known_is_not_kept() {
+    fn a_device_that_was_not_in_service_or_is_not_known_is_not_kept() {
         type Change = fn(&mut Superblock, &mut Superblock);
         let changes: [Change; 5] = [
             |device, _| _ = device.epoch.live.remove(MemberIndex(2)),

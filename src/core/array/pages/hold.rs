@@ -251,13 +251,13 @@ impl Pages {
     }
 
     /// Takes the end of a read. Some when it was the last of its load, with how the result is judged.
-    /// `tells_of_nothing`: no slot with entries in the page counts.
+    /// `no_entry_counts`: no slot with entries in the page counts.
     pub(in crate::array) fn read_done(
         &mut self,
         core: &mut Core,
         read: PageRead,
         answer: Answer<'_>,
-        tells_of_nothing: impl FnOnce(&Pages, PageIndex) -> bool,
+        no_entry_counts: impl FnOnce(&Pages, PageIndex) -> bool,
     ) -> Option<Loaded> {
         let mut more = Vec::new();
         let loaded = self.store.read_done(read, answer, &mut more);
@@ -276,7 +276,7 @@ impl Pages {
         if loaded.outcome == LoadOutcome::Ready {
             self.store.outdo_left_alone(page);
         }
-        if loaded.is_kept && tells_of_nothing(self, page) {
+        if loaded.is_kept && no_entry_counts(self, page) {
             let bad = loaded.faults.iter().map(|(member, _)| *member).collect();
             self.store.begin_anew(page, bad);
             (loaded.outcome, loaded.is_kept) = (LoadOutcome::Ready, false);

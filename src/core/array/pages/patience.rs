@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn who_builds_a_device_is_told_at_once_and_nothing_is_known_of_the_page_by_that() {
+    fn a_build_gets_its_answer_at_once_and_nothing_is_recorded_of_the_page() {
         let mut pages = UnreadablePages::default();
         let (page, now, build) = (PageIndex(3), Timestamp(5), 7 | AT_ONCE);
         assert_eq!(pages.failed(page, now, false, vec![build]), Some((vec![build], false)));
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_members_that_are_not_there() {
+    fn no_request_waits_for_members_that_are_not_here() {
         let mut pages = UnreadablePages::default();
         assert_eq!(pages.failed(PageIndex(0), Timestamp(5), true, vec![1]), Some((vec![1], true)));
     }

@@ -1381,7 +1381,7 @@ pub(super) mod tests {
                     let is_damaged = matches!(other, Some((Harm::Flip, _)));
                     let unread = loaded.unread.expect("a copy was not read");
                     assert_eq!(loaded.outcome, LoadOutcome::Unreadable, "{context} {torn:?}");
-                    assert_eq!(loaded.faults, [], "nobody is blamed as long as nothing is known");
+                    assert_eq!(loaded.faults, [], "no error is counted as long as nothing is known");
                     assert!(unread.by_error);
                     assert_eq!(
                         unread.is_likely,
@@ -1441,7 +1441,7 @@ pub(super) mod tests {
     /// T3: a place of a copy that could not be read is read again before the copy is written. So a power cut
     /// in that write leaves the copy its newest version, if it can be read by then.
     #[test]
-    fn what_could_not_be_read_is_not_written_over() {
+    fn a_place_that_could_not_be_read_is_not_written_over() {
         for (places, clears, changes) in [vec![0], vec![1], vec![0, 1]].into_iter().flat_map(|places| {
             [(true, true), (true, false), (false, true), (false, false)]
                 .map(|(clears, changes)| (places.clone(), clears, changes))
@@ -1627,7 +1627,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn all_who_ask_for_a_page_share_one_load_and_its_pins() {
+    fn all_requests_for_a_page_share_one_load_and_each_pins_it() {
         let (geometry, disks) = small(1);
         let mut store = new_store(geometry, 4);
         let mut reads = Vec::new();
@@ -1668,7 +1668,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_check_finds_what_went_bad_behind_the_cache_and_mends_it() {
+    fn a_check_finds_a_copy_that_went_bad_behind_the_cache_and_mends_it() {
         let (geometry, mut disks) = small(3);
         let mut store = new_store(geometry, 4);
         disks.load(&mut store, PAGE, Torn::Impossible);
@@ -1766,7 +1766,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_load_has_read_of_a_device_says_nothing_of_the_one_in_its_place() {
+    fn a_load_that_read_from_a_device_proves_nothing_about_the_one_in_its_place() {
         let (geometry, _) = small(2);
         let mut store = new_store(geometry, 4);
         let disks = Disks::new(&store);
@@ -1780,7 +1780,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_check_has_read_before_a_copy_was_healed_is_not_believed() {
+    fn a_check_that_read_a_copy_before_its_repair_is_not_believed() {
         // The copy is behind, or shows nothing: its repair is the only version it has.
         for places in [vec![1], vec![0, 1]] {
             let (geometry, mut disks) = small(2);
@@ -1797,7 +1797,7 @@ pub(super) mod tests {
             assert!(disks.serve(&mut store, vec![early]).is_empty());
             disks.write_back(&mut store, 2);
             let told = disks.serve(&mut store, reads).pop().unwrap();
-            assert_eq!(told.faults, [], "nobody is blamed for what is healed");
+            assert_eq!(told.faults, [], "no error is counted for a repaired copy");
             // A power cut in the next write leaves the version before on the copy.
             fill(&mut store, PAGE, 9);
             store.freeze(3);
@@ -1812,7 +1812,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_check_finds_what_went_bad_under_a_changed_page_and_blames_for_it_once() {
+    fn a_check_finds_a_copy_that_went_bad_under_a_changed_page_and_counts_it_once() {
         let (geometry, mut disks) = small(3);
         for place in 0..2 {
             let mut store = new_store(geometry, 4);

@@ -241,7 +241,11 @@ impl StripeMap {
     }
 
     fn leave(&mut self, slot: SlotIndex, state: u64) {
-        assert_eq!(self.slots.get(slot), state, "slot {slot} is given up by one who does not have it");
+        assert_eq!(
+            self.slots.get(slot),
+            state,
+            "slot {slot} is given up by an operation that does not have it"
+        );
         self.slots.set(slot, FREE | END);
         match self.last_free {
             END => self.first_free = slot.0,
@@ -381,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "slot 11 is given up by one who does not have it")]
+    #[should_panic(expected = "slot 11 is given up by an operation that does not have it")]
     fn a_slot_is_not_freed_twice() {
         let geometry = geometry(12, 10);
         let mut map = load(&new_array(geometry), &geometry).unwrap();

@@ -196,7 +196,7 @@ impl Array {
                             return Flow::Wait;
                         }
                         Missed::None
-                            if pass.retries.rounds == 0 && !self.redo.tells_of_nothing(&self.pages, page) =>
+                            if pass.retries.rounds == 0 && !self.redo.no_entry_counts(&self.pages, page) =>
                         {
                             pass.retries.aside.push_back(page);
                         }
@@ -301,7 +301,7 @@ impl Array {
 
     /// Handles a page that cannot be read, and of which the device has no good copy, as far as is known.
     fn page_lacks(&self, pass: &mut PagePass, page: PageIndex) {
-        if pass.retries.lacking.len() < TRIED_AGAIN_MAX && !self.redo.tells_of_nothing(&self.pages, page) {
+        if pass.retries.lacking.len() < TRIED_AGAIN_MAX && !self.redo.no_entry_counts(&self.pages, page) {
             pass.retries.lacking.insert(page);
         }
     }
@@ -312,7 +312,7 @@ impl Array {
             self.pages.store().void_on(pass.device.member, pass.device.which).collect();
         let mut with_data = 0;
         for &page in &void {
-            let has_data = !self.redo.tells_of_nothing(&self.pages, page);
+            let has_data = !self.redo.no_entry_counts(&self.pages, page);
             with_data += usize::from(has_data);
             self.pages.lacks(page, has_data);
         }

@@ -69,7 +69,7 @@ impl Array {
         let text = match of_volume.count() {
             0 => "looks for blocks that are set aside or lost".into(),
             known => format!(
-                "looks again at {}, and for others that are set aside or lost",
+                "looks again at {}, and searches for others that are set aside or lost",
                 Count::of(known, "block")
             ),
         };
@@ -221,7 +221,7 @@ impl Array {
         }
         self.repair = None;
         let Tally { readable, set_aside, unreadable, lost, parity } = op.tally;
-        let word = if complete { "repair is complete" } else { "repair ended before its end" };
+        let word = if complete { "repair is complete" } else { "repair ended early" };
         let mut text = format!(
             "{word}: {} {} readable again, {set_aside} are still set aside, {unreadable} cannot be read for \
              now, {lost} are beyond repair",
@@ -237,8 +237,8 @@ impl Array {
         let is_less = scrubbed > op.tally.bad() + readable;
         if is_less {
             text += &format!(
-                ". The last scrub found {} that it could not repair, which is more than were looked at: a scrub tells \
-                 whether the others are good by now",
+                ". The last scrub found {} that it could not repair, more than this repair looked at: another scrub \
+                 shows whether the others are good now",
                 Count(scrubbed, "block")
             );
         }

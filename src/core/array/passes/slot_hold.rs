@@ -171,14 +171,14 @@ impl Array {
     /// stripe meanwhile.
     fn wait_for_checkpoint(&mut self, key: usize, hold: &mut SlotHold) -> Held {
         if self.core.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
-            self.let_slot_go(key, hold);
+            self.release_slot(key, hold);
         }
         self.redo.wait_for_checkpoint(key);
         Held::Wait
     }
 
     /// Gives up the slot, held or waited for.
-    pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
+    pub(super) fn release_slot(&mut self, key: usize, hold: &mut SlotHold) {
         self.release_pages(&mut hold.pages);
         if let Some(stripe) = hold.stripe.take() {
             self.core.unlock(LockKey::Stripe(stripe), key);

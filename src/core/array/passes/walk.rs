@@ -386,7 +386,7 @@ impl Array {
         }
         self.passes.spend_patience(RETRY_NS);
         let slot = pass.hold.slot();
-        self.let_slot_go(key, &mut pass.hold);
+        self.release_slot(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
         pass.fetch = Fetch::new(slot, FetchRules { background: true, ..FetchRules::default() });
         pass.stage = Stage::Hold;
@@ -608,7 +608,7 @@ impl Array {
     /// `complete`: the slot is done; otherwise it is started again.
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
         let slot = pass.hold.slot();
-        self.let_slot_go(key, &mut pass.hold);
+        self.release_slot(key, &mut pass.hold);
         self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => {

@@ -749,7 +749,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_batches_of_one_sequence_the_later_epoch_counts_with_what_follows_it() {
+    fn of_two_batches_of_one_sequence_that_of_the_later_epoch_counts_with_its_followers() {
         let old = line(5, &[2, 2, 2], BatchHash::default());
         let new = line(6, &[4, 4], header(&old[0]).hash);
         for order in [[old.clone(), new.clone()], [new, old]] {
@@ -772,7 +772,7 @@ mod tests {
     }
 
     #[test]
-    fn a_noted_batch_that_nobody_has_refuses_the_start_unless_forced() {
+    fn a_noted_batch_that_no_member_has_refuses_the_start_unless_forced() {
         let mut batches = line(5, &[2, 2], BatchHash::default());
         batches[1].durable_upto = 7;
         assert_eq!(find(START, &batches).chain(false).unwrap().noted, 2);
@@ -803,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_note_vouches_for_and_a_member_does_not_hold_is_its_fault() {
+    fn a_piece_that_a_note_promises_and_a_member_does_not_hold_is_its_fault() {
         let map = map(2, 1, 1);
         let record = || vec![in_place(0, 0, 1, &[0, 2], 1)];
         let bad = |batch, member, _| (member == 2 && batch < 2) || (batch == 3 && member == 0);

@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_is_had_without_its_member() {
+    fn a_block_that_was_never_written_is_had_without_its_member() {
         // Member 1 is away, and the image of column 0 is bad: parity and the zeroes of column 1 give it.
         let mut judge = judge(2, 1, 0, vec![vec![in_place(0, 0, 1, &[0, 2], 1)]], &[(0, 0)]);
         judge.usable.remove(MemberIndex(1));
@@ -832,7 +832,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_at_the_note_neither_shortens_the_prefix_nor_excuses_more() {
+    fn a_row_that_is_lost_at_the_note_neither_shortens_the_prefix_nor_excuses_more() {
         let batches = || {
             vec![
                 vec![in_place(0, 0, 1, &[0, 2], 1)],

@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_members_hold_of_each_batch_is_found_whatever_is_stale_damaged_or_unreadable() {
+    fn the_pieces_of_each_batch_are_found_whatever_is_stale_damaged_or_unreadable() {
         let mut whole_tails = 0;
         for seed in 0..40 {
             let random = &mut Random::new(seed);

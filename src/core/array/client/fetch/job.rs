@@ -306,7 +306,7 @@ impl Core {
         let columns = inputs.iter().map(|&at| fetch.take_column(at)).collect();
         let outputs = wanted.iter().map(|&at| {
             let buf = fetch.parts[at].buf.take();
-            buf.expect("nothing reads into what nobody has")
+            buf.expect("no read fills a part that no member has")
         });
         let outputs = Outputs::Into(outputs.collect());
         let inputs = inputs.into_iter().map(Some).collect();

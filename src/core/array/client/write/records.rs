@@ -173,7 +173,7 @@ impl Array {
             return self.next_discard(key, write);
         }
         if let Some((offset, data)) = write.task.rest.take() {
-            self.let_go(key, write);
+            self.release_write(key, write);
             (write.task.work, write.task.asked) = (Work::Data { offset, data }, None);
             (write.parity.way, write.parity.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
             write.whole.writes.clear();
@@ -182,7 +182,7 @@ impl Array {
         }
         self.redo.wait_for_open(key, write.request.fua);
         write.stage = Stage::Logged;
-        self.let_go(key, write);
+        self.release_write(key, write);
         Flow::Wait
     }
 

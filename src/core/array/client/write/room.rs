@@ -9,7 +9,7 @@ use crate::format::LOG_BLOCK_BYTES;
 impl Array {
     /// Cuts `work` to what may go through the log at once, from the front.
     pub(super) fn cut_write(&self, write: &mut LoggedWrite) {
-        if self.goes_fresh(write) {
+        if self.goes_to_free_slot(write) {
             return;
         }
         let Work::Data { offset, data } = &mut write.task.work else { return };
@@ -34,7 +34,7 @@ impl Array {
                 let blocks = 1 + self.core.map.m;
                 LogDemand { bytes: blocks * BLOCK, blocks: 1 + manifest(self.core.map.width(), 1) }
             }
-            Work::Data { .. } if self.goes_fresh(write) => LogDemand {
+            Work::Data { .. } if self.goes_to_free_slot(write) => LogDemand {
                 bytes: 0,
                 blocks: manifest(self.core.map.width() * self.core.map.chunk / BLOCK, 1),
             },

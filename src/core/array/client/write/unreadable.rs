@@ -127,7 +127,7 @@ impl Array {
         {
             write.task.work = Work::Data { offset, data };
         }
-        self.let_go(key, write);
+        self.release_write(key, write);
         self.wake_waiting_for_room();
         self.mend_from_unbuilt(write.stripe, &missing);
         let until = Timestamp(self.core.now.0 + RETRY_NS);

@@ -78,7 +78,11 @@ mod tests {
         assert_eq!(versions.compare(page, None), Remembered::Same);
         versions.set(page, Some((7, 3)));
         assert_eq!(versions.compare(page, Some((7, 3))), Remembered::Same);
-        assert_eq!(versions.compare(page, Some((8, 3))), Remembered::Nothing, "nobody here has written it");
+        assert_eq!(
+            versions.compare(page, Some((8, 3))),
+            Remembered::Nothing,
+            "this process has not written it"
+        );
         assert_eq!(versions.compare(page, Some((6, 9))), Remembered::Newer);
         assert_eq!(versions.compare(page, None), Remembered::Newer);
         assert_eq!(versions.compare(page, Some((7, 4))), Remembered::Nothing);
@@ -88,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_copy_must_have_had_is_told_from_what_came_later() {
+    fn a_version_that_a_copy_must_have_had_is_distinguished_from_later_ones() {
         let mut versions = Versions::new(1);
         let page = PageIndex(0);
         assert!(!versions.is_behind(page, Some((3, 1)), 9), "nothing is known");

@@ -442,7 +442,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
 }
 
 #[test]
-fn what_a_recovery_has_decided_is_not_taken_back_when_its_pieces_rot_beyond_the_budget() {
+fn the_decision_of_a_recovery_stands_when_its_pieces_rot_beyond_the_budget() {
     let mut lost = 0;
     for seed in 0..seeds(400) {
         for (k, m) in [(2, 1), (2, 2)] {
@@ -513,7 +513,7 @@ fn nothing_is_in_place_before_the_note_is_durable() {
 }
 
 #[test]
-fn what_is_decoded_is_compared_with_the_log_where_nothing_else_tells_that_a_block_is_bad() {
+fn decoded_blocks_are_compared_with_the_log_where_nothing_else_shows_that_one_is_bad() {
     let shape = Shape { checksums: false, ..Shape::new(2, 1) };
     let mut world = World::new(shape, 1);
     assert!(!run(&mut world, &[Deed::Batch(vec![w(0, 3)]), Deed::Checkpoint, Deed::Batch(vec![w(0, 1)])]));
@@ -612,7 +612,7 @@ fn crashes_between_note_and_log_start_use_up_room_for_one_note_only() {
 }
 
 #[test]
-fn what_is_recovered_is_recovered_again_the_same() {
+fn a_second_recovery_gives_the_same_result() {
     for seed in 0..seeds(40) {
         let shape = Shape::new(2, 2);
         let mut world = World::new(shape, seed);

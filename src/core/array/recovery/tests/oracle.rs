@@ -220,7 +220,7 @@ impl World {
         };
         assert!(end >= self.floor_process, "prefix {end} and {} was acknowledged", self.floor_process);
         if liars.is_empty() {
-            assert_eq!(recovered.page_faults, [], "a crash is nobody's fault");
+            assert_eq!(recovered.page_faults, [], "a crash is no error of a member");
             self.check_page_copies(pages.layout());
         }
         // As a later start reads it.
