@@ -3,8 +3,8 @@
 //!
 //! So a type of src/core/array has no visible field, unless it is plain data that is handed from one to the
 //! other; then all of its fields are visible, and the source says what it is. A `pub` type with `pub` fields
-//! alone is part of the interface. Helpers of unit tests (recovery/tests) are no machines: tests set the scene
-//! in them field by field.
+//! alone is part of the interface. Helpers of unit tests (recovery/tests) are no machines: tests set the
+//! scene in them field by field.
 
 use super::fields::{indent, is_field, without_visibility};
 

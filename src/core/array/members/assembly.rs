@@ -51,8 +51,8 @@ pub struct Seat<K> {
 /// An array that can be served.
 #[derive(Clone, Debug)]
 pub struct Assembled<K> {
-    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features. Its log
-    /// starts where enough members in service record it (R2, T6), and it is clean if all of them record that.
+    /// The superblock of the chosen epoch with the highest sequence. Its log starts where enough members in
+    /// service record it (R2, T6), and it is clean if all of them record that.
     pub superblock: Superblock,
     /// Per member, by index.
     pub seats: Vec<Seat<K>>,
@@ -170,8 +170,8 @@ pub enum AssemblyError {
         device: Uuid,
         /// The claim.
         claim: String,
-        /// The members that are here as older copies of themselves if the claim is true; none where it claims
-        /// something else.
+        /// Members that are here as older copies of themselves if it is true; none where it claims something
+        /// else.
         older: Box<MemberSet>,
     },
     /// Too many members were rolled back.
@@ -206,8 +206,7 @@ pub enum AssemblyError {
 }
 
 /// How far one device may be ahead of all others before its numbers count as a claim. An update is one step
-/// ahead of those that it did not reach; a member that served alone is some starts ahead; earlier builds
-/// sometimes skipped a few.
+/// ahead of devices that it did not reach; a member that served alone is some starts ahead.
 pub const CLAIM_STEP_MAX: u64 = 1 << 20;
 
 /// Why devices cannot be served; where a claim prevents it, with the place of the device that makes it.
@@ -261,7 +260,7 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         Ok((assembled, used)) => {
             check_claim(candidates, &used, "superblock", |s| s.sequence)?;
             check_claim(candidates, &used, "update", |s| s.update)?;
-            // With a log in use a member may be far behind in this number. So may a device under
+            // With a log in use a member may be far behind in this number, and so may a device under
             // construction: the update that calls the array clean need not have reached it. Its own start
             // judges that.
             let in_service = |&at: &usize| is_in_service(&candidates[at], &assembled);
@@ -275,7 +274,6 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         Err(error) => error,
     };
     // Would there be an array without the device that knows of the newest epoch, or of the newest update?
-    // Then its claim prevents the start.
     let newest = |value: fn(&Superblock) -> u64| {
         let top = candidates.iter().map(|c| value(&c.superblock)).max()?;
         let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
@@ -331,14 +329,13 @@ fn check_claim<K>(
 
 /// T6: checks that no log starts in an epoch that has not begun yet, and that all devices with the same
 /// update record the same start, since one update writes the same to all. The claim is the start that fewer
-/// record, or the later of two that equally many record: believing it would skip content of the log. Updates
-/// of one number in two epochs are two updates: the device that alone got the first was not there when the
-/// second was made.
+/// record, or the later of two with as many: believing it would skip content of the log. Updates of one
+/// number in two epochs are two updates: the device that alone got the first was not there for the second.
 ///
 /// Two starts with different members, both cut off while they finished one epoch, can also have made two
-/// updates of one number. So the start goes on where the log is read from a start that a member in service
-/// records and none contradicts. Forced, and where there is no array without the claimant, it goes on from
-/// the start that most record.
+/// updates of one number. So a start goes on where a member in service records the start of the log that is
+/// believed and none contradicts it; forced, and if there is no array without the claimant, from the one that
+/// most record.
 fn check_log_start<K: Clone>(
     candidates: &[Candidate<K>],
     used: &[usize],
@@ -543,10 +540,10 @@ fn assemble_current<K: Clone>(
         && replaced.is_empty();
     let seated_behind = candidates.iter().filter(|c| seated(c) && c.superblock.epoch != epoch);
     let behind = seated_behind.map(|c| c.superblock.member).collect();
-    // The next update must record the start of the log from which the replay began. The newest superblock may
-    // be that of a device under construction, the only one to get the mark of a replay that was over: if its
-    // start were written to all members and the replay were cut off again, the next start would find an empty
-    // log and half-written pages that no record names.
+    // The next update must record the log start that the replay uses. The newest superblock may be that of a
+    // device under construction, the only one to get the mark of a replay that was over: if its start went to
+    // all members and the replay were cut off again, the next start would find an empty log and half-written
+    // pages that no record names.
     let mut superblock = record.clone();
     let in_service: Vec<&Superblock> =
         candidates.iter().filter(|c| seated(c)).map(|c| &c.superblock).collect();
@@ -566,8 +563,8 @@ fn assemble_current<K: Clone>(
     let update = highest(|s| s.update);
     let all_have_it =
         live == epoch.live && candidates.iter().filter(|c| seated(c)).all(|c| c.superblock.update == update);
-    // With some missing it shows the state of those that are here, since the next epoch consists of these
-    // alone. But an update that finishes this epoch concerns those that are missing as well.
+    // With some missing it shows the state of those that are here, since the next epoch is of these alone.
+    // But an update that finishes this epoch concerns the missing ones too.
     let least =
         (0..candidates.len()).filter(|&at| taken[at]).map(|at| candidates[at].superblock.update).min();
     let shown = least.filter(|_| epoch_is_complete).unwrap_or(0).max(known_complete);
@@ -655,9 +652,8 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let mut choices: Vec<Choice> = Vec::new();
     // Content acknowledged under an epoch must not be rolled back silently, forced or not: no epoch is served
     // that is older than the newest which may have been complete. An epoch that a device of its live set
-    // never held was not complete. But a device that was rolled back proves nothing by lacking an epoch (T6):
-    // it lacks an update that had reached all members when that epoch was made, and so was not here for any
-    // epoch since.
+    // never held was not complete. But a device that was rolled back proves nothing by that (T6): it lacks an
+    // update that had reached all members when that epoch was made, and so was not here for any since.
     let may_be_complete = |s: &&Superblock| {
         let lacks_it = |other: &Superblock| lives_in(other, s) && other.epoch.number < s.epoch.number;
         let others = candidates.iter().map(|c| &c.superblock);
