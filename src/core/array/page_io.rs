@@ -88,13 +88,13 @@ impl Array {
         for (member, fault) in loaded.faults {
             let is_kept = loaded.is_kept;
             match self.passes.scrub_mut() {
-                // They are rewritten by the next checkpoint, unless no copy shows what to write.
+                // Bad copies are rewritten by the next checkpoint, unless no copy shows what to write.
                 Some(scrub) if is_kept => _ = scrub.note_errors(1),
                 Some(scrub) => scrub.owe_page(page, member),
                 None => {}
             }
             if !is_kept && loaded.marked.contains(member) {
-                // It was built without the page, which is no error of the device.
+                // The device was built without the page, which is no error of the device.
                 continue;
             }
             let has_scrub = self.passes.has_scrub();

@@ -157,7 +157,7 @@ pub enum AdminRefusal {
         array: String,
         /// Which member.
         member: MemberIndex,
-        /// Those that were in service when the array failed.
+        /// Members that were in service when the array failed.
         first: MemberSet,
     },
     /// The array has failed, and the member had left service before others did.
@@ -284,7 +284,8 @@ impl ScrubState {
 /// Why a device is not current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Behind {
-    /// It was in service in a history that has gone on apart from that of the array, or is an old copy.
+    /// The device was in service in a history that has gone on apart from that of the array, or is an old
+    /// copy.
     #[error(
         "it holds another history, or is an old copy: none of those that served with it in epoch {held} serves in epoch {current}, and \
          what was written there {NOWHERE_ELSE}. Keep it, or give that up: 'calpe replace --force' builds it anew"
@@ -315,7 +316,7 @@ pub enum Behind {
         /// Number of the array's epoch.
         current: u64,
     },
-    /// It lacks an update of the superblocks that it had.
+    /// The device lacks an update of the superblocks that it had.
     #[error(
         "it was rolled back to an older state of itself: it has update {held} of its superblock, and update {complete} had \
          reached every member"

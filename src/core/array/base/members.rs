@@ -33,18 +33,18 @@ pub(in crate::array) struct Device {
     pub bytes: u64,
     /// Writes that have completed on it.
     pub writes: u64,
-    /// Those that had completed before the last successful flush began.
+    /// `writes` when the last successful flush began.
     pub flushed: u64,
     /// A superblock on it says what it is; a restart would find it.
     pub recorded: bool,
-    /// It has refused to zero a range other than by writing.
+    /// Whether the device has refused to zero a range other than by writing.
     pub cannot_zero: bool,
     /// The sequence of the newest superblock that is known to be whole on it. The next one goes to the other
     /// slot.
     pub sequence: u64,
     /// The other slot holds nothing that a torn update of an earlier life has left.
     pub cleared: bool,
-    /// It came without a superblock.
+    /// Whether the device came without a superblock.
     pub is_blank: bool,
     /// The sequence of the superblock that the array has written last to each slot, those of even and of odd
     /// sequences.
@@ -104,7 +104,7 @@ pub(in crate::array) struct Progress {
     pub known_zero: bool,
     /// The device is current as of the end of this epoch: only data written later has to be built.
     pub since: Option<u64>,
-    /// Those in `lacking` that are being built once more, and perhaps some that have been since.
+    /// Slots of `lacking` that are being built once more, and perhaps some that have been since.
     pub retrying: BTreeSet<u64>,
     /// The most slots that were complete at one time: slots that are built once more were shown as done.
     pub covered_max: u64,
@@ -246,7 +246,7 @@ impl Progress {
         (self.lacking.len() + running.filter(|slot| !self.lacking.contains(slot)).count()) as u64
     }
 
-    /// The same with those of `unreadable` that are being built for the first time.
+    /// As [`Progress::retried`], with those of `unreadable` that are being built for the first time.
     pub(in crate::array) fn retried_beside(&self, unreadable: &BTreeSet<u64>) -> u64 {
         let first = unreadable.iter().filter(|slot| {
             self.running.contains(slot) && !self.retrying.contains(slot) && !self.lacking.contains(slot)
@@ -279,9 +279,9 @@ pub(in crate::array) struct Member {
     pub replacement: Option<Replacement>,
     pub counters: MemberCounters,
     pub reason: Option<String>,
-    /// It left because of a shortage, and may come back by itself.
+    /// Why the member left, if it was for a shortage: it may come back by itself.
     pub away: Option<MemberCondition>,
-    /// It left because its file ended too early.
+    /// Whether the member left because its file ended too early.
     pub cut_off: bool,
 }
 

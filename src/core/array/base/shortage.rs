@@ -148,7 +148,7 @@ impl Array {
         episode.tokens.insert(token);
         if is_new {
             self.core.notice_shortage(entry.member, entry.device, fault);
-            // They hold stripes that clients want.
+            // Operations that wait for a checkpoint hold stripes that clients want.
             self.redo.wake_waiting_for_checkpoint(&mut self.core);
         }
         true

@@ -178,7 +178,7 @@ impl Fetch {
         &self.found.missing
     }
 
-    /// The same, taken out, so that they are not reported again.
+    /// Takes the same blocks out, so that they are not reported again.
     pub(in crate::array) fn take_missing(&mut self) -> Vec<Missing> {
         std::mem::take(&mut self.found.missing)
     }

@@ -282,7 +282,7 @@ impl Damage {
         members.filter(|&member| Some(member) != without && self.slots_lacking(core, member) > 0).collect()
     }
 
-    /// The same with a member that has come back with its last device.
+    /// As [`Damage::lacking_beside`], with a member that has come back with its last device.
     pub(in crate::array) fn lacking_with(&self, core: &Core, back: MemberIndex) -> Vec<MemberIndex> {
         let mut members = self.lacking_beside(core, Some(back));
         if self.lacking.count(core.member(back).uuid) > 0 {
@@ -333,7 +333,7 @@ impl Damage {
             let of_uuid = |at: &usize| core.roster.members[*at].uuid == uuid;
             let Some(at) = (0..core.roster.members.len()).find(of_uuid) else {
                 if !core.knows(uuid) {
-                    // It was replaced, or given up.
+                    // The device was replaced, or given up.
                     self.lacking.drop_device(uuid);
                 }
                 continue;

@@ -26,11 +26,11 @@ const BLOCKS_MAX: usize = 65_536;
 #[derive(Debug, Default)]
 pub(super) struct Damage {
     blocks: BTreeMap<BlockName, Why>,
-    /// Those of them that an earlier run has listed, and that this one has not looked at.
+    /// Listed blocks that an earlier run has listed, and that this one has not looked at.
     expected: BTreeSet<BlockName>,
-    /// Those of them that have to be looked at soon, because they may have changed.
+    /// Listed blocks that have to be looked at soon, because they may have changed.
     due: BTreeSet<BlockName>,
-    /// Those that only an earlier run has seen: no look at them in this run had a clear result.
+    /// Listed blocks that only an earlier run has seen: no look at them in this run had a clear result.
     unconfirmed: BTreeSet<BlockName>,
     /// Blocks that are being looked at, with what was noted of each since: the list may have no room for
     /// them.

@@ -87,7 +87,7 @@ impl std::ops::SubAssign for LogDemand {
 
 /// A client's flush.
 struct FlushRequest {
-    /// It is answered when all batches below are durable.
+    /// The request is answered when all batches below are durable.
     target: u64,
     id: StripeRequestId,
     since: Timestamp,

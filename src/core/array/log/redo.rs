@@ -251,7 +251,8 @@ impl Redo {
         self.end_if_empty(pages).filter(|_| self.is_settled())
     }
 
-    /// The same, whether or not the superblocks say that a log that was replayed starts there.
+    /// As [`Redo::needless_end`], whether or not the superblocks say that a log that was replayed starts
+    /// there.
     pub(super) fn end_if_empty(&self, pages: &Pages) -> Option<u64> {
         let drained = self.is_serving()
             && self.journal.is_drained()

@@ -180,7 +180,7 @@ impl Array {
         match self.core.member(index).device {
             Some(device) => self.fault_device(index, device.id, to, reason.into()),
             None => {
-                // It is out already; now it must not come back by itself, nor after a restart.
+                // The member is out already; now it must not come back by itself, nor after a restart.
                 let member = self.core.member_mut(index);
                 member.state = to;
                 member.reason = Some(reason.into());

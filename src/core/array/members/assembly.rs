@@ -200,7 +200,7 @@ pub enum AssemblyError {
         name: String,
         /// The members of one history, and its epoch.
         one: String,
-        /// Those of the other.
+        /// The members of the other history, and its epoch.
         other: String,
     },
 }

@@ -60,9 +60,9 @@ pub(super) enum Plan<'r> {
 pub(super) enum Entry {
     /// To a failed array, whose members are all current.
     ToFailed,
-    /// It gets what it missed since this mark.
+    /// The device gets what the member missed since this mark.
     CaughtUp(Mark),
-    /// It gets everything.
+    /// The device gets everything.
     Rebuilt,
 }
 
@@ -145,7 +145,7 @@ impl Array {
         if let Some(why) = superblock.and_then(|s| self.supers.apart(s)) {
             return Err(AdminRefusal::Kept { member: index, why });
         }
-        // It missed writes, or is blank: what it missed is built, or everything.
+        // The device missed writes, or is blank: what it missed is built, or everything.
         let mark = superblock.and_then(|s| self.caught_up_from(index, s));
         let entry = mark.map_or(Entry::Rebuilt, Entry::CaughtUp);
         Ok(Plan::BringIn { member: index, device: new, entry })

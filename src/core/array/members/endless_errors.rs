@@ -88,7 +88,7 @@ impl Array {
         self.bad.verified(self.core.member_at(slot, column), offset);
     }
 
-    /// The same for a whole slot, which holds no data.
+    /// As [`Array::note_not_needed`], for a whole slot, which holds no data.
     pub(in crate::array) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
         let start = self.core.map.device_offset(self.core.shape.data_offset, slot, 0).0;
         for column in 0..self.core.map.width() {

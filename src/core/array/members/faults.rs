@@ -190,14 +190,14 @@ impl Array {
         self.out_of_service(index, id, to, reason, to == MemberState::Missing);
     }
 
-    /// The same for a fault of the device.
+    /// As [`Array::fault_device`], for a fault of the device.
     fn fault_by(&mut self, index: MemberIndex, id: DeviceId, reason: String, fault: IoFault) {
         let is_primary = self.core.is_primary(id);
         self.out_of_service(index, id, MemberState::Faulted, reason, fault.kind == IoFaultKind::Gone);
         self.core.note_cut_off(index, is_primary, fault);
     }
 
-    /// The same for a device that is gone although no operation failed.
+    /// As [`Array::fault_device`], for a device that is gone although no operation failed.
     pub(in crate::array) fn device_missing(
         &mut self,
         index: MemberIndex,

@@ -106,7 +106,7 @@ impl Array {
         self.but_where(left, &self.damage.lacking_beside(&self.core, without), without)
     }
 
-    /// The same where these members lack blocks of slots.
+    /// As [`Array::but_beside`], where these members lack blocks of slots.
     fn but_where(&self, left: usize, lacking: &[MemberIndex], without: Option<MemberIndex>) -> String {
         let without = without.unwrap_or(MemberIndex(u16::MAX));
         let (blocks, unlisted) = (self.bad.blocks(without), self.bad.unlisted(without));

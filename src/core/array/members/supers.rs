@@ -236,7 +236,7 @@ impl Supers {
         let mut line = self.template.clone();
         // The present record: the template has that of the last update.
         line.left.iter_mut().zip(self.departed.all()).for_each(|(left, now)| *left = now);
-        // It is out of service, even while no update says so yet.
+        // The device is out of service, even while no update says so yet.
         if line.epoch.live.remove(superblock.member) {
             line.left[usize::from(superblock.member.0)].update = line.update;
         }

@@ -26,7 +26,7 @@ pub(in crate::array) struct PageHold {
     /// Pages to be checked that were being written, each with how often it had been written when that was
     /// first found.
     busy: Vec<(PageIndex, u64)>,
-    /// Those of them that are to be asked for again after the checkpoint.
+    /// Pages of `busy` that have to be asked for again after the checkpoint.
     later: Vec<PageIndex>,
     /// Identifies the hold to the page store, once it has asked. The key of its operation would not do:
     /// another operation gets that key soon after this one has ended, while pages that this one waited for

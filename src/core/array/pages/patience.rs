@@ -150,7 +150,7 @@ impl UnreadablePages {
         self.pages.iter().filter(move |(_, trial)| is_looked_for(trial)).map(|(&page, _)| page)
     }
 
-    /// Those of them for which requests got an error, or would, ascending.
+    /// Pages for which requests got an error, or would, ascending.
     fn given_up(&self) -> impl Iterator<Item = PageIndex> + '_ {
         let is_given_up = |trial: &Trial| matches!(trial.stage, Stage::GivenUp | Stage::Lacked(true));
         self.pages.iter().filter(move |(_, trial)| is_given_up(trial)).map(|(&page, _)| page)

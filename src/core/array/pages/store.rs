@@ -311,9 +311,9 @@ struct WriteBack {
 #[derive(Default)]
 struct VoidCopies {
     all: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// Those of them that the next write-back marks.
+    /// Copies that the next write-back marks.
     due: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// Those that the present write-back has still to mark.
+    /// Copies that the present write-back has still to mark.
     frozen: BTreeSet<(PageIndex, MemberIndex, bool)>,
 }
 
@@ -911,7 +911,7 @@ pub(super) mod tests {
             loaded.pop().unwrap()
         }
 
-        /// The same, but damage that a crash may have caused counts as that.
+        /// As [`Disks::load`], but damage that a crash may have caused counts as caused by one.
         fn load_patiently(&self, store: &mut PageStore, page: PageIndex, torn: Torn) -> Loaded {
             let loaded = self.load(store, page, torn);
             if !loaded.unread.as_ref().is_some_and(|unread| unread.is_likely) {
@@ -1339,7 +1339,7 @@ pub(super) mod tests {
                 assert_eq!(value(&store, PAGE), LOST);
                 assert!(store.is_lost(PAGE));
                 assert_eq!(store.dirty_pages(), 0, "what may still be there is not written over");
-                // It was not changed: the next request has it read again.
+                // The page was not changed: the next request has it read again.
                 store.release(PAGE);
             }
         }

@@ -31,7 +31,7 @@ pub(super) struct SlotHold {
 /// What devices under construction need.
 #[derive(Clone, Copy, Debug)]
 struct Builds {
-    /// They need data written later than in this epoch; all data, if none.
+    /// The devices need data written later than in this epoch; all data, if none.
     since: Option<u64>,
 }
 

@@ -203,7 +203,7 @@ impl SuperScrub {
             return around.core.look_later(key);
         }
         if around.supers.is_busy() || around.supers.template().update != self.update {
-            // They were being written. A look that takes long would be in vain each time.
+            // The copies were being written. A look that takes long would be in vain each time.
             return match is_short {
                 None => around.core.look_later(key),
                 Some(_) => self.end(around, key, true),

@@ -458,9 +458,9 @@ struct Shown {
 /// Why the log is not replayed with these members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ChainFault {
-    /// It cannot be replayed at all.
+    /// The log cannot be replayed at all.
     Error(RecoveryError),
-    /// It cannot be replayed with these (T6).
+    /// The log cannot be replayed with these members (T6).
     RolledBack(Vec<(MemberIndex, RolledBack)>),
 }
 

@@ -82,7 +82,7 @@ pub(super) struct Job {
     have: HashMap<(usize, usize), Buf>,
     /// Blocks that were asked for; those that are not in `have` cannot be had.
     asked: HashSet<(usize, usize)>,
-    /// Those of them whose reads gave an error.
+    /// Blocks of `asked` whose reads gave an error.
     unread: HashSet<(usize, usize)>,
 }
 
@@ -92,9 +92,9 @@ pub(super) struct CellTrials {
     patience: Patience,
     /// When they read again.
     again: Option<Timestamp>,
-    /// Those that wait for that.
+    /// Jobs that wait for that.
     jobs: Vec<usize>,
-    /// Those that have waited and are not yet done.
+    /// Jobs that have waited and are not yet done.
     tried: BTreeSet<usize>,
     /// Blocks whose reads give errors count as lost: there is no time left, and the start is forced.
     takes_anything: bool,

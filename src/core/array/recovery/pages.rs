@@ -30,7 +30,7 @@ const MAP_WAITER: usize = usize::MAX;
 #[derive(Debug, Default)]
 pub(super) struct PageTrials {
     patience: Patience,
-    /// They are read again at this time.
+    /// The pages are read again at this time.
     again: Option<Timestamp>,
     /// The pages, with the jobs that wait for each; none wait while a page is being read again.
     pages: BTreeMap<PageIndex, Vec<usize>>,

@@ -103,7 +103,7 @@ impl Startup {
         std::mem::take(&mut self.queued)
     }
 
-    /// Those of them that have waited this long.
+    /// Takes out the queued requests that have waited this long.
     pub(in crate::array) fn take_late(
         &mut self,
         now: Timestamp,
@@ -212,7 +212,7 @@ impl Array {
             return;
         }
         self.supers.forget_log_start();
-        // It is judged anew.
+        // The array is judged anew.
         self.startup.yields_to_force = false;
         let epoch = self.supers.epoch();
         let mut facts = self.redo.facts().clone();

@@ -46,15 +46,15 @@ struct OfMember {
 /// Whether blocks that could not be read could change how the log is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Doubt {
-    /// They could not.
+    /// No unread block could change anything.
     None,
-    /// They could, but no more members are gone or gave errors than the array survives: then a durable batch
-    /// shows all the same, and one that does not show was not durable.
+    /// Unread blocks could, but no more members are gone or gave errors than the array survives: then a
+    /// durable batch shows all the same, and one that does not show was not durable.
     Covered,
-    /// They could, and on more members than the array survives. But one of the others shows that a batch
+    /// Unread blocks could, on more members than the array survives. But one of the others shows that a batch
     /// there was never durable, unless its own log is damaged there.
     Denied,
-    /// They could.
+    /// Unread blocks could, and no member shows the contrary.
     Beyond,
 }
 

@@ -214,7 +214,7 @@ impl Array {
         let member = self.core.member_at(write.slot, column);
         let device = self.core.readable(member, write.slot);
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
-            // It was written meanwhile, or the write that would have set it aside failed: its content
+            // The block was written meanwhile, or the write that would have set it aside failed: its content
             // decides.
             let block = (write.stripe, column as u16, row as u32);
             let flow = self.end_logged_write(key, write, Ok(StripeReply::Done));

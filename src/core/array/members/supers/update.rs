@@ -14,9 +14,9 @@ use crate::units::{MemberIndex, SlotIndex};
 
 /// What follows from the end of an I/O of an update.
 pub(super) enum UpdateStep {
-    /// It goes on, or is over with nothing else to do.
+    /// The update goes on, or is over with nothing else to do.
     Nothing,
-    /// It was given up before any of it was written, and with it the epoch that it was to begin.
+    /// The update was given up before any of it was written, and with it the epoch that it was to begin.
     EpochGivenUp,
     /// All devices have it.
     Written(Update),
