@@ -17,11 +17,10 @@
 //!   "written, and damaged". Only a copy that can be no witness for either is written in both places.
 //! * The copy on a device under construction does not count. The exception is one that has missed no change
 //!   of the page, where no other copy can be read (`pages/offers.rs`).
-//! * Which place holds a copy's newest version counts as known from [`PageStore::thaw`] on, when the write is
+//! * Which place holds a copy's newest version is known from [`PageStore::thaw`] on, when the write is
 //!   flushed.
 //! * The page is written back as it was at [`PageStore::freeze`] (rule W2 of the crash-safety design): later
-//!   changes wait for the next write-back. Pages that are changed, or frozen and not thawed, are never
-//!   evicted.
+//!   changes wait for the next write-back. Pages that are changed, or frozen and not thawed, stay cached.
 //!
 //! Must not know of devices, epochs beyond their number, the log, or the operations that wait.
 
@@ -109,10 +108,10 @@ pub(in crate::array) enum Answer<'a> {
 pub(in crate::array) enum Want {
     /// It is in the cache, pinned for the caller.
     Cached,
-    /// It is being loaded: the key given will be among the waiters of a [`Loaded`], and the page is then
-    /// pinned for it.
+    /// It is being loaded: the key will be among the waiters of a [`Loaded`], and the page is then pinned for
+    /// it.
     Loading,
-    /// It is to be checked, and is being written: a check after [`PageStore::thaw`] can show more. Nothing is
+    /// It is to be checked, and is being written: a check after [`PageStore::thaw`] shows more. It is not
     /// pinned.
     BeingWritten,
     /// No copy is on a usable member: the array has failed. Nothing is pinned.
@@ -129,12 +128,11 @@ pub(in crate::array) enum LoadOutcome {
     /// [`crate::array::pages::stripe_map::MapBuild::step`] fail.
     Lost,
     /// A page of the stripe map of which every copy was read and none is without a fault. It is in the cache
-    /// as the newest copy shows it, and may have been changed since. (A page of hashes in this state is
-    /// [`LoadOutcome::Ready`]: an old hash does not match its block, so only its blank entries are not
-    /// believed, and become [`BlockHash::LOST`].)
+    /// as the newest copy shows it, and may have been changed since. (A page of hashes is then
+    /// [`LoadOutcome::Ready`]: an old hash does not match its block, so only its blank entries become
+    /// [`BlockHash::LOST`].)
     Behind,
-    /// The newest version is not known, because copies could not be read (rule T3). Nothing was put into the
-    /// cache, and nothing is pinned.
+    /// The newest version is not known, because copies could not be read (rule T3). The page is not cached.
     Unreadable,
     /// A member left or joined service meanwhile, or a page under check was written: nothing was put into the
     /// cache, and nothing is pinned; every waiter has to ask again.
@@ -156,8 +154,7 @@ pub(in crate::array) struct Loaded {
     pub outcome: LoadOutcome,
     /// Faults to count. The next write-back repairs these copies, unless `is_kept`.
     pub faults: Vec<(MemberIndex, CopyFault)>,
-    /// Every copy is at fault, and none is written until the page is changed: they may show more when they
-    /// are read again.
+    /// Every copy is at fault. None is written until the page is changed, since another read may show more.
     pub is_kept: bool,
     /// Members whose copies were read and are right.
     pub good: MemberSet,
@@ -175,8 +172,7 @@ pub(in crate::array) struct Unread {
     pub text: String,
     /// A member returned an error, which may pass; otherwise members are not here.
     pub by_error: bool,
-    /// The version that was read is the newest, provided that damage comes from a crash: see
-    /// [`Settle::Likely`].
+    /// The version read is the newest, provided that damage comes from a crash: see [`Settle::Likely`].
     pub is_likely: bool,
 }
 
@@ -185,8 +181,7 @@ pub(in crate::array) struct Unread {
 pub(in crate::array) enum Settle {
     /// The version that is known to be the newest.
     Known,
-    /// Also one that is the newest if damaged copies come from writes that a crash cut off, where a crash may
-    /// have done that.
+    /// Also one that is the newest if damage comes from writes cut off by a crash, where that is possible.
     Likely,
     /// Any: an administrator has permitted it. A copy that cannot be read counts as damaged.
     Anything,
@@ -276,8 +271,7 @@ pub(in crate::array) struct PageStore {
     /// Copies, on devices that are caught up, of pages that cannot be read elsewhere.
     offers: BTreeMap<PageIndex, Offer>,
     /// Pages that could not be read, and so were left unchanged on a device that was caught up. Its version
-    /// may be older than those on members that become readable again, but says the same of all slots that
-    /// count.
+    /// may be older than ones that become readable again, but says the same of all that counts.
     left_alone: BTreeSet<PageIndex>,
     /// The newest versions seen of pages, cached or not.
     versions: Versions,
@@ -306,8 +300,7 @@ struct WriteBack {
     probes: BTreeMap<(PageIndex, u16), Probe>,
 }
 
-/// Devices under construction that get a mark in place of a page, which says that the copy holds no version;
-/// true for a replacement.
+/// Devices under construction whose copies get a mark that they hold no version; true for a replacement.
 #[derive(Default)]
 struct VoidCopies {
     all: BTreeSet<(PageIndex, MemberIndex, bool)>,
@@ -483,12 +476,10 @@ impl PageStore {
         Some(self.end_load(page, load))
     }
 
-    /// The page as it is now; later changes do not show in it. Block hashes are where
-    /// [`PageLayout::hash_entry`] says.
+    /// The page as it is now; later changes do not show in it. For hashes see [`PageLayout::hash_entry`].
     ///
     /// # Panics
-    /// When the page is not cached, as for all functions that read and change entries: operations that use a
-    /// page have pinned it.
+    /// When the page is not cached, as for all functions on entries: users of a page have pinned it.
     pub(super) fn snapshot(&self, page: PageIndex) -> Arc<Page> {
         Arc::clone(&self.at(page).page)
     }
@@ -507,8 +498,7 @@ impl PageStore {
         self.set(page, at, entry.encode(stripe.0));
     }
 
-    /// Has a new version of the page written back although no entry changes (R8: replay writes every page
-    /// that the log names).
+    /// Has a new version of the page written back without a change (R8: every page that the log names).
     pub(super) fn touch(&mut self, page: PageIndex) {
         let cached = self.cached.get_mut(&page).expect("a page that is changed is cached");
         if !cached.dirty {
@@ -576,8 +566,7 @@ impl PageStore {
     }
 
     #[cfg(test)]
-    /// Number of the epoch in which the version on the members, or on its way to them, was written; 0 for a
-    /// page that was never written.
+    /// Number of the epoch in which the newest version was written, flushed or not; 0 for a blank page.
     pub(super) fn epoch_written(&self, page: PageIndex) -> u64 {
         self.at(page).page.epoch
     }
@@ -587,14 +576,12 @@ impl PageStore {
         self.dirty.len()
     }
 
-    /// Pages that the next [`PageStore::freeze`] would take: changed ones, and those with copies to be
-    /// written again.
+    /// Pages that the next [`PageStore::freeze`] takes: changed ones, and those with copies to rewrite.
     pub(in crate::array) fn dirty_pages(&self) -> usize {
         self.dirty.len() + self.due.len() + self.void.due.len()
     }
 
-    /// Whether these are at least as many as the pages of hashes that the cache may hold, divided by
-    /// `divisor`.
+    /// Whether these are at least the most pages of hashes that the cache may hold, divided by `divisor`.
     pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
         self.dirty_pages() >= self.cache_pages_max / divisor
     }
@@ -681,8 +668,7 @@ impl PageStore {
             unread,
         };
         if is_void {
-            // The pins that a check has taken end with it; a page in the cache that was only checked stays
-            // there.
+            // The pins of a check end with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
                     waiters.len() as u32;
@@ -695,8 +681,8 @@ impl PageStore {
             let read = |copy: &CopyFound| copy.places.is_some() && !self.away.contains(copy.member);
             for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| read(copy)) {
                 *next = match copy.next_write() {
-                    // A version that could not be read is still in its place; both places of a copy without a
-                    // readable one are to be written.
+                    // An unread version is still in its place; both places of a copy without a readable one
+                    // are written.
                     Next::Unread if matches!(next, Next::At(_)) && !copy.is_wholly_unreadable() => *next,
                     told => told,
                 };
@@ -793,8 +779,7 @@ impl PageStore {
         Loaded { waiters, outcome, faults, is_kept, good, marked, unread }
     }
 
-    /// Marks bad copies for writing. Returns those that count as errors of their members and were not counted
-    /// yet.
+    /// Marks bad copies for writing. Returns those that count as errors and were not counted yet.
     fn note_bad_copies(
         &mut self,
         page: PageIndex,
