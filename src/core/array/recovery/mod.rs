@@ -2,10 +2,10 @@
 //! served.
 //!
 //! A sans-IO state machine that the array hosts once its new epoch is complete. It takes the steps of rules
-//! R1 to R8 of the crash-safety design in order: flush every member; read the rings and find the chain of
-//! batches (`scan.rs`, `chain.rs`); decide on the longest prefix that can be recovered (`decide.rs`); write
-//! missing parts of the log again; write the note; redo last images in place and write the pages (`jobs.rs`).
-//! The array itself writes the log start (R9).
+//! R1 to R8 of the crash-safety design in order: flush every member; read the rings and find the chain
+//! (`scan.rs`, `chain.rs`); decide on the longest prefix that can be recovered (`decide.rs`); write missing
+//! parts of the log again; write the note; redo last images in place and write the pages (`jobs.rs`). The
+//! array itself writes the log start (R9).
 //!
 //! Invariants: nothing in place and no page is written before the note is durable on all usable members; no
 //! step starts before the flush that ends the step before; a failed write or flush ends the recovery, and the
@@ -140,7 +140,7 @@ pub(super) struct Known {
 // Plain data: part of the context of a recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judging {
-    /// Only find out whether log and map can be read: nothing is written, and the outcome answers only that.
+    /// Only find out whether log and map can be read: nothing is written.
     pub judge_only: bool,
     /// If so: members that are not usable, and would be current if they were here.
     pub away: MemberSet,
@@ -177,8 +177,8 @@ pub(super) enum RecoveryIo {
 pub(super) enum RecoveryOutcome {
     /// The array may write the log start and serve.
     Recovered(Box<Recovered>),
-    /// Members were rolled back to older states of themselves. They must leave service, and none of their
-    /// content counts. With each, how that is known.
+    /// Members were rolled back to older states of themselves: they must leave service. With each, how that
+    /// is known.
     RolledBack(Vec<(MemberIndex, RolledBack)>),
     /// A device failed a write or flush, and must leave service.
     Failed { member: MemberIndex, which: Which, what: &'static str, fault: IoFault },
@@ -455,8 +455,8 @@ impl Recovery {
     }
 
     /// Does everything that can be done now. With an outcome it is over: nothing more is given out, and all
-    /// that is still in flight must end before another recovery starts. It may wait with nothing in flight,
-    /// for time to pass.
+    /// in flight must end before another recovery starts. It may wait with nothing in flight, for time to
+    /// pass.
     pub(super) fn poll(
         &mut self,
         now: Timestamp,
@@ -718,8 +718,7 @@ impl Recovery {
         true
     }
 
-    /// R7: the note, an empty batch of the new epoch that covers all before it. Not written again if the log
-    /// ends with one.
+    /// R7: the note, an empty batch of the new epoch that covers all before it, unless the log ends with one.
     fn write_note(&mut self) {
         let chain = self.plan.judge.chain();
         let batches = &chain.batches()[..self.plan.prefix as usize];
@@ -783,8 +782,7 @@ impl Recovery {
         }
     }
 
-    /// Refuses the start where rows are lost and there are no checksums: they would be read as if they were
-    /// right.
+    /// Refuses the start where rows are lost and no checksums would show that they are wrong.
     fn refuse_losses(&mut self) -> bool {
         let Some((&(slot, row), _)) = self.lost.first_key_value() else { return false };
         let refused = !self.cx.checks.checksums && !self.cx.force;
