@@ -1,5 +1,5 @@
-//! Requests to an array and what it wants done: the vocabulary between an array and its volume, and, for what
-//! concerns administrators, between a volume and its driver. Plain data.
+//! The requests to an array and the actions that it asks for: the vocabulary between an array and its volume,
+//! and, for administrators' requests, between a volume and its driver. Plain data.
 
 use crate::array::job::Job;
 use crate::array::refusal::AdminRefusal;
@@ -17,7 +17,8 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StripeRequestId(pub u64);
 
-/// What a volume asks of stripes; where they are is the array's to know. Offsets and lengths are multiples of the array's sector.
+/// A request of a volume about stripes; the array knows where they are. Offsets and lengths are multiples of
+/// the array's sector.
 #[derive(Debug)]
 pub enum StripeRequest {
     /// Fill `buf` from byte `offset` of the stripe's user data; must not go beyond the stripe.
@@ -56,7 +57,7 @@ pub enum StripeRequest {
         /// How many.
         count: u64,
     },
-    /// How well these stripes are kept. Answered by an array that has failed as well.
+    /// How much redundancy these stripes have. An array that has failed answers as well.
     Health {
         /// First stripe.
         first: StripeIndex,
@@ -65,30 +66,30 @@ pub enum StripeRequest {
     },
 }
 
-/// How well bytes are kept, as far as the array knows.
+/// How much redundancy bytes have, as far as the array knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Readable, with full redundancy.
     Clean,
-    /// Readable, with less than full redundancy: members are missing, being rebuilt or behind, or parity is doubtful.
+    /// Readable, with less than full redundancy: members are missing, being rebuilt or behind, or parity is
+    /// doubtful.
     Degraded,
-    /// Reads fail, or may fail: what a device went into service without is not known block by
-    /// block.
+    /// Reads fail, or may fail: which blocks a device went into service without is not known one by one.
     Lost,
 }
 
-/// Stripes that one zero request may cover: bounds the locks it takes and the zeroes it may have to write.
+/// Most stripes of one zero request: bounds the locks it takes and the zeroes it may have to write.
 pub const ZERO_RUN_STRIPES: u64 = 64;
 
-/// The good end of a [`StripeRequest`].
+/// The result of a [`StripeRequest`] that succeeded.
 #[derive(Debug)]
 pub enum StripeReply {
     /// Done.
     Done,
     /// The filled buffer.
     Data(BufMut),
-    /// The buffer, filled but for these ranges of it (ascending, disjoint, never empty), which read as zeroes whatever
-    /// it holds there.
+    /// The buffer, filled except for these ranges (ascending, disjoint, never empty), which read as zeroes
+    /// whatever it holds there.
     Sparse(BufMut, Vec<Range<usize>>),
     /// Runs of stripes, in their order: (stripes, whether they are holes).
     Holes(Vec<(u64, bool)>),
@@ -99,11 +100,11 @@ pub enum StripeReply {
 /// The end of a slot request, for the volume that submitted it.
 pub type EndedRequest = (StripeRequestId, Result<StripeReply, ClientError>);
 
-/// What an array wants done. Its volume passes these on to the driver as they are.
+/// An action that an array asks for. Its volume passes these on to the driver unchanged.
 #[derive(Debug)]
 pub enum ArrayAction {
-    /// Execute an operation and give its completion to the array. Must be accepted for any device that was not
-    /// released.
+    /// Execute an operation and give its completion to the array. Must be accepted for any device that was
+    /// not released.
     Io {
         /// Where.
         device: DeviceId,
@@ -114,18 +115,20 @@ pub enum ArrayAction {
     },
     /// Do the work, at once or on another thread, and give its end to the array.
     Work(Job),
-    /// An administrator's request ended (a replacement was admitted, not: is complete).
+    /// An administrator's request ended. For a replacement: the device was admitted, and is still to be
+    /// built.
     AdminDone(RequestId, Result<AdminOutcome, AdminRefusal>),
-    /// The array has no more use for this device: close it once what is in flight on it has ended. It may be handed
-    /// to an array again only then.
+    /// The array has no more use for this device: close it once all operations in flight on it have ended.
+    /// Only then may it be handed to an array again.
     Release(DeviceId),
     /// Something an operator wants to know: log it, keep it for `events`.
     Notice(ArrayNotice),
-    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them must fail.
+    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have
+    /// made them must fail.
     WritesLost,
 }
 
-/// The bad end of a client request. The NBD layer turns it into an errno.
+/// Why a client request failed. The NBD layer turns it into an errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// The bytes cannot be read or written (more than m members gone, or unreadable). EIO.
@@ -155,15 +158,16 @@ pub enum AdminRequest {
         /// Which member.
         member: MemberIndex,
     },
-    /// A member's device is there again (or a wholly blank device takes its place, when `superblock` is none).
-    /// Whether it is current or has to be rebuilt is the array's to decide.
+    /// A member's device is back (or a wholly blank device takes its place, when `superblock` is none). The
+    /// array decides whether it is current or has to be rebuilt.
     Online {
         /// Which member.
         member: MemberIndex,
         /// The newly opened device.
         device: NewDevice,
     },
-    /// Build a new device for a member; the old one, if there, stays in service until the new one is complete.
+    /// Build a new device for a member; the old one, if there, stays in service until the new one is
+    /// complete.
     Replace {
         /// Which member.
         member: MemberIndex,
@@ -192,11 +196,11 @@ pub enum AdminRequest {
     Repair,
     /// Forget the counts of a member, or of all members and the array.
     Clear {
-        /// None: of all.
+        /// None: of all members and the array.
         member: Option<MemberIndex>,
     },
-    /// Finish what is in flight, answer new requests with [`ClientError::Stopping`], flush, mark the array
-    /// clean and complete. The volume does nothing after that.
+    /// Finish everything in flight, answer new requests with [`ClientError::Stopping`], flush, mark the array
+    /// clean and complete the request. The volume does nothing after that.
     Stop,
 }
 
@@ -209,7 +213,8 @@ pub struct NewDevice {
     pub uuid: Uuid,
     /// Size of the device in bytes, rounded down to its sector.
     pub bytes: u64,
-    /// Its valid superblock of this array, if it has one. Without one nothing of this array is in its log region either.
+    /// Its valid superblock of this array, if it has one. Otherwise its log region holds nothing of this
+    /// array either.
     pub superblock: Option<Box<Superblock>>,
     /// Copies of its superblock that are damaged, and why, as in "head A is damaged: it is not there".
     pub bad_copies: Vec<String>,
@@ -218,7 +223,7 @@ pub struct NewDevice {
 }
 
 impl NewDevice {
-    /// One without a superblock, which may hold anything.
+    /// A device without a superblock, which may hold anything.
     #[must_use]
     pub fn new(device: DeviceId, uuid: Uuid, bytes: u64) -> NewDevice {
         NewDevice { device, uuid, bytes, superblock: None, bad_copies: Vec::new(), known_zero: false }
@@ -229,7 +234,8 @@ impl NewDevice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminOutcome(pub String);
 
-/// Outcome of a stop that leaves nothing to be replayed; of another one, the outcome says why it is not.
+/// The outcome of a stop that leaves nothing to replay. The outcome of any other stop says why it is not
+/// clean.
 pub const STOPPED_CLEANLY: &str = "stopped cleanly";
 
 /// Something an operator wants to know.
@@ -243,13 +249,13 @@ pub struct ArrayNotice {
     pub member: Option<MemberIndex>,
     /// Where in the volume, if it is about one place.
     pub offset: Option<VolumeOffset>,
-    /// One sentence: what, where, what to do.
+    /// One sentence: what happened, where, and what to do.
     pub text: String,
 }
 
 macro_rules! notice_kinds {
     ($($(#[$doc:meta])* $kind:ident $name:literal),+ $(,)?) => {
-        /// What kind of thing an operator is told of.
+        /// The kind of a notice to an operator.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum NoticeKind { $($(#[$doc])* $kind),+ }
 

@@ -1,4 +1,4 @@
-//! Names of blocks, and why one cannot be had. Beneath what reads, lists or looks for them.
+//! Names of blocks, and why one cannot be had. Used by all code that reads, lists or looks for them.
 
 use crate::units::StripeIndex;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::ops::Range;
 pub(in crate::array) type BlockName = (StripeIndex, u16, u32);
 
 /// A wanted block that cannot be had.
-// Plain data: what a fetch tells of a block.
+// Plain data: a fetch's report about a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Missing {
     pub column: usize,
@@ -22,23 +22,24 @@ pub(in crate::array) enum Why {
     SetAside,
     /// Its entry says that it is lost: it counts as zeroes for coding.
     Lost,
-    /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
-    /// readable again.
+    /// A block that could decode it was not read: its member is out of service, or gave an error. It may
+    /// become readable again.
     Unreadable,
-    /// It was read, and so were so many others of its row that do not match their hashes that nothing can give it.
+    /// It was read, and so many others of its row were read and do not match their hashes that it cannot be
+    /// decoded.
     Proven,
-    /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
-    /// from earlier ones.
+    /// Its entry says that it is set aside, and everything that could give it was read, and is wrong. No
+    /// single fetch finds this: it is known from earlier ones.
     Gone,
 }
 
 impl Why {
-    /// Whether coding knows the block as zeroes.
+    /// Whether the block counts as zeroes for coding.
     pub(in crate::array) fn counts_as_zeroes(self) -> bool {
         matches!(self, Why::SetAside | Why::Lost | Why::Gone)
     }
 
-    /// Whether the block is beyond repair: what could give it was read.
+    /// Whether the block is beyond repair: everything that could give it was read.
     pub(in crate::array) fn is_beyond_repair(self) -> bool {
         matches!(self, Why::Lost | Why::Proven | Why::Gone)
     }

@@ -7,7 +7,7 @@ use crate::format::{
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
 
-/// What a new array is to be.
+/// The parameters of a new array.
 #[derive(Clone, Debug)]
 pub struct NewArray {
     /// Its name, valid by `format::check_array_name`.

@@ -1,19 +1,21 @@
-//! Memory that an array takes for as long as it is served, computed before any of it is. Must not know how much there is.
+//! Memory that an array takes for as long as it is served, computed before any of it is allocated. Must not
+//! know how much there is.
 
 use crate::format::{ChecksumKind, PAGE_BYTES, PageLayout, Superblock};
 use crate::units::HumanSize;
 use std::fmt;
 
-/// What a cached page takes beyond its bytes: its entry in the cache, where its copies go next, its place in the clock.
+/// Bytes of a cached page beyond its content: its entry in the cache, where its copies are written next, its
+/// place in the clock.
 const PAGE_OVERHEAD_BYTES: u64 = 256;
 
-/// What is in memory for each slot: which stripe is in it.
+/// Bytes in memory for each slot: which stripe is in it.
 const SLOT_BYTES: u64 = 8;
 
-/// What is in memory for each page, cached or not: its newest version.
+/// Bytes in memory for each page, cached or not: its newest version.
 const VERSION_BYTES: u64 = 8;
 
-/// Memory that an array takes, in bytes, by what it is for. Requests under way are not in it.
+/// Memory that an array takes, in bytes, by purpose. Requests under way are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// The stripe map, which is in memory as a whole.
@@ -23,7 +25,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// That of an array by its superblock, with a page cache of so many bytes.
+    /// The memory of an array with this superblock, with a page cache of `page_cache` bytes.
     #[must_use]
     pub fn of(superblock: &Superblock, page_cache: u64) -> Footprint {
         let checksums = superblock.checksum != ChecksumKind::None;

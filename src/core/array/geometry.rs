@@ -1,5 +1,5 @@
 //! Where things are: columns to members, slots to device offsets, byte ranges of a stripe to column ranges.
-//! Pure arithmetic; knows nothing of states or I/O.
+//! Pure arithmetic. Must not know of states or I/O.
 
 use crate::format::Geometry;
 use crate::units::{ByteOffset, ColumnIndex, MemberIndex, SlotIndex};
@@ -51,8 +51,9 @@ impl Map {
         self.k * self.chunk
     }
 
-    /// The member that holds `column` of `slot`. Data chunks of consecutive slots go round all members in turn
-    /// (left-symmetric rotation for any k and m), so long reads use every member and parity is spread evenly.
+    /// The member that holds `column` of `slot`. Data chunks of consecutive slots go round all members in
+    /// turn (left-symmetric rotation for any k and m), so long reads use every member and parity is spread
+    /// evenly.
     #[must_use]
     pub fn member_of(&self, slot: SlotIndex, column: ColumnIndex) -> MemberIndex {
         let n = self.width() as u64;
@@ -68,7 +69,8 @@ impl Map {
         ColumnIndex(((u64::from(member.0) + n - start) % n) as u16)
     }
 
-    /// Device offset of byte `within` of the chunk of `slot`, on a device whose data region starts at `data_offset`.
+    /// Device offset of byte `within` of the chunk of `slot`, on a device whose data region starts at
+    /// `data_offset`.
     #[must_use]
     pub fn device_offset(&self, data_offset: ByteOffset, slot: SlotIndex, within: usize) -> ByteOffset {
         debug_assert!(slot.0 < self.slots && within <= self.chunk);

@@ -1,9 +1,9 @@
-//! What an array knows of the health of its stripes: which are kept with full redundancy, which with less, and which
-//! blocks are beyond repair.
+//! The health of stripes, as far as the array knows it: which have full redundancy, which have less, and
+//! which blocks are beyond repair.
 //!
-//! Answered from memory, without I/O: the state of the members, how far rebuilds have come, and the
-//! blocks that reads, scrubs and replays found lost since the start. Damage that nobody has met so far is not in it; a
-//! scrub finds it. Must not know who asks.
+//! Answered from memory, without I/O: from the state of the members, the progress of rebuilds, and the blocks
+//! that reads, scrubs and replays found lost since the start. Damage that no read has met yet is not
+//! included; a scrub finds it. Must not know what the answers are for.
 
 use crate::array::api::Health;
 use crate::array::{Array, StripeReply, StripeRequestId};
@@ -33,7 +33,7 @@ impl Array {
                 add(stripe_bytes, of_stripe);
                 continue;
             }
-            // Each block that is gone leaves its row less redundancy.
+            // Each block that cannot be had leaves its row with less redundancy.
             let rows: BTreeSet<u32> = broken.iter().map(|&(_, row)| row).collect();
             for column in 0..self.core.map.k as u16 {
                 for row in 0..(self.core.map.chunk as u64 / ROW_BYTES) as u32 {
@@ -50,8 +50,8 @@ impl Array {
         self.core.done(id, Ok(StripeReply::Health(runs)));
     }
 
-    /// The health of a stripe by its members and rebuilds; and its columns of data that may be had neither from
-    /// their own member nor by decoding.
+    /// The health of a stripe by its members and rebuilds; and its columns of data that may have blocks which
+    /// neither their own member nor decoding can give.
     fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
         let slot = self.pages.map_entry(stripe).slot;
         let is_missing = |member: MemberIndex| self.core.readable(member, slot).is_none();

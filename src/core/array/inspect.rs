@@ -1,10 +1,11 @@
-//! What the array holds of single blocks, for tests that look at it beside the clients. Reads memory only.
+//! The array's knowledge of single blocks, for tests that look at it while clients run. Reads memory only.
 
 use crate::array::Array;
 use crate::units::{BlockHash, ColumnIndex, StripeIndex};
 
 impl Array {
-    /// The hash of a block as the cached pages have it; none while they do not, or where blocks have none.
+    /// The hash of a block in the cached pages; none where its page is not cached, or where blocks have no
+    /// hashes.
     pub(crate) fn cached_hash(
         &self,
         stripe: StripeIndex,

@@ -1,5 +1,6 @@
-//! Work on bytes that an array gives away: coding, decoding and hashing in bulk. Whoever drives the array may do it
-//! at once, later, or on another thread or device. An operation outlives its job. Must not know of members or locks.
+//! Work on bytes that an array gives away: coding, decoding and hashing in bulk. The driver of the array may
+//! do it at once, later, or on another thread or device. An operation lasts longer than its job. Must not
+//! know of members or locks.
 //!
 //! A new kind of work is a variant of [`Work`] and of [`WorkDone`], and is run in this file.
 
@@ -12,45 +13,46 @@ pub struct OpKey(pub usize);
 /// Work to be done. Answered by a [`JobDone`] with the same owner, sooner or later.
 #[derive(Debug)]
 pub struct Job<Owner = OpKey> {
-    /// Who gets what comes of it. An array knows its own operations; whoever drives several adds which one it is.
+    /// The owner of the result. An array names its own operations; a driver of several arrays adds which one
+    /// it is.
     pub owner: Owner,
     /// What to do.
     pub work: Work,
-    /// Who waits for it.
+    /// How urgently the result is needed.
     pub urgency: Urgency,
 }
 
-/// What is to be done.
+/// Kinds of work.
 #[derive(Debug)]
 pub enum Work {
     /// Columns are coded, decoded or hashed.
     Code(CodecJob),
 }
 
-/// What came of [`Work`], by the same names.
+/// Results of [`Work`], with the same names.
 #[derive(Debug)]
 pub enum WorkDone {
     /// The columns and their hashes.
     Code(CodedColumns),
 }
 
-/// Who waits for a [`Job`].
+/// How urgently the result of a [`Job`] is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// A client, and nobody else is being served: whoever does it at once answers soonest.
+    /// A client waits for it, and no other is being served: doing it at once gives the fastest answer.
     Alone,
-    /// A client among others.
+    /// A client waits for it, among others.
     Client,
-    /// A pass over the members, which takes what clients leave.
+    /// A pass over the members waits for it, and takes the time that clients leave.
     Background,
 }
 
-/// What became of a [`Job`].
+/// The end of a [`Job`].
 #[derive(Debug)]
 pub struct JobDone<Owner = OpKey> {
-    /// Who gets it.
+    /// The owner of the result.
     pub owner: Owner,
-    /// What it is.
+    /// The result.
     pub done: WorkDone,
 }
 
@@ -76,7 +78,7 @@ impl Work {
         }
     }
 
-    /// Does several on this thread, side by side where that costs less; what they come to is in their order.
+    /// Does several on this thread, side by side where that costs less. The results are in the same order.
     pub fn run_together(works: Vec<Work>) -> impl Iterator<Item = WorkDone> {
         let jobs = works.into_iter().map(|Work::Code(job)| job).collect();
         CodecJob::run_together(jobs).into_iter().map(WorkDone::Code)

@@ -1,4 +1,4 @@
-//! What moves the log on, beside the superblocks, whose word it needs.
+//! Advances the log, under the permits of the superblocks.
 
 use crate::array::log::permits::Permits;
 use crate::array::log::settle::Settling;
@@ -7,7 +7,7 @@ use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::EpochStamp;
 
 impl Array {
-    /// What the superblocks permit the log now.
+    /// The permits of the superblocks at present.
     pub(in crate::array) fn permits(&self) -> Permits {
         let epoch = self.supers.epoch();
         Permits {
@@ -21,8 +21,8 @@ impl Array {
         }
     }
 
-    /// Takes what the log has to tell the superblocks.
-    fn heed(&mut self, permits: &Permits) {
+    /// Passes the log's reports on to the superblocks.
+    fn report_to_supers(&mut self, permits: &Permits) {
         if permits.has_asked {
             self.supers.want_dirty();
         }
@@ -31,7 +31,7 @@ impl Array {
         }
     }
 
-    /// Moves the log on as far as it goes.
+    /// Advances the log as far as it can go.
     pub(super) fn pump_redo(&mut self) {
         if self.core.is_stopped() {
             return;
@@ -46,14 +46,14 @@ impl Array {
         self.end_hold();
         let mut permits = self.permits();
         self.redo.pump_batches(&mut self.core, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
         self.pump_settling();
         let mut permits = self.permits();
         self.redo.pump_rest(&mut self.core, &mut self.pages, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
     }
 
-    /// Moves the end of a replay on.
+    /// Advances the end of a replay.
     fn pump_settling(&mut self) {
         match self.redo.settling(&self.pages) {
             Settling::StartAnew(end) if self.supers.acknowledgements_allowed(&self.core) => {
@@ -71,23 +71,23 @@ impl Array {
         }
     }
 
-    /// Tick: a quiet log is put in place, and told to be so.
+    /// Tick: puts a quiet log in place, and notes that it is.
     pub(super) fn checkpoint_when_idle(&mut self) {
         let mut permits = self.permits();
         self.redo.checkpoint_when_idle(&mut self.core, &self.pages, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
     }
 
-    /// A flush of a round has ended.
+    /// Takes the end of a flush of a round.
     pub(super) fn round_io(&mut self) {
         let mut permits = self.permits();
         self.redo.flush_done(&mut self.core, &mut self.pages, &mut permits);
-        self.heed(&permits);
+        self.report_to_supers(&permits);
     }
 
-    /// The space of a discarded slot was given back on a device, or could not be.
+    /// Takes the end of giving back the space of a discarded slot on a device, which may have failed.
     pub(super) fn punch_io(&mut self, entry: &Inflight, result: Result<IoValue, IoFault>) {
-        // A device that is gone, or short of something, may be able to all the same.
+        // A device that is gone, or short of something, may be able to give space back all the same.
         if let Err(fault) = result
             && fault.kind != IoFaultKind::Gone
             && !fault.kind.passes()
@@ -98,13 +98,13 @@ impl Array {
         self.redo.in_place_done();
     }
 
-    /// Lets operations look again whether there is room.
+    /// Wakes operations that wait for room; they look again.
     pub(in crate::array) fn wake_waiting_for_room(&mut self) {
         self.redo.wake_waiting_for_room(&mut self.core);
     }
 
-    /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that
-    /// have to be written again included.
+    /// The sequence of the next batch, when the log is empty and everything is in place and durable, and no
+    /// copies of pages have to be written again.
     pub(in crate::array) fn drained_log(&self) -> Option<u64> {
         self.needless_log().filter(|_| self.pages.store().dirty_pages() == 0)
     }
@@ -114,11 +114,12 @@ impl Array {
         self.redo.needless_end(&self.pages)
     }
 
-    /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
+    /// Ends everything that waits for the log: the array has failed, and the content of its members decides
+    /// from here on.
     pub(in crate::array) fn log_failed(&mut self) {
         self.pages.end_trials(&mut self.core);
         if self.core.stop.stopping.is_none() {
-            // Nothing says that the array is quiet before its log was read.
+            // Nothing proves that the array is quiet before its log was read.
             self.supers.unmark_clean();
         }
         if self.redo.is_serving() {

@@ -1,15 +1,17 @@
 //! The array: k+m members as slots that survive the loss of any m of them.
 //!
-//! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in; member
-//! I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It owns the
-//! states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
+//! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in;
+//! member I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It
+//! owns the states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
 //!
 //! Invariants:
-//! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared one.
-//! * A write that left a member out is acknowledged only after the superblocks of the others say so durably
-//!   (rules E1-E3 of the crash-safety design), so a member that missed a write is never taken for current.
-//! * With more than m members gone nothing is written; what was half done is completed from the log when the
-//!   members return.
+//! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared
+//!   one.
+//! * A write that left a member out is acknowledged only after the superblocks of the others record that
+//!   durably (rules E1-E3 of the crash-safety design), so a member that missed a write is never taken for
+//!   current.
+//! * With more than m members gone nothing is written; writes that were cut off are completed from the log
+//!   when the members return.
 //!
 //! Must not know of clients, sockets, paths, clocks or threads.
 
@@ -93,32 +95,34 @@ pub struct OpenDevice {
     pub bytes: u64,
 }
 
-/// What is done with a write of a whole stripe.
+/// How a whole stripe is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FullStripe {
     /// It is coded and written once, to a free slot: the fastest way.
     #[default]
     Fresh,
-    /// It goes through the log and then in place: twice the writing, and order on disk stays, for rotating members.
+    /// It goes through the log and then in place. This writes everything twice and keeps stripes in their
+    /// order on disk, for rotating members.
     Logged,
 }
 
-/// What an array is told at its start besides its superblocks.
+/// Parameters of an array at its start besides its superblocks.
 #[derive(Clone, Debug)]
 pub struct ArrayConfig {
     /// Floor of rebuild and scrub in bytes of user data per second while clients are busy.
     pub rebuild_min: u64,
     /// Ceiling in bytes of user data per second; 0 for none.
     pub rebuild_max: u64,
-    /// What is done with writes of whole stripes.
+    /// How whole stripes are written.
     pub full_stripe: FullStripe,
-    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in arrays with
-    /// checksums. Below, the way to a thread and back takes longer than the work; where fingerprints gain from company and
-    /// several clients' requests are under way, there are small jobs too, to be done together.
+    /// Bytes from which on reads are verified and decoded, and new parity is computed, as a job, in arrays
+    /// with checksums. With fewer bytes, the way to a thread and back takes longer than the work. But where
+    /// hashing blocks together is faster and several clients' requests are under way, small jobs are given
+    /// away too, to be done together.
     pub job_bytes_min: usize,
-    /// Bytes of memory for metadata pages: the checksums of this times 256 of data are at hand.
+    /// Bytes of memory for metadata pages: enough for the checksums of 256 times as many bytes of data.
     pub page_cache: usize,
-    /// Serve although a replay of the log finds rows that are lost and that nothing tells from good ones.
+    /// Serve although a replay of the log finds rows lost whose wrong content nothing would reveal.
     pub force: bool,
     /// Randomness for epoch identities.
     pub seed: u64,
@@ -145,19 +149,19 @@ impl Default for ArrayConfig {
 pub struct Array {
     core: Core,
     ops: Slab<Op>,
-    /// What of the members in service cannot be read.
+    /// Places of the members in service that cannot be read.
     bad: BadBlocks,
     supers: Supers,
     passes: Passes,
-    /// It had failed, enough members are back, and that it serves again was not told.
+    /// Whether it had failed, enough members are back, and it was not yet reported that it serves again.
     was_failed: bool,
     /// Blocks that could not be had.
     damage: Damage,
-    /// While an administrator's repair runs.
+    /// The repair that an administrator has started, while it runs.
     repair: Option<RepairProgress>,
     /// Looks at blocks that could not be had.
     looks: Looks,
-    /// What is told of failed requests.
+    /// What was reported of failed requests.
     client_notices: ClientNotices,
     /// Requests of administrators that are answered later.
     waiting: WaitingRequests,
@@ -174,9 +178,9 @@ enum Stopping {
 }
 
 enum Op {
-    /// Taken out while it is being worked on.
+    /// Taken out while it is advanced.
     Busy,
-    /// Over; its key is not reused before every wake-up that may still name it has been seen.
+    /// Over. Its key is not reused before every wake-up that may still name it has been handled.
     Ended,
     LoggedRead(Box<LoggedRead>),
     LoggedWrite(Box<LoggedWrite>),
@@ -188,7 +192,7 @@ enum Op {
     RingCheck(Box<RingCheck>),
 }
 
-/// Who submitted an I/O, and which of its own.
+/// The owner of an I/O, with its name for it.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Op {
@@ -208,7 +212,7 @@ enum Owner {
     Punch,
     /// A copy of a metadata page.
     Page(PageTask),
-    /// A bad block, to see whether it is bad still.
+    /// A bad block, read to see whether it is still bad.
     Probe,
     /// Replay.
     Recovery {
@@ -216,12 +220,12 @@ enum Owner {
     },
 }
 
-/// What a successful operation changes about its device's cache.
+/// The effect of a successful operation on its device's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     None,
     Write,
-    /// Makes durable what had completed when it began: the device's write count then.
+    /// Makes everything durable that had completed when it began: the device's write count then.
     Flush(u64),
 }
 
@@ -233,7 +237,7 @@ enum Flow {
 }
 
 impl Array {
-    /// Takes charge of an assembled array and marks a new epoch on its members.
+    /// Takes over an assembled array and begins a new epoch on its members.
     #[must_use]
     pub fn new(assembled: Assembled<OpenDevice>, codec: Codec, pool: Pool, config: ArrayConfig) -> Array {
         let supers = Supers::new(&assembled, config.seed);
@@ -258,7 +262,8 @@ impl Array {
             .map(|seat| Member {
                 uuid: seat.uuid,
                 state: seat.state,
-                // After an unclean stop nothing but hashes tells whether it was rolled back since: its log is not written.
+                // After an unclean stop only hashes show whether it was rolled back since, because its log is
+                // not written.
                 progress: (seat.state == MemberState::Rebuilding).then(|| {
                     let told = clean || superblock.checksum != ChecksumKind::None;
                     Progress::resumed(if told { seat.rebuilt } else { SlotIndex(0) })
@@ -358,7 +363,7 @@ impl Array {
         &self.core.map
     }
 
-    /// Moves what is to be done now into `out`.
+    /// Moves the actions that are due now into `out`.
     pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
         out.append(&mut self.core.actions);
     }
@@ -368,7 +373,7 @@ impl Array {
         self.core.ended_requests.pop_front()
     }
 
-    /// Starts a request; its end comes from [`Array::next_ended`].
+    /// Starts a request. Its end comes from [`Array::next_ended`].
     pub fn submit(&mut self, now: Timestamp, id: StripeRequestId, request: StripeRequest) {
         self.core.now = now;
         self.core.load.last_client = now;
@@ -384,7 +389,7 @@ impl Array {
         self.run();
     }
 
-    /// A request: once the log is replayed.
+    /// Starts a request, or queues it until the log is replayed.
     fn submit_logged(&mut self, id: StripeRequestId, request: StripeRequest) {
         let redo = &self.redo;
         if redo.is_refused() {
@@ -403,7 +408,7 @@ impl Array {
             StripeRequest::Write { stripe, offset, data, fua } => {
                 self.start_logged_write(id, stripe, offset, data, fua)
             }
-            // What it gives back of space is a matter of checkpoints.
+            // Checkpoints give its space back.
             StripeRequest::Zero { first, count } => self.start_discard(id, first, count),
             StripeRequest::Flush => self.redo.start_flush(&mut self.core, id),
             StripeRequest::Extents { first, count } => self.logged_extents(id, first, count),
@@ -425,7 +430,7 @@ impl Array {
         self.run();
     }
 
-    /// An operation is over, and its token free.
+    /// Ends an operation and frees its token.
     fn end_flight(&mut self, token: IoToken, result: Result<IoValue, IoFault>) {
         match self.core.inflight.end(token) {
             Ended::Awaited(Flight { entry, again, since, short }) => {
@@ -442,7 +447,7 @@ impl Array {
         }
     }
 
-    /// Whoever submitted an operation takes its end.
+    /// Gives the end of an operation to its owner.
     fn io_ended(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         if let (true, Some(device)) = (result.is_ok(), self.core.device_mut(entry.member, entry.device)) {
             match entry.effect {
@@ -489,7 +494,7 @@ impl Array {
         self.run();
     }
 
-    /// Takes word that a device is gone although no operation failed.
+    /// Takes the report that a device is gone although no operation failed.
     pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
         self.core.now = now;
         let reason = match fault.errno {
@@ -501,7 +506,7 @@ impl Array {
         };
         match self.core.find_device(device) {
             Some((member, _)) => self.device_missing(member, device, reason, fault),
-            // Out of service already, and somebody may wait for what it was doing.
+            // It is out of service already, and operations may still wait for it.
             None => {
                 self.core.abandon(device, fault);
                 self.core.release_idle_devices();
@@ -510,13 +515,13 @@ impl Array {
         self.run();
     }
 
-    /// Tells that a stop will follow when the requests under way have ended: those that wait for a fault to pass try once more,
-    /// and then end with an error.
+    /// Announces that a stop will follow when the requests under way have ended: those that wait for a fault
+    /// to pass try once more, and then end with an error.
     pub fn hurry(&mut self) {
         self.core.stop.hurried = true;
     }
 
-    /// Lets time pass: paces the passes, retries what waits, records progress.
+    /// Lets time pass: paces the passes, retries operations that wait, records progress.
     pub fn tick(&mut self, now: Timestamp) {
         self.core.now = now;
         if self.core.is_stopped() {
@@ -536,7 +541,7 @@ impl Array {
         self.run();
     }
 
-    /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
+    /// When the next tick is due at the latest, if something waits for a time; see [`Array::tick`].
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
         let due = self.startup_due().or_else(|| self.core.shortages.due());
@@ -583,7 +588,7 @@ impl Array {
     /// Works until every operation waits for I/O, time or a lock.
     fn run(&mut self) {
         loop {
-            // Whoever waits for a device that has left service.
+            // Ends the operations that wait for a device that has left service.
             while let Some((entry, fault)) = self.core.inflight.next_orphan() {
                 self.io_ended(entry, Err(fault));
             }

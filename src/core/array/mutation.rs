@@ -1,8 +1,9 @@
-//! Rules of the crash-safety design that a test can switch off, one at a time, to prove that breaking them is noticed.
+//! Rules of the crash-safety design that a test can switch off, one at a time, to prove that breaking them is
+//! noticed.
 //!
-//! In a release build no rule can be broken: `is_off` is false at compile time and its branches vanish. In a build
-//! with debug assertions the choice is the thread's, so tests that run side by side do not disturb each other.
-//! Invariant: nothing but a test calls [`Mutation::with`].
+//! In a release build no rule can be broken: `is_off` is false at compile time and its branches vanish. In a
+//! build with debug assertions the choice is the thread's, so tests that run side by side do not disturb each
+//! other. Invariant: nothing but a test calls [`Mutation::with`].
 
 use std::cell::Cell;
 
@@ -30,58 +31,70 @@ macro_rules! mutations {
 }
 
 mutations! {
-    /// E4: pieces of epochs before the last complete one are ignored; writes acknowledged before a bump are lost.
+    /// E4: pieces of epochs before the last complete one are ignored; writes acknowledged before a bump are
+    /// lost.
     OldEpochPiecesIgnored "old-epoch-pieces-ignored",
     /// A1: only members that hold an epoch itself are usable; a bump that a crash cut short leaves too few.
     EpochOnlyHighestNumber "epoch-only-highest-number",
     /// E1: epochs are compared by number; two that were made apart from each other are taken for one.
     EpochWithoutId "epoch-without-id",
-    /// T2: writes that were acknowledged before the array failed are gone when it serves again, and the next flush succeeds.
+    /// T2: writes that were acknowledged before the array failed are gone when it serves again, and the next
+    /// flush succeeds.
     LostWritesUntold "lost-writes-untold",
-    /// A3: a member that served apart from the others is taken for one that missed writes; what was written there is built over.
+    /// A3: a member that served apart from the others is taken for one that missed writes; data written there
+    /// is built over.
     OtherHistoryIsStale "other-history-is-stale",
-    /// A3: a member that is newer than the older copies which the array was started from is taken for one that missed writes; the
-    /// only copy of what they lack is built over.
+    /// A3: a member that is newer than the older copies which the array was started from is taken for one
+    /// that missed writes; the only copy of the data that they lack is built over.
     NewerIsStale "newer-is-stale",
     /// A start that finds fewer pages of the stripe map than were written takes the others for never written.
     MapPagesNotCounted "map-pages-not-counted",
-    /// A page of the stripe map is counted before its first version is flushed; a start after a
-    /// power cut misses what never was there.
+    /// A page of the stripe map is counted before its first version is flushed; a start after a power cut
+    /// misses a page that never was there.
     MapPagesCountedUnflushed "map-pages-counted-unflushed",
-    /// A2: k members are enough; with k <= m two halves serve, and what one acknowledged the other does not have.
+    /// A2: k members are enough; with k <= m two halves serve, and each lacks writes that the other
+    /// acknowledged.
     NoQuorum "no-quorum",
-    /// A2: more than half of the last live set is enough; members that were left out together outvote nobody.
+    /// A2: more than half of the last live set is enough; members that were left out cannot outvote it
+    /// together.
     DynamicMajority "dynamic-majority",
-    /// E2: the update that finishes an epoch goes to devices that are being built for its members as well, and names them; after a crash
-    /// they count as what those members held.
+    /// E2: the update that finishes an epoch also goes to devices that are being built for its members, and
+    /// names them; after a crash they count as holding what those members held.
     NewDeviceInOldEpoch "new-device-in-old-epoch",
-    /// T6: a device that has just joined is caught up from the epoch before, in which it was being built; what it lacked then stays away.
+    /// T6: a device that has just joined is caught up from the epoch before, in which it was being built; it
+    /// never gets the data that it lacked then.
     CaughtUpFromBeforeJoin "caught-up-from-before-join",
-    /// E2: the next epoch is begun before the last is complete; members that hold the one before fall out of the line.
+    /// E2: the next epoch is begun before the last is complete; members that hold the one before fall out of
+    /// the line.
     BumpNotFinishedFirst "bump-not-finished-first",
-    /// A4: replay goes ahead of its new epoch; after a crash within it other members replay otherwise.
+    /// A4: replay goes ahead of its new epoch; after a crash within it other members replay differently.
     EpochAfterRedo "epoch-after-redo",
     /// A4 and R7: neither the new epoch nor the note is durable before replay goes in place.
     EpochAfterRedoNorNote "epoch-after-redo-nor-note",
     /// E3: blocks go in place while a loss is not recorded; the member that missed them counts as current.
     InPlaceBeforeBump "in-place-before-bump",
-    /// E3: writes are acknowledged while a loss is not recorded; the member that missed them may be all that returns.
+    /// E3: writes are acknowledged while a loss is not recorded; the member that missed them may be all that
+    /// returns.
     AckBeforeBump "ack-before-bump",
-    /// R1: what is read before deciding may be in caches only; a power cut takes it after it was served. The flushes of the
-    /// new epoch's superblocks and, where nothing is written again, that of R6 would do in its place: they are left out with it.
+    /// R1: data that is read before deciding may be in caches only; a power cut takes it after it was served.
+    /// The flushes of the new epoch's superblocks and, where nothing is written again, that of R6 would have
+    /// the same effect: they are left out with it.
     NoFlushBeforeDecide "no-flush-before-decide",
-    /// R6: pieces that are missing on some members stay so; with other members gone next time the batch is lost half redone.
+    /// R6: pieces that are missing on some members stay so; with other members gone next time the batch is
+    /// lost half redone.
     NoRelog "no-relog",
-    /// R4: the first prefix that cannot be recovered ends the log, though later images heal it; durable writes are lost, where
-    /// images are damaged that no row needs any more.
+    /// R4: the first prefix that cannot be recovered ends the log, though later images heal it; durable
+    /// writes are lost, where images are damaged that no row needs any more.
     BatchByBatch "batch-by-batch",
     /// R3, R5: a batch that cannot be recovered does not end the log; rows it left undecodable are served.
     NoPrefix "no-prefix",
     /// R9: the log does not start anew; a batch that was dropped counts after the next crash.
     NoCut "no-cut",
-    /// W2: blocks go in place before the note; if the log is damaged, rows that are half in place are rolled back.
+    /// W2: blocks go in place before the note; if the log is damaged, rows that are half in place are rolled
+    /// back.
     NoNoteBeforeDestage "no-note-before-destage",
-    /// R7: replay goes in place before its decision is durable; if the log is damaged then, the next decides otherwise.
+    /// R7: replay goes in place before its decision is durable; if the log is damaged then, the next decides
+    /// otherwise.
     NoNoteBeforeRedo "no-note-before-redo",
     /// R7: the note shares the flush of the pieces that it promises; it may survive without them.
     NoteWithRelog "note-with-relog",
@@ -89,55 +102,71 @@ mutations! {
     RebuildAfterNote "rebuild-after-note",
     /// R5: a log that breaks off before what was noted is served; durable writes are gone without a word.
     NoteNotChecked "note-not-checked",
-    /// W4: log space is used again before the new tail is durable; a crash finds the old tail and no batch there.
+    /// W4: log space is used again before the new tail is durable; a crash finds the old tail and no batch
+    /// there.
     OverwriteBeforeTailDurable "overwrite-before-tail-durable",
     /// W2: blocks go in place before their batch is durable; a crash leaves torn rows and no log of them.
     DestageBeforeDurable "destage-before-durable",
     /// W4: the tail moves before what is in place is flushed; a crash loses it in both places.
     TruncateBeforeFlush "truncate-before-flush",
-    /// W3: a slot is used again before the record that freed it is durable; a crash finds the new data under the old stripe.
+    /// W3: a slot is used again before the record that freed it is durable; a crash finds the new data under
+    /// the old stripe.
     ReuseBeforeDurable "reuse-before-durable",
-    /// R4: a fresh record leaves older images of its slot in force; replay overwrites the fresh data with them.
+    /// R4: a fresh record leaves older images of its slot in force; replay overwrites the fresh data with
+    /// them.
     FreshDoesNotVoid "fresh-does-not-void",
-    /// W3: images of a slot go in place though it was given up since; they land in what was written there afresh.
+    /// W3: images of a slot go in place though it was given up since; they overwrite data that was written
+    /// there afresh.
     DestageBySlotNumber "destage-by-slot-number",
-    /// R8: replay leaves copies of pages as they are; the next start reads the stripe map of before. That whoever loads a page
-    /// mends the copies that are behind would do in its place: it is left out with it.
+    /// R8: replay leaves copies of pages as they are; the next start reads an older stripe map. Loading a
+    /// page also mends copies that are behind, which would have the same effect: it is left out with it.
     PagesNotRewritten "pages-not-rewritten",
-    /// W2: pages are written back before the batches they speak of are durable; a crash leaves a map to data that is not there.
+    /// W2: pages are written back before the batches that they depend on are durable; a crash leaves a map to
+    /// data that is not there.
     PagesBeforeDurable "pages-before-durable",
-    /// T3: a page is taken as a copy shows it although another copy, which may be newer, could not be read; stripes are read, and
-    /// written again, as they were before.
+    /// T3: a page is taken as a copy shows it although another copy, which may be newer, could not be read;
+    /// stripes are read, and written again, as they were before.
     UnreadTakenForOld "unread-page-taken-for-old",
     /// T1, T3: a page whose copies cannot be read for a moment is lost, and its blocks with it.
     UnreadTakenForLost "unread-page-taken-for-lost",
-    /// T3: both places of a copy that could not be read are written at once; a crash leaves nothing of what could be read again.
+    /// T3: both places of a copy that could not be read are written at once; a crash leaves no version of
+    /// those that could be read again.
     UnreadWrittenOver "unread-copy-written-over",
-    /// T6: updates of the superblocks are not counted; a member rolled back to an earlier start counts as current.
+    /// T6: updates of the superblocks are not counted; a member rolled back to an earlier start counts as
+    /// current.
     NoUpdateCount "no-update-count",
-    /// T6: an update that is being written counts as complete; it convicts the honest members that it did not reach.
+    /// T6: an update that is being written counts as complete; it convicts the honest members that it did not
+    /// reach.
     CompleteOfItself "complete-of-itself",
-    /// T6: a member whose ring lacks batches that nobody has any more counts as current, although their space was reused.
+    /// T6: a member whose ring lacks batches that no member has any more counts as current, although their
+    /// space was reused.
     NoReusedSpace "no-reused-space",
-    /// A1, T6: a member that holds only the parent of an epoch counts as current although batches were written in that epoch.
+    /// A1, T6: a member that holds only the parent of an epoch counts as current although batches were
+    /// written in that epoch.
     WritesInEpochPassedOver "writes-in-epoch-passed-over",
-    /// T6: replay starts at the highest tail for all; a member whose tail is lower is left with what it had before.
+    /// T6: replay starts at the highest tail for all; a member whose tail is lower keeps its old content.
     NoOwnRedo "no-own-redo",
-    /// T6: what replay writes again in a member's log counts as the member's own word; its tail is believed before it is true.
+    /// T6: pieces that replay writes again in a member's log count as the member's own; its tail is believed
+    /// before it is true.
     RewrittenTailBelieved "rewritten-tail-believed",
-    /// T6: a member that left is caught up whatever its log shows; what it held before it was rolled back is not written again.
+    /// T6: a member that left is caught up whatever its log shows; data that it held before it was rolled
+    /// back is not written again.
     LeftTailNotChecked "left-tail-not-checked",
-    /// T6: a member that leaves need not show what it was not told, and blocks that were put in place since are not marked.
+    /// T6: a member that leaves need not show a tail that it was not given, and blocks that were put in place
+    /// since are not marked.
     ToldTailAlone "told-tail-alone",
-    /// R2, T6: where the log starts is believed of one device alone; what it holds is skipped.
+    /// R2, T6: one device alone is believed about where the log starts; content of the log is skipped.
     LoneLogStartBelieved "lone-log-start-believed",
-    /// R5, T3: the end of the log is dropped although what cannot be read of the rings for a moment may hold it.
+    /// R5, T3: the end of the log is dropped although parts of the rings that cannot be read for a moment may
+    /// hold it.
     UnreadTailDropped "unread-tail-dropped",
-    /// T1: a start gives up rows that were flushed although a member that is not here may have what others have lost.
+    /// T1: a start gives up rows that were flushed although a member that is not here may have blocks that
+    /// others have lost.
     AbsentTakenForLost "absent-taken-for-lost",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
-    /// T4: what the host lacks for a moment is taken for a fault of the member; a shortage of all takes all out.
+    /// T4: a passing shortage of the host is taken for a fault of the member; a shortage of all takes all
+    /// out.
     ShortageIsAFault "shortage-is-a-fault",
     /// T5: read errors take a member out although a row is listed as bad on another; its last copy is gone.
     LastCopyNotSpared "last-copy-not-spared",
@@ -145,22 +174,27 @@ mutations! {
     HealedErrorsCount "healed-errors-count",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.
     BlendNotVerified "blend-not-verified",
-    /// T1: a write sets aside at once what cannot be read; other blocks that could soon decode it do so no more.
+    /// T1: a write sets aside at once what it cannot read; other blocks that could soon decode it no longer
+    /// do.
     NoPatience "no-patience",
-    /// T1: a block that could not be read is called lost; nothing tells its content when it can be read again.
+    /// T1: a block that could not be read is called lost; its hash, which would recognise its content when it
+    /// can be read again, is gone.
     LostWithoutEvidence "lost-without-evidence",
-    /// T1: a rebuild writes what it could not read as well; the device had the only copy.
+    /// T1: a rebuild also writes blocks that it could not read; the device had the only copy.
     RebuildWritesWhatItLacks "rebuild-writes-what-it-lacks",
-    /// T1: the copy of a page that a returning member has is marked as damaged although it is the last and tells the truth.
+    /// T1: the copy of a page on a returning member is marked as damaged although it is the last one and
+    /// right.
     ReturningCopyVoided "returning-copy-voided",
-    /// T3: what the copy of a page on a returning member shows is taken for the newest version
-    /// though it has a fault of its own.
+    /// T3: the copy of a page on a returning member is taken for the newest version though it has a fault of
+    /// its own.
     OfferNotWeighed "offer-not-weighed",
     /// T4: a pass that waits for room on a member keeps clients from the stripe meanwhile.
     HeldThroughShortage "held-through-shortage",
-    /// T1: a device joins although it lacks what cannot be read for a moment; the one that it replaces had the only copy.
+    /// T1: a device joins although it lacks blocks that cannot be read for a moment; the one that it replaces
+    /// had the only copy.
     JoinsLacking "joins-lacking",
-    /// T2: a write that let go of its rows writes what it read of them before; what others wrote meanwhile is old again.
+    /// T2: a write that released its rows writes old bytes that it had read of them before; newer writes of
+    /// others are undone.
     WritesWhatItReadBefore "writes-what-it-read-before",
 }
 

@@ -1,5 +1,5 @@
-//! Pages as operations see them, and what the ends of page I/O say: of the pages, of the members that hold
-//! their copies, and of a scrub that reads them.
+//! Pages for operations, and the handling of page I/O that ends: for the pages, for the members that hold
+//! their copies, and for a scrub that reads them.
 
 use crate::array::pages::hold::{PageHold, PageTask, PagesHeld};
 use crate::array::pages::store::{Answer, LoadOutcome, PageRead};
@@ -9,7 +9,8 @@ use crate::format::{MemberSet, MemberState, PageIndex};
 use crate::units::MemberIndex;
 
 impl Array {
-    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
+    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have
+    /// changed.
     pub(in crate::array) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
         let held = self.pages.hold(&mut self.core, key, hold);
         if hold.is_to_ask_later() {
@@ -18,12 +19,12 @@ impl Array {
         held
     }
 
-    /// Gives up the pages of an operation.
+    /// Releases the pages of an operation.
     pub(in crate::array) fn release_pages(&mut self, hold: &mut PageHold) {
         self.pages.release(hold, self.redo.lives());
     }
 
-    /// The I/O of a page has ended. What a fault says of the device was judged before.
+    /// Takes the end of the I/O of a page. The meaning of a fault for the device was judged before.
     pub(in crate::array) fn page_io(
         &mut self,
         task: PageTask,
@@ -49,12 +50,12 @@ impl Array {
         }
     }
 
-    /// Whether nobody waits for the end of an I/O, sent or not.
+    /// Whether no operation waits for the end of an I/O, sent or not.
     pub(in crate::array) fn io_is_idle(&self) -> bool {
         self.core.inflight.is_empty() && !self.pages.has_gone()
     }
 
-    /// Ends page I/O that was not sent, as its device had left service.
+    /// Ends page I/O that was not sent because its device had left service.
     pub(super) fn end_gone_page_io(&mut self) {
         while let Some(task) = self.pages.next_gone() {
             match task {
@@ -73,8 +74,8 @@ impl Array {
     fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
         let page = read.page();
         let redo = &self.redo;
-        let tells_of_nothing = |pages: &_, page| redo.tells_of_nothing(pages, page);
-        let loaded = self.pages.read_done(&mut self.core, read, answer, tells_of_nothing);
+        let no_entry_counts = |pages: &_, page| redo.no_entry_counts(pages, page);
+        let loaded = self.pages.read_done(&mut self.core, read, answer, no_entry_counts);
         let Some(loaded) = loaded else { return };
         if loaded.outcome == LoadOutcome::Unreadable {
             self.note_reread(page, MemberSet::default());
@@ -87,23 +88,24 @@ impl Array {
         for (member, fault) in loaded.faults {
             let is_kept = loaded.is_kept;
             match self.passes.scrub_mut() {
-                // They are written anew with the next checkpoint, unless no copy tells what to write.
+                // Bad copies are rewritten by the next checkpoint, unless no copy shows what to write.
                 Some(scrub) if is_kept => _ = scrub.note_errors(1),
                 Some(scrub) => scrub.owe_page(page, member),
                 None => {}
             }
             if !is_kept && loaded.marked.contains(member) {
-                // It was built without the page, which is no error of it.
+                // The device was built without the page, which is no error of the device.
                 continue;
             }
             let has_scrub = self.passes.has_scrub();
             let counters = &mut self.core.member_mut(member).counters;
-            // That it gave an error was counted when it did.
+            // An error of the device was counted when it happened.
             counters.checksum_errors += u64::from(fault.is_of_content());
-            // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
+            // A scrub reads it again. Without a scrub, a copy that could be read counts as repaired by the
+            // write, as far as is known.
             counters.repaired += u64::from(!is_kept && !has_scrub && fault.is_of_content());
             self.note_bad_page(member, page, true);
-            // Of one of which none is good, nothing tells what to rewrite: that is told once, below.
+            // Where no copy of a page is good, nothing shows what to rewrite: that is reported once, below.
             if !is_kept {
                 self.core.notice_page_fault(member, page, fault);
             }
@@ -119,7 +121,7 @@ impl Array {
         self.pages.arrived(&mut self.core, page, loaded.outcome, loaded.waiters);
     }
 
-    /// Tick: pages that could not be read are read again, and those that were given up looked at.
+    /// Tick: reads pages again that could not be read, and looks at those that were given up.
     pub(super) fn retry_pages(&mut self) {
         self.pages.retry(&mut self.core);
         if !self.core.stop.hurried && !self.core.is_failed() && self.redo.is_serving() {

@@ -1,17 +1,17 @@
-//! Why an administrator's request is refused: a variant for each reason, with the facts behind it. Its text
-//! is what the administrator reads.
+//! Why an administrator's request is refused: a variant for each reason, with the facts behind it. The
+//! administrator reads its text.
 //!
-//! Plain data. Must decide nothing, and know no machine of the array.
+//! Plain data. Must decide nothing, and must not know any machine of the array.
 
 use crate::format::{MemberSet, MemberState, Unfit};
 use crate::units::MemberIndex;
 
-/// Said of what a device holds that must not be built over unless somebody gives it up.
+/// Why a device's content must not be built over unless an administrator gives it up.
 pub(in crate::array) const NOWHERE_ELSE: &str = "may be nowhere else";
 
-/// Why an administrator's request is refused, which then changed nothing; or came to nothing afterwards
-/// ([`AdminRefusal::NewDeviceLeft`], [`AdminRefusal::ReplacementGivenUp`]). A field `array` is the array's name: the
-/// text names commands that take it.
+/// Why an administrator's request is refused, having changed nothing; or why it failed later
+/// ([`AdminRefusal::NewDeviceLeft`], [`AdminRefusal::ReplacementGivenUp`]). A field `array` is the array's
+/// name: the text names commands that take it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdminRefusal {
     /// The array takes no requests any more.
@@ -39,7 +39,7 @@ pub enum AdminRefusal {
         /// Why the log cannot be replayed.
         reason: String,
     },
-    /// The log of the array cannot be replayed, and all members are there.
+    /// The log of the array cannot be replayed, and all members are here.
     #[error("the array cannot be served: {reason}. 'calpe status {array}' says what can be done")]
     NotServedWhole {
         /// Name of the array.
@@ -57,7 +57,7 @@ pub enum AdminRefusal {
     #[error("the array does not serve yet, its redo log is being replayed: try again when that is done")]
     NotServingYet,
 
-    /// The member is out of service in just this state.
+    /// The member is already out of service in the very state asked for.
     #[error("member {member} is {} already", state.as_str())]
     OutAlready {
         /// Which member.
@@ -115,7 +115,7 @@ pub enum AdminRefusal {
         /// What is wrong with the superblock.
         why: Unfit,
     },
-    /// The superblock of the device claims what is not believed.
+    /// The superblock of the device claims a count that is not believed.
     #[error("member {member} cannot come back: {claim}; 'calpe replace' builds it anew")]
     Unbelievable {
         /// Which member.
@@ -123,12 +123,12 @@ pub enum AdminRefusal {
         /// The claim.
         claim: Overclaim,
     },
-    /// The device holds what may be nowhere else, and the member would be built over it.
+    /// The content of the device may be nowhere else, and the member would be built over it.
     #[error("member {member} cannot come back: {why}")]
     Kept {
         /// Which member.
         member: MemberIndex,
-        /// What it holds.
+        /// Its content.
         why: Behind,
     },
     /// The device is that of a member which was replaced, and no superblock says so yet.
@@ -157,7 +157,7 @@ pub enum AdminRefusal {
         array: String,
         /// Which member.
         member: MemberIndex,
-        /// Those that were in service when the array failed.
+        /// Members that were in service when the array failed.
         first: MemberSet,
     },
     /// The array has failed, and the member had left service before others did.
@@ -182,7 +182,7 @@ pub enum AdminRefusal {
     NotAsItLeft {
         /// Which member.
         member: MemberIndex,
-        /// What tells that, if something does.
+        /// How that is known, if it is.
         why: Option<Behind>,
     },
 
@@ -200,13 +200,13 @@ pub enum AdminRefusal {
         /// Which member.
         member: MemberIndex,
     },
-    /// The new device was in its place, and went before that was recorded.
+    /// The new device was in its place, and left before that was recorded.
     #[error("the new device has left again meanwhile: see 'calpe events'")]
     NewDeviceLeft,
     /// The replacement ended before it was recorded.
     #[error("the replacement was cancelled or given up meanwhile: see 'calpe events'")]
     ReplacementGivenUp,
-    /// A member that is rebuilt is no replacement that could be given up.
+    /// A member that is being rebuilt is no replacement that could be given up.
     #[error(
         "member {member} is REBUILDING and there is no old device that could stay instead: 'calpe offline' or 'calpe fail' ends \
          the rebuild"
@@ -225,12 +225,12 @@ pub enum AdminRefusal {
     /// A scrub of an array that has failed.
     #[error("the array has FAILED; there is nothing to scrub")]
     NothingToScrub,
-    /// There is a scrub, and nobody has paused it.
+    /// There is a scrub that is not paused.
     #[error("a scrub {} already: {}'calpe wait {array} -t scrub' waits for its end", state.words(), state.advice())]
     ScrubAlready {
         /// Name of the array.
         array: String,
-        /// What it does.
+        /// Its state.
         state: ScrubState,
     },
     /// The scrub is paused.
@@ -250,10 +250,10 @@ pub enum AdminRefusal {
     RepairAlready,
 }
 
-/// What a scrub that nobody has paused does.
+/// The state of a scrub that is not paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScrubState {
-    /// Waits until what the redo log holds is in place, which lacks room.
+    /// Waits until the content of the redo log is in place, which needs room.
     ForLog,
     /// Waits for a rebuild.
     ForRebuild,
@@ -284,7 +284,8 @@ impl ScrubState {
 /// Why a device is not current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Behind {
-    /// It was in service in a history that has gone on apart from that of the array, or is an old copy.
+    /// The device was in service in a history that has gone on apart from that of the array, or is an old
+    /// copy.
     #[error(
         "it holds another history, or is an old copy: none of those that served with it in epoch {held} serves in epoch {current}, and \
          what was written there {NOWHERE_ELSE}. Keep it, or give that up: 'calpe replace --force' builds it anew"
@@ -304,7 +305,7 @@ pub enum Behind {
     Newer {
         /// The newest update that it knows to be complete.
         complete: u64,
-        /// The newest update that it can have got from those that serve.
+        /// The newest update that it can have received from those that serve.
         left: u64,
     },
     /// Its epoch is not that of the array.
@@ -315,7 +316,7 @@ pub enum Behind {
         /// Number of the array's epoch.
         current: u64,
     },
-    /// It lacks an update of the superblocks that it had.
+    /// The device lacks an update of the superblocks that it had.
     #[error(
         "it was rolled back to an older state of itself: it has update {held} of its superblock, and update {complete} had \
          reached every member"
@@ -326,20 +327,20 @@ pub enum Behind {
         /// The newest that had reached every member.
         complete: u64,
     },
-    /// It shows less of the log to be in place than there was when it left.
+    /// By its own record, less of its log is in place than was when it left.
     #[error(
         "it was rolled back to an older state of itself, or left before it was told what was in place, which nothing tells \
          apart: it shows the batches of its log below {shown} to be in place, and those below {tail} were when it left"
     )]
     Tail {
-        /// Batches below are in place, as it shows.
+        /// Batches below are in place, by its record.
         shown: u64,
         /// Batches below were in place when it left.
         tail: u64,
     },
 }
 
-/// A count in a superblock beyond all that an array can have counted to (T6).
+/// A count in a superblock beyond any that an array can have reached (T6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it claims {what} {claimed}, and the array knows of none after {known}")]
 pub struct Overclaim {
@@ -347,7 +348,7 @@ pub struct Overclaim {
     pub what: &'static str,
     /// The count in the superblock.
     pub claimed: u64,
-    /// How far the array has counted.
+    /// The highest count that the array knows.
     pub known: u64,
 }
 

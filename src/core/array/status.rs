@@ -1,4 +1,4 @@
-//! What a volume says of itself: plain facts, no paths and no formatting. The daemon adds paths and rates.
+//! The status of a volume: plain facts, no paths and no formatting. The daemon adds paths and rates.
 
 use crate::block_io::DeviceId;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState};
@@ -12,11 +12,12 @@ pub enum ArrayState {
     Online,
     /// 1 to m members are not in service; all data can be served.
     Degraded,
-    /// More than m members are gone: I/O is refused, nothing is written, until they come back. Or its log cannot be replayed.
+    /// More than m members are gone: I/O is refused, nothing is written, until they come back. Or its log
+    /// cannot be replayed.
     Failed,
 }
 
-/// What one member has been through since the daemon started.
+/// Errors and repairs of one member since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberCounters {
     /// Reads that failed.
@@ -29,16 +30,18 @@ pub struct MemberCounters {
     pub repaired: u64,
 }
 
-/// What a member is troubled by beside its state.
+/// Troubles of a member beside its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemberCondition {
-    /// The storage under it is full: what fails is tried again, or it had to leave.
+    /// The storage under it is full: operations that fail are tried again, or it had to leave.
     Full,
-    /// The storage under the device that is being built as its replacement is full: the device is given up if that lasts.
+    /// The storage under the device that is being built as its replacement is full: the device is given up if
+    /// that lasts.
     NewDeviceFull,
     /// This host lacks memory or the like for operations on it: they are tried again, or it had to leave.
     ShortOfResources,
-    /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.
+    /// Its errors do not end, and it is kept in service because bad places of others could not be read
+    /// without it.
     KeptDespiteErrors,
     /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
     NotMended,
@@ -48,7 +51,7 @@ pub enum MemberCondition {
     Slow,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,
-    /// It is out of service, as its file ended too early.
+    /// It is out of service because its file ended too early.
     CutOff,
 }
 
@@ -65,16 +68,17 @@ pub struct MemberStatus {
     pub device: Option<DeviceId>,
     /// A replacement being built while `device` (or nothing) serves.
     pub replacement: Option<DeviceId>,
-    /// What it has been through.
+    /// Its errors and repairs.
     pub counters: MemberCounters,
     /// Why it is not online, in one line.
     pub reason: Option<String>,
-    /// What else a person should know.
+    /// Other troubles that a person should know of.
     pub conditions: Vec<MemberCondition>,
-    /// It is out of service for something that passes: it may be brought back when that is over, without being asked.
+    /// It is out of service for a reason that passes: it may be brought back when that is over, without a
+    /// request.
     pub returns: bool,
-    /// Of its device and of the one that is being built in its place: runs of slots (the first, and
-    /// how many, ascending) that it goes without.
+    /// For its device and the one that is being built in its place: runs of slots (the first, and how many,
+    /// ascending) that each went without.
     pub lacking: Vec<(Uuid, Vec<(SlotIndex, u64)>)>,
 }
 
@@ -96,8 +100,8 @@ pub enum Rest {
     Paused,
     /// A rebuild goes first.
     ForRebuild,
-    /// A member is full: what the redo log held at the start goes in place first, or what the pass
-    /// has under way waits for room.
+    /// A member is full: the content that the redo log had at the start goes in place first, or the work
+    /// under way waits for room.
     ForRoom,
     /// The array has failed.
     ForMembers,
@@ -112,12 +116,12 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
-    /// Slots that a rebuild has met blocks in that cannot be read, or that a shortage kept a scrub
-    /// from reading, and that are tried again.
+    /// Slots that are tried again: a rebuild found blocks in them that cannot be read, or a shortage kept a
+    /// scrub from reading them.
     pub retried: u64,
     /// Metadata pages that could not be read when they were to be written to a device, and are tried again.
     pub retried_pages: u64,
-    /// Why nothing of it is done now.
+    /// Why it does nothing now.
     pub rest: Option<Rest>,
     /// Inconsistencies found so far by a scrub.
     pub errors: u64,
@@ -132,19 +136,19 @@ pub struct ScrubResult {
     pub finished_unix: u64,
     /// Rows found inconsistent.
     pub errors: u64,
-    /// Of these, blocks repaired.
+    /// How many of them are repaired, in blocks.
     pub repaired: u64,
-    /// Members that it could not check everywhere, as they were out of service while it ran, or
-    /// this host lacked resources to read them.
+    /// Members that it could not check everywhere, because they were out of service while it ran, or this
+    /// host lacked resources to read them.
     pub unchecked: MemberSet,
 }
 
-/// What an array's redo log is at.
+/// The stage of an array's redo log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogState {
     /// It waits to be replayed, or is being replayed; requests wait.
     Replaying,
-    /// It was replayed, and what it held waits for room to go in place: reads are served, writes wait.
+    /// It was replayed, and its content waits for room to go in place: reads are served, writes wait.
     Settling,
     /// It is in service.
     Serving,
@@ -153,7 +157,7 @@ pub enum LogState {
 }
 
 /// The facts of one array and its volume.
-// More than 15 fields: one for each thing that `calpe status` tells of an array.
+// More than 15 fields: one for each thing that `calpe status` shows of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
     /// State of the array.
@@ -178,21 +182,24 @@ pub struct VolumeStatus {
     pub checksum: ChecksumKind,
     /// The redo log.
     pub log: LogState,
-    /// Where it cannot be replayed: whether a forced start would go on, and give up what is in the way.
+    /// Where the log cannot be replayed: whether a forced start would go on, and give up what prevents it.
     pub yields_to_force: bool,
-    /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write heals them.
+    /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write
+    /// heals them.
     pub lost: Vec<(VolumeOffset, u64)>,
-    /// Parts that are set aside: what they held may still be on their members, which could not read it when the rest of
-    /// the row was written. They are read again by themselves.
+    /// Parts that are set aside: their content may still be on their members, which could not read it when
+    /// the rest of the row was written. The array itself reads them again.
     pub set_aside: Vec<(VolumeOffset, u64)>,
     /// The members that have them.
     pub set_aside_on: MemberSet,
-    /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
-    /// shows that they are lost. And all of which the checksums cannot be read: it can be neither read nor written in part.
+    /// Parts that could not be read when they were last asked for, because members are missing or gave
+    /// errors; nothing shows that they are lost. Also all parts whose checksums cannot be read: these can be
+    /// neither read nor written in part.
     pub unreadable: Vec<(VolumeOffset, u64)>,
-    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`.
+    /// Metadata pages that cannot be read for now: the parts that they have checksums of are in `unreadable`.
     pub unreadable_pages: u64,
-    /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are in no list above.
+    /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are
+    /// in no list above.
     pub unconfirmed_lost: Vec<(VolumeOffset, u64)>,
     /// Likewise, parts that an earlier run could not read.
     pub unconfirmed: Vec<(VolumeOffset, u64)>,

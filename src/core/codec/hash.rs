@@ -59,7 +59,7 @@ impl BlockHasher {
 
     /// Whether hashing many blocks at once is cheaper than hashing them one by one.
     #[must_use]
-    pub fn gains_from_company(self) -> bool {
+    pub fn gains_from_batching(self) -> bool {
         self == BlockHasher::Blake3
     }
 }

@@ -81,7 +81,7 @@ impl Damage {
     }
 }
 
-/// What a run tries.
+/// The aim of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
     /// Damage only this place.
@@ -218,7 +218,7 @@ impl Atlas<'_> {
         Ok(())
     }
 
-    /// Chooses which members lie from now on; members that are taken out count toward the budget, too.
+    /// Chooses which members lie from now on; members that are taken out count toward the budget too.
     fn choose_liars(&mut self, load: &mut Run) -> Result<(), String> {
         let status = load.sim.status();
         let (width, spare) = (usize::from(status.geometry.width()), usize::from(status.geometry.parity));
@@ -295,7 +295,8 @@ impl Atlas<'_> {
         }
     }
 
-    /// Repairs everything, and checks whose errors were counted and that nothing is wrong any more.
+    /// Repairs everything, and checks for which members errors were counted and that nothing is wrong any
+    /// more.
     fn heal(&mut self, load: &mut Run) -> Result<(), String> {
         load.finish()?;
         load.sim.disks.values_mut().for_each(|disk| disk.write_fault = None);

@@ -1,4 +1,4 @@
-//! What the explorer demands of an array with more faults than it survives: errors are allowed, data older
+//! The demands of the explorer on an array with more faults than it survives: errors are allowed, data older
 //! than the newest only with an event that says so (T8).
 
 use super::explorer::Explorer;
@@ -35,9 +35,9 @@ impl Explorer<'_> {
         }
     }
 
-    /// Reads what can be read when more is damaged than the array survives. Errors are allowed; an older
-    /// version only where the array has said so (T8); wrong data never.
-    pub(super) fn read_what_is_left(
+    /// Reads all blocks when more is damaged than the array survives. Errors are allowed; an older version
+    /// only where the array has reported that (T8); wrong data never.
+    pub(super) fn read_all_that_is_left(
         &mut self,
         sim: &mut SimArray,
         oracle: &Oracle,
@@ -78,10 +78,11 @@ impl Explorer<'_> {
         Ok(self.totals.errors - before)
     }
 
-    /// Reads what can be read when more members are missing or were rolled back than the array survives (T8).
-    /// Errors are allowed where the array has said so. An older version is allowed only in blocks of batches
-    /// that no member in service notes as flushed, and only if the array has said that it dropped them:
-    /// between a flush and its note (W2) a rolled-back member looks like one that a power cut left behind.
+    /// Reads all blocks when more members are missing or were rolled back than the array survives (T8).
+    /// Errors are allowed where the array has reported them. An older version is allowed only in blocks of
+    /// batches that no member in service notes as flushed, and only if the array has reported that it dropped
+    /// them: between a flush and its note (W2) a rolled-back member looks like one that a power cut left
+    /// behind.
     pub(super) fn read_beside_restored(
         &mut self,
         sim: &mut SimArray,
@@ -105,7 +106,7 @@ pub(super) fn says_why(sim: &SimArray, errors: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the array has said that it starts without the end of the log.
+/// Whether the array has reported that it starts without the end of the log.
 fn has_dropped(sim: &SimArray) -> bool {
     sim.notices.iter().any(|notice| notice.text.contains(DROPPED) || notice.text.contains(HIDDEN))
 }

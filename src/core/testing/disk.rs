@@ -3,7 +3,7 @@
 //! Reads see the cache. A write stays in the cache, in order, until a flush submitted after the write
 //! completed, or until the power fails: then the caller decides for each cached write whether it is kept,
 //! lost or torn between sectors. Clones are cheap: blocks and tables of blocks are shared until written.
-//! Invariant: reads see the medium with every cached write applied in order. Knows of arrays only where
+//! Invariant: reads see the medium with every cached write applied in order. Of arrays it knows only where
 //! superblocks lie.
 
 use super::fate::HEADLESS;
@@ -93,7 +93,7 @@ enum Content {
     Zeroes(u64),
 }
 
-/// What a disk does once instead of a write.
+/// A fault of a disk that hits one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
     /// Acknowledged and never done.
@@ -179,9 +179,9 @@ impl DiskWrite {
 // More than 15 fields: the faults that tests set on a disk, and the marks they read from it.
 #[derive(Clone, Default)]
 pub struct SimDisk {
-    /// What reads see.
+    /// The content that reads see.
     visible: Sparse,
-    /// What a power cut leaves when every cached write is lost.
+    /// The content after a power cut that loses every cached write.
     medium: Sparse,
     /// Writes that no flush has covered, in order, each with the time of its execution.
     cached: Vec<(u64, DiskWrite)>,
@@ -201,7 +201,7 @@ pub struct SimDisk {
     /// The disk lost acknowledged writes that no flush had covered, while other disks kept theirs.
     pub forgot: bool,
     /// The number of the epoch in its superblock when it came back after forgetting. While that is still its
-    /// epoch, its array has not recorded that it was away, and only a log could tell what it lacks.
+    /// epoch, its array has not recorded that it was away, and only a log could show what it lacks.
     pub forgot_in: Option<u64>,
     /// The disk was rolled back to an earlier content, and no recovery has made it whole since; `forgot` is
     /// set, too.
@@ -293,8 +293,8 @@ impl SimDisk {
         self.passing.start_clock_anew(now);
     }
 
-    /// A copy of its content. `durable`: what survives a power cut at this moment in any case; else what
-    /// reads see, as when a file is copied while it is in use.
+    /// A copy of its content. `durable`: the content that survives a power cut at this moment in any case;
+    /// otherwise the content that reads see, as when a file is copied while it is in use.
     #[must_use]
     pub fn copy(&self, durable: bool) -> DiskCopy {
         DiskCopy { content: if durable { &self.medium } else { &self.visible }.clone() }
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_was_executed_before_it_was_submitted_and_a_power_cut_takes_the_rest() {
+    fn a_flush_covers_writes_executed_before_it_was_submitted_and_a_power_cut_takes_the_rest() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.execute(write(&pool, 0, 4096, 1, false), 1, 0).unwrap();
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_through_the_cache_is_not_undone_by_what_the_cache_held_before() {
+    fn a_write_through_the_cache_is_not_undone_by_older_writes_in_the_cache() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.execute(write(&pool, 0, 8192, 1, false), 1, 0).unwrap();
@@ -586,7 +586,7 @@ mod tests {
     proptest! {
         /// For any history: when the whole cache is kept, a power cut changes nothing that can be read.
         #[test]
-        fn keeping_every_cached_write_keeps_what_was_visible(
+        fn keeping_every_cached_write_keeps_the_visible_content(
             ops in prop::collection::vec((0u64..64, 1usize..17, any::<u8>(), any::<bool>(), 0u8..4), 1..40),
         ) {
             let pool = Pool::new(1 << 20).unwrap();

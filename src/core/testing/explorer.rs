@@ -1,7 +1,7 @@
-//! The crash explorer: a seeded load on a small array and, at every moment at which a crash could leave
-//! something new, many crashes. They differ in which writes survive, whole or torn, whether the power failed
-//! or the process died, which members are gone and which stale ones are back. After each crash the array
-//! recovers and the oracle checks its content; some runs crash again during the recovery, or after it.
+//! The crash explorer: a seeded load on a small array and, at every moment at which a crash could leave a new
+//! state, many crashes. They differ in which writes survive, whole or torn, whether the power failed or the
+//! process died, which members are gone and which stale ones are back. After each crash the array recovers
+//! and the oracle checks its content; some runs crash again during the recovery, or after it.
 //!
 //! A crash point is one start after a crash. Everything follows from (scenario, seed, moment, variant), which
 //! a violation prints and [`replay`] takes. All crashes happen to copies of the disks, so the load itself
@@ -70,9 +70,9 @@ impl Totals {
 pub struct Violation {
     /// Replays it: `SCENARIO:SEED:MOMENT:VARIANT`, the last two empty when no crash was needed.
     pub token: String,
-    /// What happened.
+    /// What the array did wrong.
     pub what: String,
-    /// What led to it.
+    /// The steps that led to it.
     pub path: Vec<String>,
 }
 
@@ -131,7 +131,7 @@ struct Past {
     seats: Vec<(u32, u16)>,
     /// Members that have been in service and sound ever since the array was created: bit by index.
     faithful: u64,
-    /// What must have survived the crashes since the array last served requests.
+    /// The writes that must have survived the crashes since the array last served requests.
     floor: Option<Floor>,
     /// Crashes before this one.
     depth: u32,
@@ -163,7 +163,7 @@ enum Survivors {
     NewestTorn(bool),
 }
 
-/// After a recovery that no crash follows, one time in this many all faults pass and must leave no trace.
+/// After a recovery that no crash follows, all faults pass one time in this many, and must leave no trace.
 const PEACE_ONE_IN: u64 = 6;
 /// With at most this many undecided writes, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
@@ -222,7 +222,8 @@ impl Explorer<'_> {
                 continue;
             }
             moment += 1;
-            // The time after the loss of a member is short and full of danger.
+            // In the time after the loss of a member, which is short, crashes are most likely to reveal
+            // mistakes.
             let mut chance = Random::new(self.seed ^ (moment << 32));
             let one_in =
                 if load.is_tense() { scenario.moments_one_in.div_ceil(8) } else { scenario.moments_one_in };
@@ -288,7 +289,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Picks what a crash leaves; rising `pick`s take turns through the kinds of survivors.
+    /// Picks what survives a crash; rising `pick`s take turns through the kinds of survivors.
     fn survivors(&mut self, pick: u64, wreck: &Wreck) -> (bool, Survivors) {
         let power = !pick.is_multiple_of(4);
         let count = wreck.undecided(power).max(1);
@@ -378,7 +379,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// Starts again after one crash, and does whatever comes next.
+    /// Starts again after one crash, and goes on as the scenario decides.
     fn start_again(
         &mut self,
         (disks, force): (BTreeMap<u32, SimDisk>, bool),
@@ -406,10 +407,10 @@ impl Explorer<'_> {
             }
             // When the ends of that many logs are gone, no record is left of acknowledged writes that were
             // not flushed (docs/faults.md, known gap 2).
-            return self.read_what_is_left(&mut sim, oracle, Floor::Flushed);
+            return self.read_all_that_is_left(&mut sim, oracle, Floor::Flushed);
         }
-        // A rolled-back member in service is an erasure, too, until it is recognised or a recovery has made
-        // it whole.
+        // A rolled-back member in service is an erasure too, until it is recognised or a recovery has made it
+        // whole.
         if restored != 0 && !survives(forgot) {
             self.path.push("beyond what the array survives, with members that were rolled back".into());
             // With no current member left, the array could not know.
@@ -418,12 +419,12 @@ impl Explorer<'_> {
                 _ => self.read_beside_restored(&mut sim, oracle, floor),
             };
         }
-        // A place of a member that cannot be read is an erasure, too.
+        // A place of a member that cannot be read is an erasure too.
         let gone = u32::from(self.scenario.shape.width()) - presence.current.count_ones();
         let depth = depth_of_bad_sectors(sim.disks.values()) as u32;
         if depth > 0 && gone + depth > u32::from(self.scenario.shape.parity) {
             self.path.push("beyond what the array survives, where sectors cannot be read".into());
-            return self.read_what_is_left(&mut sim, oracle, floor);
+            return self.read_all_that_is_left(&mut sim, oracle, floor);
         }
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 
@@ -555,14 +556,14 @@ impl Explorer<'_> {
         sound < k || 2 * current <= width
     }
 
-    /// Reads the volume and checks what was read.
+    /// Reads the volume and checks the bytes read.
     fn read_all(&mut self, sim: &mut SimArray, oracle: &Oracle, floor: Floor) -> Result<(), String> {
         self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))
         })
     }
 
-    /// The same; from then on reads must return exactly what was read here.
+    /// The same; from then on reads must return exactly the bytes that were read here.
     fn observe_all(&mut self, sim: &mut SimArray, oracle: &mut Oracle, floor: Floor) -> Result<(), String> {
         self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;

@@ -1,8 +1,8 @@
-//! What becomes of a write that a crash or a fault interrupts.
+//! The outcome of a write that a crash or a fault interrupts.
 
 pub(super) const HEADLESS: u64 = 0;
 
-/// What becomes of a write at a crash.
+/// The outcome of a write at a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Nothing of it is there.

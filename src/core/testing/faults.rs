@@ -2,7 +2,7 @@
 //! fault is over.
 //!
 //! A fault changes nothing on the disk, except that a failed write may take effect wholly or in part.
-//! Everything follows from the seed of the fault. Knows nothing of arrays or disks.
+//! Everything follows from the seed of the fault. Must not know of arrays or disks.
 
 use super::{Fate, Random};
 use crate::block_io::{IoFault, IoFaultKind, IoOp};
@@ -93,7 +93,7 @@ pub struct PassingFault {
     pub trouble: Trouble,
     /// The kinds of operations that it hits.
     pub ops: OpKinds,
-    /// Reads and writes are hit only if they touch these ranges; an empty list stands for the whole disk.
+    /// Reads and writes are hit only if they touch these ranges; an empty list means the whole disk.
     pub within: Vec<Range<u64>>,
     /// It hits one in this many of the matching operations.
     pub one_in: u64,
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_hits_what_it_is_meant_for_and_is_over_after_its_count_or_time() {
+    fn a_fault_hits_the_operations_it_is_meant_for_and_is_over_after_its_count_or_time() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.inject(
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_brings_back_what_was_durable_or_what_was_visible() {
+    fn a_copy_brings_back_the_durable_or_the_visible_content() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
         disk.execute(write(&pool, 0, 1), 1, 0).unwrap();

@@ -1,4 +1,4 @@
-//! The redo logs of simulated disks: what they hold, and damage to them.
+//! The redo logs of simulated disks: their content, and damage to it.
 //!
 //! Reads only the format: the array decides what a log means, and the explorer checks it.
 
@@ -76,8 +76,8 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
 }
 
 /// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note
-/// (W2) a rolled-back disk cannot be told from one that had not yet received such a batch. Other disks are
-/// stale: their notes are not read.
+/// (W2) a rolled-back disk looks like one that had not yet received such a batch. Other disks are stale:
+/// their notes are not read.
 pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
     let logs: Vec<Log> = disks.filter_map(Log::of).collect();
     let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };

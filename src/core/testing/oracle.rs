@@ -1,12 +1,12 @@
-//! What clients may see: the history of every 4 KiB block since its content was last known, and whether given
-//! bytes fit that history.
+//! The content that clients may see: the history of every 4 KiB block since its content was last known, and
+//! whether given bytes fit that history.
 //!
 //! Writes of one sector never overlap in time, so each sector has its versions in order. A block may show any
 //! set of its writes that is consistent in time: with a write also every write that had ended before it
-//! began, and each write wholly or not at all. After a crash the floor is what was flushed or, after a mere
-//! process death, what was acknowledged. The version that a read has shown after a crash is the only one
-//! allowed from then on. Every sector states its write and its place, so garbage, mixes and other blocks'
-//! data can be told apart. Must not know of arrays.
+//! began, and each write wholly or not at all. After a crash the floor is every flushed write or, after a
+//! mere process death, every acknowledged one. The version that a read has shown after a crash is the only
+//! one allowed from then on. Every sector names its write and its place, so that garbage, mixes and other
+//! blocks' data are recognised. Must not know of arrays.
 
 use std::fmt;
 
@@ -235,7 +235,7 @@ impl Oracle {
     /// Whether bytes read from `first_block` on are allowed.
     ///
     /// # Errors
-    /// The first sector that is not.
+    /// With the first sector that is not.
     pub fn check(&self, first_block: usize, bytes: &[u8], floor: Floor) -> Result<(), Wrong> {
         self.check_sectors(first_block * SECTORS, bytes, floor)
     }
@@ -243,7 +243,7 @@ impl Oracle {
     /// Whether bytes read from sector `first` on are allowed.
     ///
     /// # Errors
-    /// The first sector that is not.
+    /// With the first sector that is not.
     pub fn check_sectors(&self, first: usize, bytes: &[u8], floor: Floor) -> Result<(), Wrong> {
         let mut at = 0;
         for (block, sectors) in pieces(first, bytes.len() / SECTOR_BYTES) {
@@ -282,7 +282,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Records that these bytes were served after a crash: from now on nothing else may be.
+    /// Records that these bytes were served after a crash: from now on no others may be.
     pub fn observe(&mut self, first_block: usize, bytes: &[u8]) {
         for (block, bytes) in self.blocks[first_block..].iter_mut().zip(bytes.chunks(BLOCK_BYTES)) {
             let mut base = [ZEROES; SECTORS];
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_raises_the_floor_to_what_was_answered_before_it_began() {
+    fn a_flush_raises_the_floor_to_the_writes_answered_before_it_began() {
         let mut oracle = Oracle::new(4096);
         let one = oracle.begin_write(0, 8);
         oracle.end_write(&one, false);

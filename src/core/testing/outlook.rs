@@ -1,5 +1,5 @@
-//! What the daemon does beside requests: it asks what a request would do, and passes on what an earlier run
-//! knew.
+//! Calls that the daemon makes beside requests: it asks what a request would do, and passes on what an
+//! earlier run knew.
 
 use super::{Refused, SimArray};
 use crate::units::SlotIndex;
@@ -7,10 +7,10 @@ use crate::volume::{AdminOutcome, AdminRequest, Volume};
 use uuid::Uuid;
 
 impl SimArray {
-    /// What a request would do.
+    /// The expected outcome of a request.
     ///
     /// # Errors
-    /// Why it would be refused.
+    /// With the reason for which it would be refused.
     pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, Refused> {
         self.volume.would(request).map_err(Refused::from)
     }

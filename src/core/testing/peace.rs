@@ -1,5 +1,5 @@
-//! What must hold when every fault has passed: no written data is lost or wrong, every member can be made
-//! whole again, and then any `m` members can be spared.
+//! The conditions that must hold when every fault has passed: no written data is lost or wrong, every member
+//! can be made whole again, and then any `m` members can be spared.
 
 use super::watch::remains;
 use super::workload::Run;
@@ -19,10 +19,11 @@ const STEPS_MAX: usize = 1_000_000;
 const IDLE_MAX: usize = 2000;
 
 impl Run {
-    /// Ends all faults and checks what the head of this file promises. Appends what happens to `said`.
+    /// Ends all faults and checks the conditions in the head of this file. Appends an account of it to
+    /// `said`.
     ///
     /// # Errors
-    /// What does not hold.
+    /// When a condition does not hold, with a description.
     pub fn make_peace(
         mut self,
         world: &SimWorld,
@@ -124,7 +125,7 @@ impl Run {
         };
         let Err(error) = self.sim.admin(request) else { return };
         self.note(format!("refused: {error}"));
-        // As the refusal says.
+        // As the refusal advises.
         if let Refused(_, AdminRefusal::Unfit { .. } | AdminRefusal::Unbelievable { .. }) = error {
             let device = self.sim.add_blank_disk();
             if let Err(error) = self.sim.admin(AdminRequest::Replace { member: index, device }) {

@@ -23,7 +23,7 @@ pub(super) struct Presence {
     pub blind: BTreeSet<u32>,
     /// A superblock makes a claim that no other confirms: the start may be refused unless it is forced.
     pub claims: bool,
-    /// What else was done to members.
+    /// Descriptions of other changes to members.
     pub said: Vec<String>,
 }
 
@@ -64,8 +64,8 @@ pub(super) fn choose(
                         && head.members[usize::from(s.member.0)].uuid == s.device
                 })
     };
-    // A member that has always been in service is current whatever the others say; a member built meanwhile
-    // is current only if the others say so.
+    // A member that has always been in service is current whatever the others record; a member built
+    // meanwhile is current only if the others record that.
     let is_good = |(id, member): &(u32, u16)| {
         known.iter().any(|(other, s)| {
             let named = s.role == Role::Member && s.epoch.live.contains(s.member);

@@ -1,9 +1,9 @@
-//! The refusal of an administrator's request, as scenes look at it.
+//! The refusal of an administrator's request, as tests look at it.
 
 use crate::volume::AdminRefusal;
 use std::fmt;
 
-/// A refusal: what the administrator reads, and the reason.
+/// A refusal: the text that the administrator reads, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused(pub String, pub AdminRefusal);
 

@@ -21,8 +21,8 @@ pub struct Scenario {
     pub depth_max: u32,
     /// Crashes are tried again at one in this many moments of a recovery, which has a few hundred.
     pub sweep_one_in: u64,
-    /// After one crash in this many, an arbitrary choice of members is present; else at least as many current
-    /// ones as are needed.
+    /// After one crash in this many, an arbitrary choice of members is present; otherwise at least as many
+    /// current ones as are needed.
     pub any_one_in: u64,
     /// After one crash in this many, only the members that hold the newest epoch are present, or only the
     /// others; 0: never.
@@ -33,13 +33,13 @@ pub struct Scenario {
     pub spoil_one_in: u64,
     /// A member is lost at some step below this one; 0: none is.
     pub loss_within: u64,
-    /// What comes after a crash: see [`Next`].
+    /// The steps after a crash: see [`Next`].
     pub next: Next,
     /// Most steps of a load that goes on after a crash.
     pub steps_after: u64,
 }
 
-/// What follows a start: relative frequencies.
+/// The step that follows a start: relative frequencies.
 #[derive(Clone, Copy, Debug)]
 pub struct Next {
     /// Everything is read; the path ends.

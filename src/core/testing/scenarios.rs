@@ -159,8 +159,8 @@ pub enum Standing {
     Pending,
 }
 
-/// The kinds of faults, each with the rules that it tests, and whether the array keeps them: the only place
-/// that says what is left out.
+/// The kinds of faults, each with the rules that it tests, and whether the array keeps them: the only list of
+/// kinds that are left out.
 pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::ReadErrors, "T1, T2", Standing::Kept),
     (FaultKind::WriteErrors, "T2, T5", Standing::Kept),

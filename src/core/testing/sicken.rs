@@ -1,5 +1,5 @@
-//! What the explorer adds to a start after a crash: members whose operations fail for a while, members that
-//! were rolled back, and members whose superblocks claim what no other confirms.
+//! Faults that the explorer adds to a start after a crash: members whose operations fail for a while, members
+//! that were rolled back, and members whose superblocks claim things that no other confirms.
 
 use super::old_copies::{OldCopy, roll_back};
 use super::presence::Presence;
@@ -12,13 +12,13 @@ use crate::block_io::DeviceId;
 use crate::units::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One in this many of the starts that may be given more faults is.
+/// One in this many of the starts that may be given more faults gets some.
 const SICK_ONE_IN: u64 = 2;
 
 /// The kinds of faults that a member may have at a start.
 const OF_STARTS: FaultKinds =
     FaultKinds::of(&[FaultKind::StartErrors, FaultKind::Rollback, FaultKind::Hostile]);
-/// What [`FaultKind::StartErrors`] may be.
+/// The kinds of faults that [`FaultKind::StartErrors`] may be.
 const OF_ONE: FaultKinds =
     FaultKinds::of(&[FaultKind::ReadErrors, FaultKind::WriteErrors, FaultKind::Shortage, FaultKind::NoSpace]);
 
@@ -100,8 +100,8 @@ pub(super) fn roll_back_many(
 }
 
 /// Makes the logs of some members unreadable at a start, for less time than the start keeps trying. On any
-/// number of members, and whatever else is wrong with the logs, that must change nothing (T1, T3) except what
-/// is said where nothing can be done. Returns what was done, and to which disks, if anything.
+/// number of members, and whatever else is wrong with the logs, that must change nothing (T1, T3) except the
+/// words where nothing can be done. Returns what was done, and to which disks, if anything.
 pub(super) fn blind_logs(
     disks: &mut BTreeMap<u32, SimDisk>,
     scenario: &Scenario,

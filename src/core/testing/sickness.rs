@@ -1,5 +1,5 @@
-//! Kinds of faults beyond crashes and members that die: the list of them, counts of them, and what one does
-//! to a disk. `workload/passing.rs` decides when a load has which of them, `sicken.rs` which of them a
+//! Kinds of faults beyond crashes and members that die: the list of them, counts of them, and the effect of
+//! each on a disk. `workload/passing.rs` decides when a load has which of them, `sicken.rs` which of them a
 //! restart has.
 
 use super::{DiskRegion, OpKinds, PassingFault, Random, SimDisk, Trouble};
@@ -186,7 +186,7 @@ pub(super) fn fault_of(
     })
 }
 
-/// Of disks with scattered bad sectors: the largest number of them on which the same place cannot be read.
+/// For disks with scattered bad sectors: the largest number of them on which the same place cannot be read.
 pub(super) fn depth_of_bad_sectors<'a>(disks: impl Iterator<Item = &'a SimDisk>) -> usize {
     let mut bad: Vec<u64> =
         disks.filter(|disk| disk.scattered).flat_map(|disk| disk.bad_blocks.iter().copied()).collect();

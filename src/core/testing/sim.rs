@@ -26,7 +26,7 @@ use hung::Hung;
 pub use hung::HungEnd;
 pub use shape::SimShape;
 
-/// What many runs share: the shape, memory for buffers and the codec's tables.
+/// Parts that many runs share: the shape, memory for buffers and the codec's tables.
 #[derive(Clone)]
 pub struct SimWorld {
     /// The shape of every array made in it.
@@ -100,7 +100,7 @@ impl SimWorld {
     }
 }
 
-/// What a crash leaves: the disks with their caches, and the operations on their way to them.
+/// The state that a crash leaves: the disks with their caches, and the operations on their way to them.
 #[derive(Clone)]
 pub struct Wreck {
     /// The disks.
@@ -165,7 +165,7 @@ pub struct SimArray {
     pub disks: BTreeMap<u32, SimDisk>,
     /// All notices of the array so far.
     pub notices: Vec<ArrayNotice>,
-    /// How often the array has said that acknowledged writes that were not flushed are lost.
+    /// How often the array has reported that acknowledged writes that were not flushed are lost.
     pub writes_lost: u64,
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
@@ -199,7 +199,7 @@ impl SimArray {
     /// When the shape is impossible.
     #[must_use]
     pub fn create(shape: SimShape, seed: u64) -> SimArray {
-        // Enough for a few hundred requests; only what is touched costs memory.
+        // Enough for a few hundred requests; only memory that is touched costs anything.
         Self::create_in(&SimWorld::new(shape, 64 << 20), seed)
     }
 
@@ -238,7 +238,7 @@ impl SimArray {
         let page_cache = world.shape.page_cache.unwrap_or(defaults.page_cache);
         let config = ArrayConfig { seed, job_bytes_min, page_cache, force, ..defaults };
         let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
-        // Cached writes of an earlier life are older than everything that this one does.
+        // Cached writes of an earlier life are older than all operations of this one.
         let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);
         let mut sim = SimArray {
             world,
@@ -265,7 +265,7 @@ impl SimArray {
         Ok(sim)
     }
 
-    /// Changes whenever what a crash would leave may have changed.
+    /// A number that changes whenever the state that a crash would leave may have changed.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
@@ -277,7 +277,7 @@ impl SimArray {
         self.queue.len() + self.hung.len() + self.jobs.len()
     }
 
-    /// What a crash at this moment would leave.
+    /// The state that a crash at this moment would leave.
     #[must_use]
     pub fn wreck(&self) -> Wreck {
         let write =
@@ -445,7 +445,7 @@ impl SimArray {
     /// Writes and waits.
     ///
     /// # Errors
-    /// What the client would get.
+    /// With the error that the client would get.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ClientError> {
         let id = self.submit_write(offset, bytes, false);
         self.wait(id).map(|_| ())
@@ -454,7 +454,7 @@ impl SimArray {
     /// Reads and waits.
     ///
     /// # Errors
-    /// What the client would get.
+    /// With the error that the client would get.
     pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, ClientError> {
         let id = self.submit_read(offset, len);
         match self.wait(id)? {
@@ -466,7 +466,7 @@ impl SimArray {
     /// Executes until the request has ended.
     ///
     /// # Errors
-    /// What the client would get.
+    /// With the error that the client would get.
     pub fn wait(&mut self, id: u64) -> Result<ClientReply, ClientError> {
         loop {
             if let Some(result) = self.client_done.remove(&id) {
@@ -484,7 +484,7 @@ impl SimArray {
     /// Makes an administrator's request and waits for its end.
     ///
     /// # Errors
-    /// The refusal.
+    /// With the refusal.
     pub fn admin(&mut self, request: AdminRequest) -> Result<AdminOutcome, Refused> {
         let id = self.next_request;
         self.next_request += 1;
@@ -549,7 +549,7 @@ impl SimArray {
         device
     }
 
-    /// The disk whose superblock says that it was this member, if the array does not use it.
+    /// The disk whose superblock names this member, if the array does not use it.
     #[must_use]
     pub fn disk_out_of_use(&self, member: u16) -> Option<u32> {
         let status = self.status();
@@ -693,7 +693,7 @@ impl SimArray {
         }
     }
 
-    /// The facts.
+    /// The status of the volume.
     #[must_use]
     pub fn status(&self) -> VolumeStatus {
         self.volume.status()

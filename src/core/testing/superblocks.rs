@@ -29,7 +29,7 @@ pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
     crate::format::newest_read(copies.try_into().expect("four")).ok()
 }
 
-/// Fields of a superblock copy that a device may lie about; for their offsets see docs/on-disk-format.md.
+/// Fields of a superblock copy in which a device may lie; for their offsets see docs/on-disk-format.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Counts updates of the superblock.
@@ -65,7 +65,7 @@ impl Claim {
         Claim::LogStartEpoch,
     ];
 
-    /// The value that a copy shall claim instead of `before`, adapted so that the copy's slot stays right: a
+    /// The value that a copy claims instead of `before`, adapted so that the copy's slot stays right: a
     /// sequence belongs in the slot of its parity.
     #[must_use]
     pub fn in_place(self, value: u64, before: u64) -> u64 {

@@ -25,7 +25,7 @@ impl Watch {
     /// have been set aside.
     ///
     /// # Errors
-    /// The first block that changed without being written.
+    /// With the first block that changed without being written.
     pub(super) fn look(
         &mut self,
         sim: &SimArray,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_found_where_it_is_in_what_others_give_and_not_beyond_what_they_give() {
+    fn a_block_is_found_where_others_give_it_and_only_there() {
         let (mut sim, oracle) = written();
         let block = (0..oracle.blocks())
             .find(|block| {

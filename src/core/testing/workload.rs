@@ -93,7 +93,7 @@ enum Pending {
 pub struct Run {
     /// The array.
     pub sim: SimArray,
-    /// What its clients may see; checks what they do see.
+    /// Knows what its clients may see, and checks what they do see.
     pub oracle: Oracle,
     /// More is damaged than the array survives: requests may fail.
     pub errors_allowed: bool,
@@ -145,7 +145,7 @@ const IDLE_MAX: usize = 600;
 const LOG_MAX: usize = 400;
 
 impl Run {
-    /// A load on an array whose content is what `oracle` says.
+    /// A load on an array whose content is the one in `oracle`.
     #[must_use]
     pub fn new(sim: SimArray, oracle: Oracle, workload: Workload, random: Random) -> Run {
         let status = sim.status();
@@ -249,10 +249,10 @@ impl Run {
         self.faithful
     }
 
-    /// Takes one step. Returns whether what a crash would leave, or must leave, may have changed.
+    /// Takes one step. Returns whether the state that a crash would leave, or must leave, may have changed.
     ///
     /// # Errors
-    /// What a client saw that it must not.
+    /// When a client saw something that it must not, with a description.
     pub fn step(&mut self) -> Result<bool, String> {
         let w = self.workload;
         let shares = [
@@ -303,7 +303,7 @@ impl Run {
     /// Waits until every client request has ended.
     ///
     /// # Errors
-    /// What a client saw that it must not.
+    /// When a client saw something that it must not, with a description.
     pub fn finish(&mut self) -> Result<(), String> {
         // Nothing waits for ever (T7): a member that does not answer is given up after its limit, and
         // requests wait a bounded time for an unreadable row.
@@ -325,7 +325,7 @@ impl Run {
     /// Reads the whole volume.
     ///
     /// # Errors
-    /// What is wrong with its content.
+    /// When its content is wrong, with a description.
     pub fn read_all(&mut self) -> Result<(), String> {
         self.finish()?;
         self.read(0, self.oracle.sectors());
@@ -336,7 +336,7 @@ impl Run {
     /// content. Returns the reason when the array cannot be started.
     ///
     /// # Errors
-    /// What is wrong with the content.
+    /// When the content is wrong, with a description.
     pub fn restart(
         mut self,
         world: &SimWorld,
@@ -608,7 +608,7 @@ impl Run {
             self.counts.count(FaultKind::Rollback);
         }
         let device = self.sim.reopen_disk(id);
-        // Whether it forgot anything is for the array to find out.
+        // The array has to find out whether it forgot anything.
         if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
             if disk.forgot {
                 disk.forgot_in = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
@@ -623,7 +623,7 @@ impl Run {
     /// Reads a block while no other request is under way. The inner error is the client's.
     ///
     /// # Errors
-    /// What is wrong with the bytes read.
+    /// When the bytes read are wrong, with a description.
     pub(super) fn read_block(&mut self, block: usize) -> Result<Result<(), ClientError>, String> {
         let id = self.sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
         match self.sim.wait(id) {
@@ -672,7 +672,7 @@ impl Run {
                     let _ = self.sim.submit_admin(AdminRequest::Online { member: index, device });
                 }
             }
-            // A member in service may be replaced, too.
+            // A member in service may be replaced too.
             _ => {
                 let device = self.sim.add_blank_disk();
                 self.note(format!("member {member} ({:?}) is replaced", status.state));

@@ -1,6 +1,6 @@
-//! Member operations that have not ended, by their tokens. Rule T7: when a device leaves service, nothing waits for its
-//! operations any more. They are abandoned: their owners are told at once that the device is gone, and what the device says
-//! of them later only frees their tokens. Must not know what the operations are for.
+//! Member operations that have not ended, by their tokens. Rule T7: when a device leaves service, nothing
+//! waits for its operations any more. They are abandoned: their owners learn at once that the device is gone,
+//! and later results from the device only free their tokens. Must not know what the operations are for.
 
 use crate::array::{Effect, Owner};
 use crate::block_io::{Buf, DeviceId, IoFault, IoOp, IoToken, Pool};
@@ -8,7 +8,7 @@ use crate::units::{ByteOffset, MemberIndex, Timestamp};
 use slab::Slab;
 use std::collections::VecDeque;
 
-/// Who submitted an operation, and where it is.
+/// The owner of an operation, and its place.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::array) struct Inflight {
     pub owner: Owner,
@@ -17,7 +17,7 @@ pub(in crate::array) struct Inflight {
     pub effect: Effect,
 }
 
-/// What it takes to submit an operation again.
+/// The facts needed to submit an operation again.
 #[derive(Clone, Debug)]
 pub(in crate::array) enum Again {
     Read { offset: ByteOffset, len: usize },
@@ -49,7 +49,7 @@ impl Again {
         }
     }
 
-    /// Whether it transfers bytes, so that what it takes can be compared.
+    /// Whether it transfers bytes, so that its duration can be compared.
     pub(in crate::array) fn is_transfer(&self) -> bool {
         matches!(self, Again::Read { .. } | Again::Write { .. })
     }
@@ -59,7 +59,7 @@ impl Again {
     }
 }
 
-/// An operation has met a shortage, and is tried again; see `shortage.rs`.
+/// The state of an operation that has met a shortage and is tried again; see `shortage.rs`.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::array) struct Short {
     pub since: Timestamp,
@@ -84,7 +84,7 @@ pub(in crate::array) struct InflightTable {
     entries: Slab<Entry>,
     /// Entries that were abandoned and have not ended.
     abandoned: usize,
-    /// Abandoned operations whose owners were not told yet.
+    /// Abandoned operations whose owners have not learned of it yet.
     orphans: VecDeque<(Inflight, IoFault)>,
 }
 
@@ -97,7 +97,7 @@ struct Entry {
 pub(in crate::array) enum Ended {
     /// Its owner waits for it.
     Awaited(Flight),
-    /// Its owner was told long ago that the device is gone.
+    /// Its owner learned long ago that the device is gone.
     Late(Inflight),
 }
 
@@ -107,7 +107,7 @@ impl InflightTable {
         IoToken(self.entries.insert(Entry { flight, abandoned: false }) as u64)
     }
 
-    /// The operation, if somebody waits for it.
+    /// The operation, if its owner waits for it.
     pub(super) fn get(&self, token: IoToken) -> Option<&Flight> {
         self.entries.get(token.0 as usize).filter(|entry| !entry.abandoned).map(|entry| &entry.flight)
     }
@@ -118,7 +118,7 @@ impl InflightTable {
         entry.map(|entry| &mut entry.flight)
     }
 
-    /// Operations that somebody waits for.
+    /// Number of operations that owners wait for.
     pub(super) fn awaited(&self) -> usize {
         self.entries.len() - self.abandoned + self.orphans.len()
     }
@@ -140,8 +140,8 @@ impl InflightTable {
         Ended::Awaited(flight)
     }
 
-    /// Abandons all operations of a device. Tokens of those that the driver does not have are free at once. Returns those
-    /// that had met a shortage.
+    /// Abandons all operations of a device. Tokens of those that the driver does not have are free at once.
+    /// Returns those that had met a shortage.
     pub(super) fn abandon(&mut self, device: DeviceId, fault: IoFault) -> Vec<(IoToken, Short)> {
         let mut short = Vec::new();
         for (token, entry) in &mut self.entries {
@@ -159,22 +159,22 @@ impl InflightTable {
         short
     }
 
-    /// The next abandoned operation whose owner is to be told, and of what.
+    /// The next abandoned operation whose owner has to learn of it, and the fault.
     pub(in crate::array) fn next_orphan(&mut self) -> Option<(Inflight, IoFault)> {
         self.orphans.pop_front()
     }
 
-    /// Whether some owner is to be told.
+    /// Whether owners of abandoned operations have yet to learn of it.
     pub(in crate::array) fn has_orphans(&self) -> bool {
         !self.orphans.is_empty()
     }
 
-    /// Whether nobody waits for an operation.
+    /// Whether no owner waits for an operation.
     pub(in crate::array) fn is_empty(&self) -> bool {
         self.entries.len() == self.abandoned && self.orphans.is_empty()
     }
 
-    /// Whether somebody waits for an operation of a device.
+    /// Whether an owner waits for an operation of a device.
     pub(super) fn is_awaited(&self, device: DeviceId) -> bool {
         self.entries.iter().any(|(_, entry)| entry.flight.entry.device == device && !entry.abandoned)
     }
@@ -214,7 +214,7 @@ mod tests {
         assert!(matches!(table.end(tokens[1]), Ended::Awaited(_)));
         assert!(!table.is_empty());
         assert!(matches!(table.end(other), Ended::Awaited(_)));
-        assert!(table.is_empty(), "nobody waits for what is left");
+        assert!(table.is_empty(), "no owner waits for the others");
         assert!(matches!(table.end(tokens[2]), Ended::Late(_)));
     }
 

@@ -1,29 +1,30 @@
-//! Row locks of stripes and slots, in memory: writers exclude each other and decoding readers on overlapping rows.
+//! Row locks of stripes and slots, in memory: writers exclude each other and decoding readers on overlapping
+//! rows.
 //!
 //! Invariant: a waiter is granted only when it conflicts with no holder and no earlier waiter of its key, so
-//! nobody starves and requests on one row run in the order they came. Knows nothing of what the holders do.
+//! no request starves and requests on one row run in the order they came. Must not know what the holders do.
 
 use crate::units::{SlotIndex, StripeIndex};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Names the operation that holds or waits.
+/// The operation that holds or waits.
 pub(super) type OwnerKey = usize;
 
-/// What is locked: rows of a stripe, wherever it is, or of a slot, whatever is there.
+/// What is locked: rows of a stripe, in whichever slot it is, or rows of a slot, whatever it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::array) enum LockKey {
-    /// Of clients' requests.
+    /// For requests of clients.
     Stripe(StripeIndex),
-    /// Of what writes to a slot that holds no stripe, or must find what it holds still.
+    /// For operations that write to a slot without a stripe, or that need its content unchanged.
     Slot(SlotIndex),
 }
 
 /// What a lock excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum LockMode {
-    /// Readers that need the row to stand still.
+    /// Readers that need the row unchanged.
     Shared,
     /// Writers.
     Exclusive,
@@ -62,8 +63,8 @@ pub(in crate::array) struct LockTable {
 const SPARE_MAX: usize = 256;
 
 impl LockTable {
-    /// Claims `rows` (bytes within the chunk) of `key`. True: granted now; false: `owner` comes out of a later
-    /// [`LockTable::release`]. One owner claims a key at most once.
+    /// Claims `rows` (bytes within the chunk) of `key`. True: granted now; false: `owner` comes out of a
+    /// later [`LockTable::release`]. One owner claims a key at most once.
     pub(in crate::array) fn acquire(
         &mut self,
         key: LockKey,

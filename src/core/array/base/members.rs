@@ -33,24 +33,27 @@ pub(in crate::array) struct Device {
     pub bytes: u64,
     /// Writes that have completed on it.
     pub writes: u64,
-    /// Those that had completed before the last successful flush began.
+    /// `writes` when the last successful flush began.
     pub flushed: u64,
     /// A superblock on it says what it is; a restart would find it.
     pub recorded: bool,
-    /// It has refused to zero a range other than by writing.
+    /// Whether the device has refused to zero a range other than by writing.
     pub cannot_zero: bool,
-    /// The sequence of the newest superblock that is known to be whole on it. The next one goes to the other slot.
+    /// The sequence of the newest superblock that is known to be whole on it. The next one goes to the other
+    /// slot.
     pub sequence: u64,
     /// The other slot holds nothing that a torn update of an earlier life has left.
     pub cleared: bool,
-    /// It came without a superblock.
+    /// Whether the device came without a superblock.
     pub is_blank: bool,
-    /// The sequence of the superblock that the array has written last to each slot, those of even and of odd sequences.
+    /// The sequence of the superblock that the array has written last to each slot, those of even and of odd
+    /// sequences.
     pub written: [Option<u64>; 2],
 }
 
 impl Device {
-    /// A device about whose cache nothing is known yet; `sequence` is that of its superblock, 0 where it has none.
+    /// A device about whose cache nothing is known yet; `sequence` is that of its superblock, 0 where it has
+    /// none.
     pub(in crate::array) fn new(id: DeviceId, bytes: u64, sequence: u64) -> Device {
         Device {
             id,
@@ -77,12 +80,11 @@ impl Device {
     }
 }
 
-/// A device that lacks nothing but blocks and metadata pages that cannot be read does not join for
-/// this long: the member that it takes the place of may hold the only copy of them, and others may
-/// leave once it is there.
+/// How long a device does not join that lacks nothing but blocks and metadata pages that cannot be read. The
+/// member that it replaces may hold their only copy, and others may leave once it has joined.
 const JOIN_PATIENCE_NS: u64 = 30_000_000_000;
 
-/// Time between two tries to build what it lacks.
+/// Time between two tries to build the blocks that it lacks.
 const LACKING_RETRY_NS: u64 = 1_000_000_000;
 
 /// How far a device has been built. Slots are built in ascending order, several at a time.
@@ -100,13 +102,14 @@ pub(in crate::array) struct Progress {
     pub waits_since: Option<Timestamp>,
     /// Slots from `next` on read as zeroes, so a slot of zeroes need not be written.
     pub known_zero: bool,
-    /// The device is current as of the end of this epoch: only what was written later has to be built.
+    /// The device is current as of the end of this epoch: only data written later has to be built.
     pub since: Option<u64>,
-    /// Those of them that are being built once more, and perhaps some that have been since.
+    /// Slots of `lacking` that are being built once more, and perhaps some that have been since.
     pub retrying: BTreeSet<u64>,
-    /// The most slots that were complete at one time: what is built once more was shown as done.
+    /// The most slots that were complete at one time: slots that are built once more were shown as done.
     pub covered_max: u64,
-    /// Its log is being read, which may show that it is not: nothing is built before.
+    /// Its log is being read, which may show that it is not current as of `since`: nothing is built before
+    /// that.
     pub awaits_ring: bool,
     /// How far its copies of metadata pages have come.
     pub pages: PagesBuilt,
@@ -128,7 +131,7 @@ impl Progress {
         Progress::starting_at(0, known_zero)
     }
 
-    /// Everything from slot `next` on is to be built.
+    /// Everything from slot `next` on has to be built.
     pub(in crate::array) fn starting_at(next: u64, known_zero: bool) -> Progress {
         let pages = PagesBuilt::No;
         Progress {
@@ -152,7 +155,7 @@ impl Progress {
         Progress::starting_at(rebuilt.0, false)
     }
 
-    /// The slot to be built next: what could not be built whole comes again when all others are done.
+    /// The slot to be built next. Slots that could not be built whole come again when all others are done.
     pub(in crate::array) fn due(&self, slots: u64, now: Timestamp) -> Option<u64> {
         if self.awaits_ring {
             return None;
@@ -163,7 +166,7 @@ impl Progress {
         self.lacking.difference(&self.running).next().copied().filter(|_| now >= self.again)
     }
 
-    /// Slot `slot`, which was due, is being built.
+    /// Records that slot `slot`, which was due, is being built.
     pub(in crate::array) fn begin(&mut self, slot: u64) {
         if self.lacking.remove(&slot) {
             self.retrying.retain(|slot| self.running.contains(slot));
@@ -173,7 +176,8 @@ impl Progress {
         self.running.insert(slot);
     }
 
-    /// Slot `slot`, which is being built, lacks blocks that cannot be read for now. False: it was tried for long enough.
+    /// Records that slot `slot`, which is being built, lacks blocks that cannot be read for now. False: it
+    /// was tried for long enough.
     pub(in crate::array) fn lacks(&mut self, slot: u64, slots: u64, now: Timestamp) -> bool {
         if is_off(Mutation::JoinsLacking) {
             return false;
@@ -186,8 +190,8 @@ impl Progress {
         true
     }
 
-    /// Slot `slot`, which was begun once more and not completed, comes again. False: it was begun
-    /// for the first time.
+    /// Makes slot `slot`, which was begun once more and not completed, due again. False: it was begun for the
+    /// first time.
     pub(in crate::array) fn put_back(&mut self, slot: u64, now: Timestamp) -> bool {
         let is_again = self.retrying.contains(&slot);
         if is_again {
@@ -197,7 +201,8 @@ impl Progress {
         is_again
     }
 
-    /// All but what cannot be read is built: whether that is waited for still.
+    /// Whether a device, on which everything is built except for blocks that cannot be read, still waits for
+    /// those.
     pub(in crate::array) fn is_patient(&mut self, now: Timestamp) -> bool {
         now.nanos_since(*self.waits_since.get_or_insert(now)) < JOIN_PATIENCE_NS
     }
@@ -207,7 +212,7 @@ impl Progress {
         self.done() >= slots && self.lacking.is_empty()
     }
 
-    /// Slot `slot` was not completed: it and all after it are started again. Slots that are still running keep
+    /// Starts slot `slot`, which was not completed, and all after it again. Slots that are still running keep
     /// their place and are then done twice, which is harmless under their locks.
     pub(in crate::array) fn rewind_to(&mut self, slot: u64) {
         self.covered_max = self.covered();
@@ -215,18 +220,18 @@ impl Progress {
         self.known_zero = false;
     }
 
-    /// Whether writes to `slot` must reach the device: its slot is built. One that is being built, or waits for
-    /// its lock, takes the new content with it when its turn comes.
+    /// Whether writes to `slot` must reach the device, because its slot is built. A slot that is being built,
+    /// or waits for its lock, gets the new content when its turn comes.
     pub(super) fn has(&self, slot: SlotIndex) -> bool {
         slot.0 < self.next && !self.running.contains(&slot.0)
     }
 
-    /// Where a restart goes on: what could not be built whole is not remembered otherwise.
+    /// The slot at which a restart goes on. Slots that could not be built whole are not recorded otherwise.
     pub(in crate::array) fn recorded(&self) -> u64 {
         self.lacking.first().copied().unwrap_or(self.next).min(self.done())
     }
 
-    /// How many slots to show as complete. Never fewer than before, whatever is tried again.
+    /// How many slots to show as complete: never fewer than before, whatever is tried again.
     pub(in crate::array) fn covered(&self) -> u64 {
         let first = self.running.difference(&self.retrying).next();
         let first = first.copied().unwrap_or(self.next).min(self.next);
@@ -241,7 +246,7 @@ impl Progress {
         (self.lacking.len() + running.filter(|slot| !self.lacking.contains(slot)).count()) as u64
     }
 
-    /// The same with those of `unreadable` that are being built for the first time.
+    /// As [`Progress::retried`], with those of `unreadable` that are being built for the first time.
     pub(in crate::array) fn retried_beside(&self, unreadable: &BTreeSet<u64>) -> u64 {
         let first = unreadable.iter().filter(|slot| {
             self.running.contains(slot) && !self.retrying.contains(slot) && !self.lacking.contains(slot)
@@ -255,7 +260,7 @@ impl Progress {
     }
 }
 
-/// A device that is being built while the old one, or nobody, serves.
+/// A device that is being built while the old one serves, or none does.
 #[derive(Clone, Debug)]
 pub(in crate::array) struct Replacement {
     pub device: Device,
@@ -274,9 +279,9 @@ pub(in crate::array) struct Member {
     pub replacement: Option<Replacement>,
     pub counters: MemberCounters,
     pub reason: Option<String>,
-    /// It left because of a shortage, and may come back by itself.
+    /// Why the member left, if it was for a shortage: it may come back by itself.
     pub away: Option<MemberCondition>,
-    /// It left because its file ended too early.
+    /// Whether the member left because its file ended too early.
     pub cut_off: bool,
 }
 
@@ -302,8 +307,8 @@ pub(in crate::array) enum Which {
     Replacement,
 }
 
-/// How many members are what: asked at every step of the array, where to look at hundreds of members would take longer than
-/// the step.
+/// How many members are in which state. Asked at every step of the array, where looking at hundreds of
+/// members would take longer than the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::array) struct Census {
     online: usize,
@@ -319,7 +324,7 @@ impl Census {
 }
 
 impl Member {
-    /// Forgets its counts, and what is told of it while it is in service.
+    /// Clears its counts, and the conditions that are reported while it is in service.
     pub(in crate::array) fn clear(&mut self) {
         self.counters = Default::default();
         if self.state == MemberState::Online {
@@ -341,7 +346,7 @@ impl Core {
         }
     }
 
-    /// Whether the device is its member's still, in the same place.
+    /// Whether the device still belongs to its member, in the same place.
     pub(in crate::array) fn still_has(&self, device: MemberDevice) -> bool {
         self.device_of(device.member, device.which) == Some(device.id)
     }
@@ -373,7 +378,8 @@ impl Core {
         self.roster.census
     }
 
-    /// Counts the members again: to be called whenever the state of one changes, or the construction of one begins or ends.
+    /// Counts the members again. Must be called whenever the state of one changes, or the construction of one
+    /// begins or ends.
     pub(in crate::array) fn count_members(&mut self) {
         self.roster.census = Census::of(&self.roster.members);
     }
@@ -391,8 +397,8 @@ impl Core {
         self.member(member).readable(slot)
     }
 
-    /// The devices that must get a write to `member`'s chunk of `slot`: those in service and those on which the
-    /// slot has been built. Does not change while the slot is locked and the members stay.
+    /// The devices that must get a write to `member`'s chunk of `slot`: those in service and those on which
+    /// the slot has been built. Does not change while the slot is locked and the members stay.
     pub(in crate::array) fn targets(
         &self,
         member: MemberIndex,
@@ -432,7 +438,8 @@ impl Core {
         found.map(|(member, which, _)| (member, which))
     }
 
-    /// Whether a device counts as its member: the errors of one that is to replace it are not the member's.
+    /// Whether a device counts as its member: errors of a device that is to replace a member are not the
+    /// member's.
     pub(in crate::array) fn is_primary(&self, id: DeviceId) -> bool {
         matches!(self.find_device(id), Some((_, Which::Primary)))
     }
@@ -443,7 +450,7 @@ impl Core {
         devices.into_iter().flatten().find(|device| device.id == id)
     }
 
-    /// Whether a fault says nothing about its device (T4).
+    /// Whether a fault proves nothing about its device (T4).
     pub(in crate::array) fn is_passing(&self, fault: IoFault) -> bool {
         fault.kind.passes() && !is_off(Mutation::ShortageIsAFault)
     }
@@ -453,8 +460,8 @@ impl Core {
         (self.shape.data_offset.0..self.shape.data_offset.0 + bytes).contains(&offset.0)
     }
 
-    /// What a member of a failed array acknowledged and did not flush may be gone. Clients would not notice if it came back
-    /// under them, so it does not.
+    /// Keeps a member of a failed array from coming back before a restart. Writes that it acknowledged and
+    /// did not flush may be gone, and clients would not notice if it came back while they are connected.
     pub(in crate::array) fn needs_restart(&mut self, index: MemberIndex) {
         if self.roster.returnable.remove(index) {
             let text = format!(
@@ -466,29 +473,29 @@ impl Core {
         }
     }
 
-    /// Takes note of the fault for which a device of a member has just left. Where that was its own (`is_primary`), and its file
-    /// ends too early, the member does not come back from there.
+    /// Notes the fault for which a device of a member has just left. If that was its own (`is_primary`), and
+    /// its file ends too early, the member does not come back from there.
     pub(in crate::array) fn note_cut_off(&mut self, index: MemberIndex, is_primary: bool, fault: IoFault) {
         let member = self.member_mut(index);
         member.cut_off |= is_primary && member.device.is_none() && fault.errno == libc::ENODATA;
     }
 
-    /// Nobody waits for the operations of a device any more.
+    /// Abandons the operations of a device: no owner waits for them any more.
     pub(in crate::array) fn abandon(&mut self, id: DeviceId, fault: IoFault) {
         for (token, short) in self.inflight.abandon(id, fault) {
             self.shortages.ended(id, token, short, false);
         }
     }
 
-    /// A device has failed: it is handed back, and nobody waits for what it has not ended (T7).
+    /// Hands back a device that has failed. No owner waits for operations that it has not ended (T7).
     pub(in crate::array) fn hand_back(&mut self, id: DeviceId) {
         self.abandon(id, IoFault { kind: IoFaultKind::Gone, errno: libc::ENODEV });
         self.actions.push(ArrayAction::Release(id));
     }
 
-    /// An operation has ended whose device had left service before.
+    /// Takes the end of an operation whose device had left service before.
     pub(in crate::array) fn late_end(&mut self, entry: &Inflight, result: &Result<IoValue, IoFault>) {
-        // As in `flush_fault`.
+        // It is not known which earlier writes are on the medium.
         if let (Err(fault), Effect::Flush(_)) = (result, entry.effect)
             && fault.kind != IoFaultKind::Gone
         {
@@ -496,7 +503,7 @@ impl Core {
         }
     }
 
-    /// Hands back devices that others have taken the place of and that nobody waits for.
+    /// Hands back devices that were replaced, once no owner waits for their operations.
     pub(in crate::array) fn release_idle_devices(&mut self) {
         let inflight = &self.inflight;
         let actions = &mut self.actions;

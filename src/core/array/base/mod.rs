@@ -1,8 +1,8 @@
-//! What every machine of the array stands on: its shape, its members, what is in flight, who waits for what, and what it asks of
-//! its caller.
+//! The base of all machines of the array: its shape, its members, operations in flight, the queues of those
+//! that wait, and requests to its caller.
 //!
-//! Invariants: an operation that is ready or granted a lock is advanced before the array's call returns. Must not know of batches,
-//! pages, passes or administrators.
+//! Invariants: an operation that is ready or granted a lock is advanced before the array's call returns. Must
+//! not know of batches, pages, passes or administrators.
 
 pub(in crate::array) mod inflight;
 mod jobs;
@@ -29,7 +29,7 @@ use std::collections::VecDeque;
 /// See the head of this file.
 pub(super) struct Core {
     pub(super) map: Map,
-    /// What never changes of an array but its map.
+    /// Facts about an array that never change, except for its map.
     pub(in crate::array) shape: Shape,
     pub(super) pool: Pool,
     pub(super) config: ArrayConfig,
@@ -39,12 +39,12 @@ pub(super) struct Core {
     pub(super) inflight: InflightTable,
     /// Operations in flight that are tried again.
     pub(super) shortages: Shortages,
-    /// What operations on the members take.
+    /// How long operations on the members take.
     pub(super) paces: pace::Paces,
     /// Operations that are ready, and those that wait for something other than I/O.
     pub(in crate::array) work: WorkQueues,
     pub(super) locks: LockTable,
-    /// What clients and jobs have under way, and when they last had.
+    /// The work of clients and jobs under way, and when there last was some.
     pub(in crate::array) load: Load,
     /// How far a stop has come.
     pub(in crate::array) stop: StopState,
@@ -53,12 +53,12 @@ pub(super) struct Core {
     pub(in crate::array) ended_requests: VecDeque<EndedRequest>,
 }
 
-/// What never changes of an array but its map.
+/// Facts about an array that never change, except for its map.
 pub(in crate::array) struct Shape {
     pub(in crate::array) geometry: Geometry,
     pub(in crate::array) data_offset: ByteOffset,
     pub(in crate::array) codec: Codec,
-    /// All parities from all data columns.
+    /// Computes all parities from all data columns.
     pub(in crate::array) encoding: Transform,
 }
 
@@ -70,7 +70,7 @@ pub(in crate::array) struct Roster {
     /// Members that were in service when the array failed: nothing was written without them.
     pub(in crate::array) returnable: MemberSet,
     pub(in crate::array) releasing: Vec<DeviceId>,
-    /// Devices that were replaced, until that is on disk.
+    /// Devices that were replaced, until that is recorded on disk.
     pub(in crate::array) exchanged: Vec<Replaced>,
 }
 
@@ -81,11 +81,11 @@ pub(in crate::array) struct WorkQueues {
     pub(in crate::array) ended: Vec<usize>,
     /// Operations that wait for the gate to open before they touch a member.
     pub(in crate::array) gated: Vec<usize>,
-    /// Operations that wait until a time before they read again what could not be read.
+    /// Operations that wait until a time, and then read again what could not be read.
     pub(in crate::array) patient: Vec<(Timestamp, usize)>,
 }
 
-/// What clients and jobs have under way, and when they last had.
+/// The work of clients and jobs under way, and when there last was some.
 pub(in crate::array) struct Load {
     /// Jobs given away and not answered.
     pub(in crate::array) jobs_out: usize,
@@ -98,7 +98,7 @@ pub(in crate::array) struct Load {
 /// How far a stop has come.
 pub(in crate::array) struct StopState {
     pub(in crate::array) stopping: Option<Stopping>,
-    /// A stop is near: nothing waits for a fault to pass any more.
+    /// Whether a stop is near, so that nothing waits for a fault to pass any more.
     pub(in crate::array) hurried: bool,
     /// When the stop was asked for.
     pub(in crate::array) stop_begun: Option<Timestamp>,
@@ -120,7 +120,7 @@ impl Core {
         self.map.member_of(slot, ColumnIndex(column as u16))
     }
 
-    /// Ends a request towards the volume.
+    /// Ends a request of the volume.
     pub(super) fn done(&mut self, id: StripeRequestId, result: Result<StripeReply, ClientError>) {
         self.ended_requests.push_back((id, result));
     }

@@ -1,8 +1,8 @@
-//! Members that are far slower than their peers: one of them slows the whole array down long before it fails.
-//! They are judged by what their reads and writes take on average, over windows of time, against the others
-//! under the same load.
+//! Finds members that are far slower than their peers: one of them slows the whole array down long before it
+//! fails. Each is judged by the average time of its reads and writes, over windows of time, against the
+//! others under the same load.
 //!
-//! Must not know what operations are for; what becomes of a slow member is a person's to decide.
+//! Must not know what operations are for. A person decides what to do about a slow member.
 
 use crate::array::{Core, NoticeKind, NoticeLevel};
 use crate::units::{MemberIndex, Timestamp};
@@ -10,20 +10,22 @@ use crate::units::{MemberIndex, Timestamp};
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 10_000_000_000;
 
-/// Fewer operations in a window say nothing.
+/// Fewest operations in a window that count for anything.
 const OPS_MIN: u64 = 16;
 
-/// So many times as slow as the median of the others is far slower: disks of one make differ by less than 2,
-/// an SSD among disks is faster, not slower.
+/// A member is far slower that takes this many times as long as the median of the others: disks of one make
+/// differ by less than 2, and an SSD among disks is faster, not slower.
 const FACTOR: u64 = 8;
 
-/// Faster than this is fast enough, whatever the others do: what a disk takes to seek twice.
+/// A member that is faster than this is fast enough, however fast the others are: the time a disk takes to
+/// seek twice.
 const SLOW_NS: u64 = 20_000_000;
 
-/// Windows in a row that show the same before it is believed: a disk may spin up, or remap a sector.
+/// How many windows in a row must agree before a member is believed to be slow: a disk may spin up, or remap
+/// a sector.
 const WINDOWS: i32 = 3;
 
-/// What the members take.
+/// How long operations of the members take.
 #[derive(Debug, Default)]
 pub(in crate::array) struct Paces {
     members: Vec<Pace>,
@@ -34,24 +36,24 @@ pub(in crate::array) struct Paces {
 struct Pace {
     ops: u64,
     nanos: u64,
-    /// Windows in a row that showed it slow, or, below zero, not.
+    /// Windows in a row in which it was slow, or, if negative, not slow.
     streak: i32,
     is_slow: bool,
 }
 
-/// A member has become slow, or is not any more.
+/// A member that has become slow, or is slow no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PaceChange {
     pub member: MemberIndex,
     pub is_slow: bool,
-    /// What its operations take on average.
+    /// Average time of its operations.
     pub nanos: u64,
-    /// The median of what those of the others take.
+    /// The median of the average times of the others.
     pub peers_nanos: u64,
 }
 
 impl Paces {
-    /// An operation has ended well, after so long.
+    /// Counts an operation that has succeeded, and its time.
     pub(in crate::array) fn note(&mut self, member: MemberIndex, nanos: u64) {
         let at = usize::from(member.0);
         if self.members.len() <= at {
@@ -61,7 +63,7 @@ impl Paces {
         self.members[at].nanos += nanos;
     }
 
-    /// The device of a member has left.
+    /// Forgets the times of a member, because its device has left.
     pub(in crate::array) fn forget(&mut self, member: MemberIndex) {
         if let Some(pace) = self.members.get_mut(usize::from(member.0)) {
             *pace = Pace::default();
@@ -104,7 +106,7 @@ impl Paces {
 }
 
 impl Core {
-    /// Tick: tells of members that have become slow, and of those that are not any more.
+    /// Tick: reports members that have become slow, and those that are slow no more.
     pub(in crate::array) fn judge_paces(&mut self) {
         for PaceChange { member, is_slow, nanos, peers_nanos } in self.paces.judge(self.now) {
             let ms = |nanos: u64| nanos as f64 / 1e6;
@@ -135,7 +137,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Lets windows pass in which the members take so long, `ops` operations each.
+    /// Lets windows pass in which the members take this long for each of `ops` operations.
     fn windows(paces: &mut Paces, count: u64, ops: u64, millis: &[u64]) -> Vec<(u16, bool)> {
         let mut changes = Vec::new();
         for _ in 0..count {
@@ -160,12 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slow_with_all_others_fast_enough_or_rarely_asked_is_not_told() {
+    fn a_member_that_is_slow_like_the_others_fast_enough_or_rarely_used_is_not_reported() {
         let mut paces = Paces::default();
         assert_eq!(windows(&mut paces, 9, 20, &[100, 110, 300, 90]), [], "all are slow");
         assert_eq!(windows(&mut paces, 9, 20, &[0, 0, 15, 0]), [], "fast enough");
         assert_eq!(windows(&mut paces, 9, 3, &[1, 1, 100, 1]), [], "too few to tell");
-        assert_eq!(windows(&mut paces, 9, 20, &[100]), [], "nobody to compare with");
+        assert_eq!(windows(&mut paces, 9, 20, &[100]), [], "no other to compare with");
         for _ in 0..5 {
             assert_eq!(windows(&mut paces, 2, 20, &[1, 1, 100, 1]), []);
             assert_eq!(windows(&mut paces, 1, 20, &[1, 1, 2, 1]), [], "now and then");

@@ -1,15 +1,15 @@
-//! Operations that fail because this host lacks something, or because the storage under a member is full, are tried again
-//! (rule T4 of the crash-safety design).
+//! Tries operations again that fail because this host lacks something, or because the storage under a member
+//! is full (rule T4 of the crash-safety design).
 //!
-//! Such a fault says nothing about the member. Whoever submitted the operation does not see it: the operation stays in
-//! flight and takes longer. So the order of what depends on it stays as it is, and no rule about failures applies.
-//! A member that stays short alone leaves after [`ALONE_NS`], if the array can spare it; it may return when its trouble
-//! is over. Where members are needed, clients wait for [`PATIENCE_NS`] and get an error then; operations of the array
-//! itself wait on.
+//! Such a fault proves nothing about the member. The owner of the operation does not see it: the operation
+//! stays in flight and takes longer. So the order of operations that depend on it stays the same, and no rule
+//! about failures applies. A member that alone stays short leaves after [`ALONE_NS`], if the array can spare
+//! it; it may return when its shortage is over. Where members are needed, clients wait for [`PATIENCE_NS`]
+//! and then get an error; operations of the array itself wait on.
 //!
-//! Invariants: a write or flush that somebody relies on fails with a passing fault only after its device has left service,
-//! or after whatever it belonged to is void (the array has failed, its replay has ended). A token that waits is not with
-//! the driver.
+//! Invariants: a write or flush that an operation relies on fails with a passing fault only after its device
+//! has left service, or after the work it belonged to is void (the array has failed, its replay has ended). A
+//! token that waits is not with the driver.
 
 use crate::array::Core;
 use crate::array::base::inflight::{Inflight, Short};
@@ -23,30 +23,32 @@ use crate::format::{MemberSet, MemberState};
 use crate::units::{MemberIndex, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The first wait before an operation is tried again; doubled with each further one. Memory is often there again as soon
-/// as the kernel has written something back.
+/// The first wait before an operation is tried again; doubled with each further one. Memory is often
+/// available again as soon as the kernel has written something back.
 const RETRY_FIRST_NS: u64 = 10_000_000;
 
-/// The longest wait: what a person who has made room is willing to wait for the array to notice.
+/// The longest wait: how long a person who has made room is willing to wait until the array notices.
 const RETRY_MAX_NS: u64 = 1_000_000_000;
 
-/// How long a member may stay short alone before it leaves: so much sooner than clients lose their patience that they
-/// do not see it.
+/// How long a member may stay short alone before it leaves: early enough before clients lose their patience
+/// that they do not notice.
 const ALONE_NS: u64 = 20_000_000_000;
 
-/// How long clients wait, and operations whose owners can do without: as long as common clients give a request.
+/// How long clients wait, and operations whose owners can do without the result: as long as common clients
+/// give a request.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
 /// How long a replay waits for room before reads are served without it.
 const LIFT_NS: u64 = 1_000_000_000;
 
-/// How long a read waits for its member where others can serve: decoding takes less, but costs the others reads.
+/// How long a read waits for its member where others can serve. Decoding is faster, but costs reads of the
+/// others.
 const READ_PATIENCE_NS: u64 = 200_000_000;
 
 /// A shortage is over when no operation has met it for this long.
 const QUIET_NS: u64 = 1_000_000_000;
 
-/// How long a stop waits for members that are short. What is left in the log is replayed by the next start.
+/// How long a stop waits for members that are short. The next start replays what is left in the log.
 const STOP_PATIENCE_NS: u64 = 2_000_000_000;
 
 /// Operations of one device that have met a shortage and are not over.
@@ -56,7 +58,7 @@ struct Episode {
     fault: IoFault,
     since: Timestamp,
     newest: Timestamp,
-    /// The operation that was over last had not succeeded.
+    /// Whether the operation that ended last had not succeeded.
     is_given_up: bool,
     tokens: BTreeSet<IoToken>,
 }
@@ -64,10 +66,10 @@ struct Episode {
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(in crate::array) struct Shortages {
-    /// (when it is due, token)
+    /// When each is due, and its token.
     waiting: BTreeSet<(Timestamp, IoToken)>,
     episodes: BTreeMap<DeviceId, Episode>,
-    /// What was known of losses when void operations were last looked for.
+    /// The losses that were known when void operations were last looked for.
     seen: Era,
 }
 
@@ -81,7 +83,7 @@ struct Era {
 }
 
 impl Shortages {
-    /// An operation that has met a shortage is over; whether it has succeeded.
+    /// Counts the end of an operation that has met a shortage, and whether it has succeeded.
     pub(in crate::array) fn ended(
         &mut self,
         device: DeviceId,
@@ -105,8 +107,8 @@ impl Shortages {
 }
 
 impl Array {
-    /// Takes a passing fault of an operation in flight. True: the operation stays in flight and is tried again. False: its
-    /// owner is to be told.
+    /// Takes a passing fault of an operation in flight. True: the operation stays in flight and is tried
+    /// again. False: its owner gets the fault.
     pub(in crate::array) fn tries_again(&mut self, token: IoToken, fault: IoFault) -> bool {
         if !self.core.is_passing(fault) || self.core.is_stopped() {
             return false;
@@ -139,30 +141,31 @@ impl Array {
             tokens,
         });
         episode.newest = now;
-        // No room is the worse news: somebody has to make some.
+        // No room is the worse problem: a person has to make some.
         if episode.fault.kind != IoFaultKind::NoSpace {
             episode.fault = fault;
         }
         episode.tokens.insert(token);
         if is_new {
             self.core.notice_shortage(entry.member, entry.device, fault);
-            // They hold stripes that clients want.
+            // Operations that wait for a checkpoint hold stripes that clients want.
             self.redo.wake_waiting_for_checkpoint(&mut self.core);
         }
         true
     }
 
-    /// How long an operation may be tried again before its owner is told; none where the owner relies on it.
+    /// How long an operation may be tried again before its owner gets the fault; none where the owner relies
+    /// on the operation.
     fn patience(&self, token: IoToken) -> Option<u64> {
         let flight = self.core.inflight.get(token)?;
         let entry = &flight.entry;
         let patience = match entry.owner {
-            // What recovery cannot read it takes for damaged: no shortcuts here.
+            // Recovery takes for damaged what it cannot read: it waits for the full time.
             Owner::Recovery { .. } if flight.again.changes_nothing() => PATIENCE_NS,
             _ if flight.again.changes_nothing() && self.core.others_serve(entry) => READ_PATIENCE_NS,
             _ if flight.again.changes_nothing() => PATIENCE_NS,
             Owner::Punch => PATIENCE_NS,
-            // What is written to a device under construction must be there; the device is given up instead.
+            // A write to a device under construction must succeed; otherwise the device is given up.
             Owner::Op { key, .. } => match &self.ops[key] {
                 Op::LoggedPass(pass) if pass.is_rebuild() => return None,
                 _ => PATIENCE_NS,
@@ -177,7 +180,7 @@ impl Array {
         })
     }
 
-    /// Whether nobody relies on an operation any more.
+    /// Whether no operation relies on this I/O any more.
     fn is_void(&self, entry: &Inflight) -> bool {
         let is_replaced =
             self.core.roster.exchanged.iter().any(|replaced| replaced.device.id == entry.device);
@@ -191,7 +194,7 @@ impl Array {
         self.redo.is_recovering()
     }
 
-    /// Submits again what is due, and ends what is void. True: something has ended.
+    /// Submits again the operations that are due, and ends those that are void. True: some have ended.
     pub(in crate::array) fn pump_shortages(&mut self) -> bool {
         if self.core.shortages.waiting.is_empty() {
             return false;
@@ -205,7 +208,7 @@ impl Array {
         has_ended
     }
 
-    /// Ends what waits and is void. True: something has ended.
+    /// Ends operations that wait and are void. True: some have ended.
     fn end_void(&mut self) -> bool {
         let era = Era {
             losses: self.supers.losses(),
@@ -229,7 +232,8 @@ impl Array {
         has_ended
     }
 
-    /// Tick: shortages that last take members out, or clients' patience; others end.
+    /// Tick: handles shortages. One that lasts takes members out, or ends the requests of clients; others
+    /// end.
     pub(in crate::array) fn judge_shortages(&mut self) {
         let now = self.core.now;
         let over =
@@ -265,16 +269,16 @@ impl Array {
         }
     }
 
-    /// Whether an operation is being tried again that a stop waits for, and is without in the end:
-    /// then it is not clean. What loses patience before that ends with an error, and the stop goes
-    /// on.
+    /// Whether an operation that a stop waits for is being tried again, and the stop will not be clean if it
+    /// goes on without it. An operation whose patience ends before that gets an error, and the stop goes on.
     pub(in crate::array) fn stops_short(&self) -> bool {
         let mut tokens = self.core.shortages.episodes.values().flat_map(|episode| &episode.tokens);
         tokens.any(|&token| self.core.inflight.get(token).is_some() && self.patience(token).is_none())
     }
 
-    /// Requests that have waited this long end with an error. What has joined a batch stays there, and happens later. Before a
-    /// stop they have not waited for as long as clients are kept waiting: that they were not done is not for lack of space.
+    /// Ends requests with an error that have waited this long. Those that have joined a batch stay in it, and
+    /// are carried out later. Before a stop they have not waited for as long as clients are kept waiting, so
+    /// their error does not say that there is no space.
     fn end_patience_of_clients(&mut self, patience: u64) {
         let error = if self.core.stop.hurried { ClientError::Stopping } else { self.core.shortage_error() };
         let now = self.core.now;
@@ -301,8 +305,8 @@ impl Array {
         }
     }
 
-    /// A replay that lacks room to put in place what it found begins again, and leaves that to be put in place while reads are
-    /// served.
+    /// Begins a replay again that lacks room to put its content in place, and leaves that to a checkpoint
+    /// while reads are served.
     fn lift_replay(&mut self) {
         let is_long = |token: &IoToken| {
             self.core.short(*token).is_some_and(|short| {
@@ -316,7 +320,8 @@ impl Array {
         }
     }
 
-    /// A stop that waits for members that are short: after a while they are left as they are. True: the array has stopped.
+    /// Ends a stop that has waited long enough for members that are short; they are left as they are. True:
+    /// the array has stopped.
     pub(in crate::array) fn stop_without_short(&mut self, id: RequestId) -> bool {
         let due = self
             .core
@@ -350,8 +355,8 @@ impl Array {
         true
     }
 
-    /// Whether all that passes have under way waits for room on a member that is full: its own
-    /// operations are tried again for that, or it waits for what may depend on such operations of
+    /// Whether everything that passes have under way waits for room on a member that is full: their own
+    /// operations are tried again for that, or they wait for something that may depend on such operations of
     /// others (a lock, a checkpoint).
     pub(in crate::array) fn passes_wait_for_room(&self) -> bool {
         let episodes =
@@ -391,7 +396,7 @@ impl Core {
         matches!(self.find_device(device), Some((_, Which::Replacement)))
     }
 
-    /// What a member and the device that is being built for it lack.
+    /// The shortages of a member and of the device that is being built for it.
     pub(in crate::array) fn lacks_of(&self, member: &Member) -> impl Iterator<Item = MemberCondition> {
         let own = member.away.or(self.shortage_of(member.device.map(|device| device.id)));
         let new = member.replacement.as_ref().and_then(|new| self.shortage_of(Some(new.device.id)));
@@ -439,7 +444,7 @@ impl Core {
         self.notice(kind, level, Some(member), text);
     }
 
-    /// Whether others than the member of a read can make up for it, and it has had its time.
+    /// Whether other members can make up for the member of a read, and it has had its time.
     fn others_serve(&self, entry: &Inflight) -> bool {
         let mut others = self.online();
         for member in self.short_members().iter().chain([entry.member]) {
@@ -486,12 +491,13 @@ impl Core {
         })
     }
 
-    /// Whether what clients wait for since then has been held up by a shortage for longer than they are kept waiting.
+    /// Whether a shortage has held up what clients wait for since then, for longer than they are kept
+    /// waiting.
     pub(in crate::array) fn is_lasting_shortage(&self, since: Timestamp) -> bool {
         self.now.nanos_since(since) >= PATIENCE_NS
     }
 
-    /// Since when the operation that has waited longest is tried again.
+    /// Since when the operation that has waited longest has been tried again.
     fn oldest_shortage(&self) -> Option<Timestamp> {
         let tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);
         tokens.filter_map(|&token| Some(self.short(token)?.since)).min()
@@ -502,7 +508,8 @@ impl Core {
         self.shortages.episodes.values().any(|episode| !episode.tokens.is_empty())
     }
 
-    /// What clients get for what they have waited for in vain, if it has lasted long enough to say so at once.
+    /// The error of clients that have waited in vain for the end of a shortage, if it has lasted long enough
+    /// to give it at once.
     pub(in crate::array) fn lasting_shortage(&self) -> Option<ClientError> {
         let is_long = self.oldest_shortage().is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS);
         is_long.then(|| self.shortage_error())
@@ -531,7 +538,7 @@ impl Core {
         }
     }
 
-    /// What a shortage makes of a member, for the status.
+    /// The condition that a shortage causes for a member, for the status.
     pub(super) fn shortage_of(&self, device: Option<DeviceId>) -> Option<MemberCondition> {
         self.shortages.episodes.get(&device?).map(|episode| condition_of(episode.fault))
     }

@@ -1,11 +1,12 @@
-//! Blocks of a slot as they should be: from the overlay, as known zeroes, from their members and verified, or
-//! decoded from others that verify. Reads, writes, rebuild and scrub of logged arrays get their bytes here, so that
-//! nothing unverified reaches a client or a parity.
+//! The right content of the blocks of a slot: from the overlay, as known zeroes, from their members and
+//! verified, or decoded from others that verify. Reads, writes, rebuild and scrub of logged arrays get their
+//! bytes here, so that nothing unverified reaches a client or a parity.
 //!
-//! Runs under a lock on the rows, with their checksum pages loaded and pinned by the caller: neither hashes nor images
-//! of these rows change meanwhile. One block is the unit: an unreadable or wrong block costs its row one erasure, not
-//! the whole column. What is read in bulk is judged, and decoded where it can be, as a job once all of it is there
-//! (`fetch/job.rs`); the rest here, block by block. Must not know what the bytes are for.
+//! Runs under a lock on the rows, with their checksum pages loaded and pinned by the caller: neither hashes
+//! nor images of these rows change meanwhile. The unit is one block: an unreadable or wrong block costs its
+//! row one erasure, not the whole column. Bulk reads are judged as one job once all their bytes are here, and
+//! decoded in it where possible (`fetch/job.rs`); other reads are judged here, block by block. Must not know
+//! what the bytes are for.
 
 mod job;
 mod mend;
@@ -30,53 +31,54 @@ pub(in crate::array) struct Fetch {
     parts: Vec<Part>,
     /// Reads in flight.
     pending: usize,
-    /// Bytes of parts that are read whole in this round; a round ends when nothing is in flight.
+    /// Bytes of parts that this round reads whole; a round ends when nothing is in flight.
     round_bytes: usize,
-    /// Even a little is judged as a job: it is fingerprinted beside what others have read.
-    in_company: bool,
-    /// The job that is out.
+    /// Whether small reads too are hashed in a job, batched with those of other clients.
+    batch_small: bool,
+    /// The job under way.
     job: Option<JobOut>,
-    /// What is to be computed on the way, and what it came to.
+    /// What is to be computed along with the verification, and the result.
     blend: Option<Blend>,
     blended: Option<Blended>,
     rules: FetchRules,
-    /// What it came to, besides the bytes.
+    /// Its results, besides the bytes.
     found: Findings,
     /// Repairs that were sent.
     sent: Vec<Sent>,
-    /// Devices that are being built were asked for what members in service cannot give.
+    /// Whether devices that are being built were asked for what members in service cannot give.
     asked_unbuilt: bool,
 }
 
 /// What a fetch may do, and whether anything waits for it.
-// Plain data: what whoever begins a fetch wants of it.
+// Plain data: what the operation that begins a fetch wants of it.
 #[derive(Default)]
 pub(in crate::array) struct FetchRules {
-    /// Nobody waits for it: whoever is served goes first.
+    /// No client waits for it, so the I/O of clients goes first.
     pub background: bool,
-    /// It looks again at what could not be had: what cannot be read then was counted before.
+    /// It looks again at blocks that could not be had: failed reads of these were counted before.
     pub is_look: bool,
     /// Wrong blocks were counted by an earlier run.
     pub was_counted: bool,
-    /// Devices that are being built are not to be asked. So for new parity: what is written beside it does
-    /// not go to them, and then what was decoded with the help of what it replaces there could be had from
-    /// nobody.
+    /// Devices that are being built are not asked. Fetches for new parity set this: the write replaces bytes
+    /// in service only, and a block decoded with the help of the old bytes of such a device could not be
+    /// decoded from the members afterwards.
     pub in_service_only: bool,
-    /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
+    /// Wanted parity is taken without verification. Never set, unless a test breaks the rule.
     pub believes_parity: bool,
 }
 
-/// What a fetch came to, besides the bytes.
+/// Results of a fetch, besides the bytes.
 #[derive(Default)]
 struct Findings {
-    /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
+    /// A read failed because this host was short of something (rule T4): that proves nothing about the
+    /// blocks.
     host_is_short: bool,
-    /// Columns of which a member in service did not give a block for that reason: what is good of
-    /// them may have been decoded.
+    /// Columns whose member in service did not give a block because of that shortage: good blocks of them may
+    /// have been decoded.
     short_columns: BTreeSet<usize>,
     /// Blocks of wanted parts that cannot be had.
     missing: Vec<Missing>,
-    /// Other blocks of these rows that cannot be had either: of them a read would say the same.
+    /// Other blocks of these rows that cannot be had either: reading them would fail likewise.
     missing_sources: Vec<Missing>,
     /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
     unwritten: Vec<(usize, usize)>,
@@ -84,7 +86,7 @@ struct Findings {
     repairs: Vec<Repair>,
 }
 
-/// Some rows of one column.
+/// Some rows of one column that a fetch reads.
 struct Part {
     column: usize,
     rows: Range<usize>,
@@ -94,28 +96,28 @@ struct Part {
     blocks: Vec<State>,
     /// The member that gave the bytes, while they wait to be judged with those of other parts.
     unjudged: Option<MemberIndex>,
-    /// The device that is being built which gives it (`unbuilt.rs`); none where that is a member in service.
+    /// The device being built that gives it (`unbuilt.rs`); none where a member in service does.
     unbuilt: Option<DeviceId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Being read, or not judged so far.
+    /// Being read, or not judged yet.
     Pending,
-    /// As it should be.
+    /// As expected.
     Good,
     /// Its entry says that it is lost or set aside: it counts as zeroes for coding.
     KnownZero(Why),
-    /// Its member is out of service, or is not built so far.
+    /// Its member is out of service, or is not built up to here yet.
     Absent,
     /// Its member gave bytes that do not match.
     Wrong,
-    /// Its member gave an error.
+    /// Its member returned an error.
     Unread,
 }
 
 impl State {
-    /// Whether coding knows what it holds.
+    /// Whether coding knows its content.
     fn is_known(self) -> bool {
         matches!(self, State::Good | State::KnownZero(_))
     }
@@ -128,7 +130,8 @@ pub(in crate::array) enum Fetched {
     Done,
 }
 
-/// Item numbers: the part in the upper bits; in the lower ones 0 for the whole part, else 1 + the block read alone.
+/// Item numbers: the part in the upper bits; in the lower ones 0 for the whole part, else 1 + the block read
+/// alone.
 const ITEM_ROW_BITS: u32 = 16;
 
 impl Fetch {
@@ -138,7 +141,7 @@ impl Fetch {
             parts: Vec::new(),
             pending: 0,
             round_bytes: 0,
-            in_company: false,
+            batch_small: false,
             job: None,
             blend: None,
             blended: None,
@@ -175,7 +178,7 @@ impl Fetch {
         &self.found.missing
     }
 
-    /// The same, which are not told again.
+    /// Takes the same blocks out, so that they are not reported again.
     pub(in crate::array) fn take_missing(&mut self) -> Vec<Missing> {
         std::mem::take(&mut self.found.missing)
     }
@@ -185,13 +188,14 @@ impl Fetch {
         self.found.unwritten.drain(..).collect()
     }
 
-    /// Whether a read failed because this host was short of something (rule T4): that says nothing of the blocks.
+    /// Whether a read failed because this host was short of something (rule T4): that proves nothing about
+    /// the blocks.
     pub(in crate::array) fn host_is_short(&self) -> bool {
         self.found.host_is_short
     }
 
-    /// Columns of which a member in service did not give a block for that reason: what is good of them may have been
-    /// decoded.
+    /// Columns whose member in service did not give a block because of that shortage: good blocks of them may
+    /// have been decoded.
     pub(in crate::array) fn short_columns(&self) -> &BTreeSet<usize> {
         &self.found.short_columns
     }
@@ -201,7 +205,7 @@ impl Fetch {
         self.found.repairs.len()
     }
 
-    /// Repairs nothing but what `is_due` holds for, by member's device and column.
+    /// Drops all repairs but those for which `is_due` holds, by the member's device and column.
     pub(in crate::array) fn repair_only(&mut self, is_due: impl Fn(DeviceId, usize) -> bool) {
         self.found.repairs.retain(|repair| is_due(repair.device, repair.column));
     }
@@ -225,7 +229,7 @@ impl Fetch {
         parts.any(|part| part.blocks[row - part.rows.start] == State::Unread)
     }
 
-    /// Whether this block's own member is out of service, or has not been built so far.
+    /// Whether this block's own member is out of service, or has not been built up to it yet.
     pub(super) fn is_absent(&self, column: usize, row: usize) -> bool {
         self.state(column, row) == Some(State::Absent)
     }
@@ -235,30 +239,30 @@ impl Fetch {
         self.state(column, row) == Some(State::Wrong)
     }
 
-    /// Whether a block that is not good is proven to be beyond repair: it was read and does not match, and so were so many
-    /// others that those which were not could not decode it even if all of them were good; or as many as decode it are good, and
-    /// what they decode to does not match.
+    /// Whether a block that is not good is proven to be beyond repair. It was read and does not match, and
+    /// either so many others were read and do not match that the rest could not decode it even if all of them
+    /// were good, or enough to decode it are good and the decoded block does not match.
     fn is_proven(&self, column: usize, row: usize, width: usize, k: usize) -> bool {
         let is_wrong = |column: usize| self.state(column, row) == Some(State::Wrong);
         let wrong = (0..width).filter(|column| is_wrong(*column)).count();
         self.known(row, width) >= k || is_wrong(column) && width - wrong < k
     }
 
-    /// Blocks of a row from which the others can be decoded.
+    /// How many blocks of a row are known, so that the others can be decoded from them.
     fn known(&self, row: usize, width: usize) -> usize {
         let is_known = |column: &usize| self.state(*column, row).is_some_and(State::is_known);
         (0..width).filter(is_known).count()
     }
 
-    /// What there is to tell of the rows with blocks that cannot be had: those, and others of these rows that
-    /// are in the first so many columns, which are those of data.
+    /// The blocks to report for rows with blocks that cannot be had: those blocks, and other such blocks of
+    /// these rows in the first `columns` columns, which hold data.
     pub(in crate::array) fn missing_data(&self, missing: &[Missing], columns: usize) -> Vec<Missing> {
         let others = self.found.missing_sources.iter().filter(|block| block.column < columns);
         missing.iter().chain(others).copied().collect()
     }
 
-    /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
-    /// to this slot in between: what one part has the other takes.
+    /// Exchanges good blocks between parts of the same column. A column can be here twice, wanted for some
+    /// rows and as a source for more, and its member may have been built up to this slot in between.
     fn share_good_blocks(&mut self) {
         for at in 0..self.parts.len() {
             for block in 0..self.parts[at].blocks.len() {
@@ -306,13 +310,14 @@ impl Part {
 }
 
 impl Array {
-    /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`] and [`Array::fetch_coded`].
+    /// Starts to fetch what is wanted. The rest goes through [`Array::fetch_io`] and [`Array::fetch_coded`].
     pub(in crate::array) fn fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
-        fetch.in_company = !fetch.rules.background && self.gains_from_company();
+        fetch.batch_small = !fetch.rules.background && self.gains_from_batching();
         for at in 0..fetch.parts.len() {
             self.issue_part(key, fetch, at);
         }
-        // What nobody has is decoded from others: they are read in the same round, and all can be done as one job.
+        // Blocks that no member has are decoded from others: those are read in the same round, so that one
+        // job can do all of it.
         let absent = fetch.broken_rows();
         if !absent.is_empty() {
             self.add_sources(key, fetch, &absent);
@@ -320,12 +325,12 @@ impl Array {
         if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
     }
 
-    /// Nothing is in flight any more.
+    /// Ends a round: nothing is in flight any more.
     fn end_fetch_round(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
         if self.send_fetch_job(key, fetch) { Fetched::Wait } else { self.settle_fetch(key, fetch) }
     }
 
-    /// Fills what is known without I/O and reads the rest.
+    /// Fills the blocks that are known without I/O and reads the rest.
     fn issue_part(&mut self, key: usize, fetch: &mut Fetch, at: usize) {
         let slot = fetch.slot;
         let part = &mut fetch.parts[at];
@@ -414,7 +419,7 @@ impl Array {
                 self.judge_blocks(fetch, at, block..block + 1, entry.member);
             }
             (Ok(_), _) => unreachable!("a read yields data"),
-            // That says nothing about the blocks; others may have what is needed.
+            // This proves nothing about the blocks; other members may have what is needed.
             (Err(fault), _) if fault.kind.passes() => {
                 fetch.found.host_is_short = true;
                 fetch.found.short_columns.insert(fetch.parts[at].column);
@@ -427,7 +432,7 @@ impl Array {
                 }
             }
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
-                // Which of its blocks cannot be read is found out one by one.
+                // Its blocks are read one by one to find which cannot be read.
                 fetch.parts[at].buf = Some(self.core.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
                 if self.core.find_device(entry.device).is_some() && fault.kind == IoFaultKind::Medium {
                     for block in 0..fetch.parts[at].blocks.len() {
@@ -448,7 +453,7 @@ impl Array {
         if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
     }
 
-    /// Whether blocks that were read are what they should be.
+    /// Judges whether blocks that were read have the expected content.
     fn judge_blocks(&mut self, fetch: &mut Fetch, at: usize, blocks: Range<usize>, member: MemberIndex) {
         let part = &fetch.parts[at];
         let Some(bytes) = part.buf.as_deref() else { return };
@@ -458,7 +463,7 @@ impl Array {
         self.pass_verdicts(fetch, at, blocks, member, verdicts);
     }
 
-    /// Blocks that a member gave are good or bad.
+    /// Records for blocks that a member gave whether each is good or bad.
     fn pass_verdicts(
         &mut self,
         fetch: &mut Fetch,
@@ -482,8 +487,8 @@ impl Array {
         self.core.member_mut(member).counters.checksum_errors += wrong;
     }
 
-    /// Whether a block is known not to be what it should, or is the parity of a row with such a block: a device that was built
-    /// without it does not have it, and has made no error.
+    /// Whether a block is known to be wrong, or is the parity of a row with such a block: a device that was
+    /// built without it does not have it, and has made no error.
     fn is_expected_wrong(&self, slot: SlotIndex, column: usize, row: usize) -> bool {
         if self.damage.is_empty() {
             return false;
@@ -494,14 +499,14 @@ impl Array {
         known.any(|of| of == (column, row) || (column >= self.core.map.k && of.1 == row))
     }
 
-    /// A read of the fetch has failed.
+    /// Handles a failed read of the fetch.
     fn fetch_fault(&mut self, fetch: &Fetch, entry: &Inflight, fault: IoFault) {
         if !fetch.rules.is_look || fault.kind != IoFaultKind::Medium {
             self.read_fault(entry.member, entry.device, fault);
         }
     }
 
-    /// Nothing is in flight: decodes what is not good, from more columns if need be.
+    /// Once nothing is in flight, decodes the blocks that are not good, from more columns if need be.
     fn settle_fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
         assert!(
             fetch.parts.iter().all(|part| !part.blocks.contains(&State::Pending)),
@@ -523,7 +528,7 @@ impl Array {
         if !fetch.found.missing.is_empty() {
             let mut sources = self.core.missing_of(fetch, false);
             let is_missing = |row: usize| fetch.found.missing.iter().any(|block| block.row == row);
-            // A block of a member that is out is decoded on demand only. Enough others could do it.
+            // Decode a block of a member out of service only when it is wanted; enough others could do it.
             let (width, k) = (self.core.map.width(), self.core.map.k);
             let could_be_decoded = |block: &Missing| {
                 fetch.state(block.column, block.row) == Some(State::Absent)
@@ -535,8 +540,8 @@ impl Array {
         Fetched::Done
     }
 
-    /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are enough, or no
-    /// more.
+    /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are
+    /// enough, or no others to read.
     fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
         let width = self.core.map.width();
         let is_good = |column: usize, row: usize| {
@@ -573,8 +578,8 @@ impl Array {
         !columns.is_empty()
     }
 
-    /// Decodes the blocks of one row that are bad, or absent and wanted. They stay what they are when fewer than k
-    /// columns are good, or when the result does not verify.
+    /// Decodes the blocks of one row that are bad, or absent and wanted. They keep their state when fewer
+    /// than k columns are good, or when the result does not verify.
     fn decode_row(&mut self, fetch: &mut Fetch, row: usize) {
         let width = self.core.map.width();
         let targets: Vec<(usize, usize, State)> = fetch
@@ -641,7 +646,7 @@ impl Core {
         fetch.pending += 1;
     }
 
-    /// Blocks of parts that are wanted, or of those that are not, that cannot be had.
+    /// Blocks that cannot be had, of parts that are wanted or of those that are not.
     fn missing_of(&self, fetch: &Fetch, wanted: bool) -> Vec<Missing> {
         let (width, k) = (self.map.width(), self.map.k);
         let mut missing = Vec::new();

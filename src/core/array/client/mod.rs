@@ -1,4 +1,4 @@
-//! Requests of clients: reads, writes, discards, and where the bytes of a row come from.
+//! Requests of clients: reads, writes, discards, and the fetches that give them the bytes of a row.
 
 pub(in crate::array) mod fetch;
 pub(in crate::array) mod notices;

@@ -1,6 +1,6 @@
-//! Notices of failed requests, and of slots that cannot be read: one at a time is told at once, others that follow within moments together, so that a
-//! client that reads on in spite of errors does not flood the log. Must not know why a slot cannot be read, nor what is listed
-//! in the status.
+//! Notices of failed requests, and of slots that cannot be read. The first is reported at once; those that
+//! follow within moments are reported together, so that a client that goes on reading in spite of errors does
+//! not flood the log. Must not know why a slot cannot be read, nor what is listed in the status.
 
 use crate::array::blocks::Missing;
 use crate::array::{Array, ArrayAction, ArrayNotice, ClientError, Core, NoticeKind, NoticeLevel};
@@ -10,23 +10,24 @@ use std::collections::BTreeMap;
 /// Time between two notices.
 const INTERVAL_NS: u64 = 10_000_000_000;
 
-/// Slots that are told of at one time; the status lists what cannot be read of all.
+/// Most slots that are kept for one notice; the status lists everything that cannot be read.
 const SLOTS_MAX: usize = 4096;
 
 /// How many of them are named.
 const SLOTS_NAMED: usize = 8;
 
-/// What was told of clients' failed requests and of slots that cannot be read, and what is to be told next.
+/// What was reported of clients' failed requests and of slots that cannot be read, and what is to be reported
+/// next.
 #[derive(Default)]
 pub(in crate::array) struct ClientNotices {
     /// Failed requests.
     errors: u64,
-    /// When one was told last, and how many have failed since.
+    /// When one was reported last, and how many have failed since.
     last_error: Option<Timestamp>,
     untold_errors: u64,
-    /// When a slot was told last, and which, if it was one.
+    /// When a slot was reported last, and which, if it was a single one.
     last_slot: Option<(Timestamp, Option<SlotIndex>)>,
-    /// Slots that were met since, each with a place that it lacks.
+    /// Slots met since then that cannot be read, each with a place that it lacks.
     untold_slots: BTreeMap<SlotIndex, VolumeOffset>,
 }
 
@@ -41,7 +42,7 @@ impl ClientNotices {
         self.errors += 1;
     }
 
-    /// Counts them from zero again.
+    /// Sets the count back to zero.
     pub(in crate::array) fn forget_errors(&mut self) {
         self.errors = 0;
     }
@@ -50,7 +51,8 @@ impl ClientNotices {
         self.last_slot.is_none_or(|(last, _)| now.nanos_since(last) >= INTERVAL_NS)
     }
 
-    /// A request of a client ends in an error. Told now and then: one client that tries again and again is one event a while.
+    /// Records that a request of a client ends in an error. Reported now and then: one client that tries
+    /// again and again makes one event each interval.
     fn note_error(
         &mut self,
         core: &mut Core,
@@ -81,7 +83,7 @@ impl ClientNotices {
         core.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
     }
 
-    /// A slot was met that cannot be read.
+    /// Records that a slot was met that cannot be read.
     pub(in crate::array) fn note_unreadable(
         &mut self,
         core: &mut Core,
@@ -104,11 +106,11 @@ impl ClientNotices {
     }
 }
 
-/// Failed requests of clients are told at most this often.
+/// Shortest time between two notices of failed requests.
 const CLIENT_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
 
 impl Array {
-    /// A client's request ends in an error: counted, and told now and then.
+    /// Counts an error that ends a client's request, and reports it now and then.
     pub fn note_client_error(
         &mut self,
         what: &'static str,
@@ -122,7 +124,7 @@ impl Array {
         self.client_notices.note_unreadable(&mut self.core, slot, offset);
     }
 
-    /// Tells the operator of blocks that cannot be had, and keeps them for the status.
+    /// Reports blocks that cannot be had to the operator, and keeps them for the status.
     pub(in crate::array) fn note_missing(
         &mut self,
         stripe: StripeIndex,
@@ -133,7 +135,7 @@ impl Array {
         self.notice_unreadable(slot, self.core.offset_of(stripe, missing));
     }
 
-    /// Tick: tells of the slots that were met since the last notice.
+    /// Tick: reports the slots that were met since the last notice.
     pub(in crate::array) fn judge_unreadable_notices(&mut self) {
         if self.client_notices.is_due(self.core.now) {
             self.tell_unreadable();
@@ -142,7 +144,7 @@ impl Array {
 
     /// Whether some block of a slot cannot be read, as far as is known.
     fn is_unreadable(&self, slot: SlotIndex) -> bool {
-        // Not all is listed, or which stripe was there is not known now.
+        // The list is not complete, or the stripe that was there is not known now.
         if self.damage.is_full() || !self.redo.is_serving() {
             return true;
         }
@@ -150,7 +152,7 @@ impl Array {
         stripe.is_some_and(|stripe| self.damage.of_stripe(stripe).next().is_some())
     }
 
-    /// Tells of the slots that were met since the last notice and cannot be read still, now.
+    /// Reports, now, the slots that were met since the last notice and still cannot be read.
     pub(in crate::array) fn tell_unreadable(&mut self) {
         let mut slots = std::mem::take(&mut self.client_notices.untold_slots);
         slots.retain(|slot, _| self.is_unreadable(*slot));
@@ -170,8 +172,8 @@ impl Array {
 }
 
 impl Core {
-    /// Where in the volume the first of these blocks of a stripe lies; blocks of parity are those of its
-    /// start.
+    /// Offset in the volume of the first of these blocks of a stripe. Blocks of parity count as the start of
+    /// the stripe.
     pub(in crate::array) fn offset_of(&self, stripe: StripeIndex, missing: &[Missing]) -> VolumeOffset {
         let data = missing.iter().filter(|block| block.column < self.map.k);
         let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();

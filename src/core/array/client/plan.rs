@@ -1,11 +1,12 @@
-//! How a partial-stripe write becomes reads and parity: bands of rows with one set of modified columns, and per
-//! band the cheapest way to new parity that the available columns allow. Pure; no buffers, no I/O.
+//! How a write of a part of a stripe becomes reads and parity: it is cut into bands of rows with one set of
+//! modified columns, and each band gets its new parity by the cheapest way that the available columns allow.
+//! Pure; no buffers, no I/O.
 
 use crate::array::geometry::Map;
 use std::ops::Range;
 
 /// Rows (bytes within the chunk) in which the same columns are modified.
-// Plain data: a part of a write, as it was cut.
+// Plain data: a part of a write, after cutting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Band {
     /// Bytes within the chunk.
@@ -17,7 +18,7 @@ pub(super) struct Band {
 /// How the parity of a band is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ParityPath {
-    /// No parity to write or every data column is new: nothing is read.
+    /// There is no parity to write, or every data column is new: nothing is read.
     Direct,
     /// Read the old bytes of the modified columns and of the parities: p ^= c * (new ^ old).
     ReadModifyWrite,
@@ -29,7 +30,8 @@ pub(super) enum ParityPath {
     Impossible,
 }
 
-/// Cuts a write of `len` bytes at `offset` of the stripe's user data into at most three bands, rows ascending.
+/// Cuts a write of `len` bytes at `offset` of the stripe's user data into at most three bands, rows
+/// ascending.
 #[must_use]
 pub(super) fn bands(map: &Map, offset: usize, len: usize) -> Vec<Band> {
     debug_assert!(len > 0 && offset + len <= map.stripe_bytes());
@@ -40,7 +42,7 @@ pub(super) fn bands(map: &Map, offset: usize, len: usize) -> Vec<Band> {
     if first == last {
         return vec![Band { rows: start..end, columns: first..first + 1 }];
     }
-    // The first column is covered from `start` on, the last one up to `end`, those between wholly.
+    // The first column is covered from `start` on, the last one up to `end`, those between them as a whole.
     let middle = if start < end { first..last + 1 } else { first + 1..last };
     let (low, high) = (start.min(end), start.max(end));
     [

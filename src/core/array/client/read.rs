@@ -1,4 +1,5 @@
-//! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
+//! Reads of logged arrays: under a shared lock on the rows, every block verified. Blocks that are wrong are
+//! decoded and rewritten.
 
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::blocks::{BlockName, Missing, Why};
@@ -12,15 +13,15 @@ use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
-/// Blocks set aside that one read looks for on their members: a read of 1 MiB has no more.
+/// Most blocks set aside that one read looks for on their members: a read of 1 MiB has no more.
 const REPAID_AT_ONCE: usize = 256;
 
-/// So many times a read looks again for blocks that it could not have: faults that follow one another quickly, none of them
-/// more than is survived, may all have met its first look.
+/// How often a read looks again for blocks that it could not have. Faults that follow one another quickly,
+/// none of them more than the array survives, may all have met its first look.
 const LOOKS_AGAIN: u32 = 2;
 
 pub(in crate::array) struct LoggedRead {
-    /// None: nobody waits for it, it looks at one block of a column again.
+    /// None: no client waits for it; it looks at one block of a column again.
     id: Option<StripeRequestId>,
     looks_at: Option<(usize, usize)>,
     stripe: StripeIndex,
@@ -33,14 +34,14 @@ pub(in crate::array) struct LoggedRead {
     fetch: Fetch,
     repairing: usize,
     answered: bool,
-    /// Its blocks that are set aside were read again on their own members: not twice.
+    /// Whether its blocks that are set aside were read again on their own members. That is done once.
     has_repaid: bool,
     looked_again: u32,
-    /// The block that it looks at is set aside: its own member is asked for it next.
+    /// Whether the block that it looks at is set aside: its own member is asked for it next.
     is_aside: bool,
 }
 
-/// What of the stripe is read, and where it goes.
+/// The part of the stripe that is read, and where it goes.
 struct ReadTarget {
     offset: usize,
     /// The client's buffer, while nothing reads into it.
@@ -70,7 +71,7 @@ impl Array {
         self.begin_logged_read(Some(id), None, stripe, offset, buf);
     }
 
-    /// Which stripes of a run hold nothing.
+    /// Tells which stripes of a run hold no data.
     pub(in crate::array) fn logged_extents(&mut self, id: StripeRequestId, first: StripeIndex, count: u64) {
         let mut runs: Vec<(u64, bool)> = Vec::new();
         for stripe in (first.0..first.0 + count).map(StripeIndex) {
@@ -83,8 +84,8 @@ impl Array {
         self.core.done(id, Ok(StripeReply::Holes(runs)));
     }
 
-    /// Reads a block that could not be had again. What comes of it shows in the list of damage.
-    /// `waiter` is advanced when that is over.
+    /// Reads a block again that could not be had. The list of damage shows the result. `waiter` is advanced
+    /// when the read is over.
     pub(in crate::array) fn look_again(&mut self, block: BlockName, waiter: Option<usize>) {
         if !self.looks.begin(block, waiter) {
             return;
@@ -158,7 +159,7 @@ impl Array {
             }
             read.slot = self.pages.map_entry(read.stripe).slot;
             if !self.pages.holds_data(read.stripe) {
-                // It is known to be zeroes, whatever was damaged before it became that.
+                // The stripe is known to hold zeroes, whatever was damaged before it was discarded.
                 self.damage.forget_stripe(read.stripe);
                 let buf = read.target.buf.take().expect("nothing reads into it yet");
                 let whole = 0..buf.len();
@@ -233,7 +234,7 @@ impl Array {
         }
     }
 
-    /// Takes the end of a job: what was read is verified.
+    /// Takes the end of a job that has verified what was read.
     pub(in crate::array) fn logged_read_coded(
         &mut self,
         key: usize,
@@ -305,8 +306,8 @@ impl Array {
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
     }
 
-    /// Some blocks cannot be had. All is read again where that may help. Those that are set aside are looked for once on their
-    /// own members; the rest is an error.
+    /// Handles blocks that cannot be had. Everything is read again where that may help. Blocks that are set
+    /// aside are looked for once on their own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         let missing = read.fetch.take_missing();
         // A repair counts parity as well.
@@ -346,7 +347,7 @@ impl Array {
         Flow::Wait
     }
 
-    /// Blocks of a byte range of a stripe that were read are not damaged any more.
+    /// Takes the blocks of a byte range that was read off the list of damage.
     fn forget_damage(&mut self, stripe: StripeIndex, offset: usize, len: usize) {
         if self.damage.is_empty() {
             return;
@@ -401,7 +402,7 @@ impl Core {
         }
     }
 
-    /// Rows, in bytes within the chunk and whole blocks, that a byte range of a stripe touches.
+    /// Rows that a byte range of a stripe touches: whole blocks, in bytes within the chunk.
     pub(super) fn rows_of(&self, offset: usize, len: usize) -> Range<usize> {
         let (mut low, mut high) = (usize::MAX, 0);
         for part in self.map.columns(offset, len) {
@@ -411,7 +412,7 @@ impl Core {
         low..high
     }
 
-    /// The client's buffer, if it was split among the columns, is whole again.
+    /// Makes the client's buffer whole again if it was split among the columns.
     fn take_buffer_back(&self, read: &mut LoggedRead) {
         let parts = read.fetch.take();
         if read.target.buf.as_ref().is_none_or(|buf| buf.len() < read.target.len) {
@@ -420,7 +421,7 @@ impl Core {
         }
     }
 
-    /// Joins two buffers that were one; a part that had to be read again elsewhere is copied.
+    /// Joins two buffers that were one. A part that had to be read again into another buffer is copied.
     fn join(&self, mut whole: BufMut, part: BufMut) -> BufMut {
         match whole.try_unsplit(part) {
             Ok(()) => whole,

@@ -1,16 +1,17 @@
-//! Writes of logged arrays. A part of a stripe goes through the redo log and later in place; a whole stripe goes to
-//! a free slot and becomes live by a record; a discarded stripe is a record alone.
+//! Writes of logged arrays. A part of a stripe goes through the redo log and later in place; a whole stripe
+//! goes to a free slot and becomes live by a record; a discarded stripe is a record alone.
 //!
-//! The rows are locked until their new content is in the open batch, in the overlay and in the page cache: from then
-//! on it is what everybody reads. Old data and old parity are verified before they enter a new parity (`fetch.rs`).
-//! A write that fails before it joined a batch has changed nothing. A write changes what it was asked to change (rule T2):
-//! where a row cannot be read for its parity, `unreadable.rs` says how it goes on.
+//! The rows are locked until their new content is in the open batch, in the overlay and in the page cache.
+//! From then on all operations read the new content. Old data and old parity are verified before they enter a
+//! new parity (`fetch.rs`). A write that fails before it joined a batch has changed nothing. A write changes
+//! what it was asked to change (rule T2): `unreadable.rs` says how it goes on where a row cannot be read for
+//! its parity.
 
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::blocks::BlockName;
 use crate::array::client::fetch::{Fetch, FetchRules, Fetched};
 use crate::array::client::plan::{self, Band, ParityPath};
-use crate::array::log::Share;
+use crate::array::log::LogDemand;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, ClientError, Core, Flow, Inflight, Op, StripeReply, StripeRequestId};
@@ -32,48 +33,48 @@ use unreadable::Way;
 const BLOCK: usize = ROW_BYTES as usize;
 
 pub(in crate::array) struct LoggedWrite {
-    /// What its client is told, and when.
+    /// What its client is answered, and when.
     request: WriteRequest,
     stripe: StripeIndex,
     slot: SlotIndex,
     task: WriteTask,
     life: u64,
     stage: Stage,
-    /// The block that it writes again if its member still has it.
+    /// The block that this operation writes again if its member still has it.
     repays: Option<BlockName>,
     /// The rows locked, in bytes within the chunk; none while unlocked.
     locked: Option<Range<usize>>,
     pages: PageHold,
-    promised: Share,
+    promised: LogDemand,
     fetch: Fetch,
     parity: ParityWork,
     records: Vec<(LogRecord, Vec<(u16, Buf)>)>,
-    /// Of a whole stripe.
+    /// State of the write of a whole stripe.
     whole: WholeStripe,
 }
 
-/// What the client of a write is told, and when.
+/// What the client of a write is answered, and when.
 struct WriteRequest {
     /// None once the client has its answer.
     id: Option<StripeRequestId>,
     fua: bool,
     /// When the client asked for it.
     since: Timestamp,
-    /// It has waited for too long for what a shortage holds up.
+    /// The error that its client gets because it has waited too long for the end of a shortage.
     expired: Option<ClientError>,
 }
 
 /// What is to be written.
 struct WriteTask {
     work: Work,
-    /// The data as they were asked for, where `work` has whole blocks made of them and of what the blocks held. That is
-    /// true only while the rows are locked.
+    /// The data as the client sent them, where `work` holds whole blocks made of them and of the old bytes of
+    /// those blocks. Those blocks are right only while the rows are locked.
     asked: Option<(usize, Buf)>,
-    /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
+    /// Data that come after `work`: where a ring is small beside a chunk, a write goes part by part.
     rest: Option<(usize, Buf)>,
 }
 
-/// How new parity comes about.
+/// How new parity is computed.
 struct ParityWork {
     plans: Vec<(Band, ParityPath)>,
     way: Way,
@@ -81,40 +82,41 @@ struct ParityWork {
     unreadable_since: Option<Timestamp>,
 }
 
-/// The writes of a whole stripe.
+/// The write of a whole stripe.
 struct WholeStripe {
     /// The free slot that it goes to, locked as such.
     target: Option<SlotIndex>,
-    /// Writes under way, and what each is.
+    /// Writes under way, and the member of each.
     pending: usize,
     writes: Vec<StripeWrite>,
-    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
+    /// The error for the client where a member had no room for the stripe, or this host lacked resources for
+    /// it, for too long.
     short: Option<ClientError>,
 }
 
 enum Work {
     /// New bytes at an offset of the stripe.
     Data { offset: usize, data: Buf },
-    /// Whole stripes from this one on that are to hold no data.
+    /// Discards `left` whole stripes, from this one on.
     Discard { left: u64 },
-    /// A block that is set aside, to be written again if its member still has its content.
+    /// Reads a block that is set aside, and writes it again if its member still has its content.
     Repay { column: usize, row: usize },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Waits until there is room for it.
+    /// Waits until there is room for it in overlay and log.
     Room,
     Lock,
-    /// Waits until what could not be read is read again.
+    /// Waits until this time to read again what could not be read.
     Patience(Timestamp),
     /// Loading pages.
     Pages,
     /// Reading a block that is set aside.
     Repay,
-    /// Reading blocks that are only partly overwritten.
+    /// Reading the old bytes of blocks that are overwritten in part.
     Edges,
-    /// Reading what new parity needs.
+    /// Reading what new parity is computed from.
     Old,
     /// Waits for a free slot, and for the gate.
     Slot,
@@ -160,7 +162,7 @@ impl Array {
         self.start_logged(Some(id), first, Work::Discard { left: count }, false);
     }
 
-    /// Without an `id` no client waits for it.
+    /// Starts a write. No client waits for one without an `id`.
     fn start_logged(&mut self, id: Option<StripeRequestId>, stripe: StripeIndex, work: Work, fua: bool) {
         self.core.load.client_ops += usize::from(id.is_some());
         self.core.load.write_ops += 1;
@@ -179,7 +181,7 @@ impl Array {
             repays,
             locked: None,
             pages: PageHold::default(),
-            promised: Share::default(),
+            promised: LogDemand::default(),
             fetch: Fetch::new(slot, FetchRules::default()),
             parity: ParityWork { plans: Vec::new(), way: Way::Usual, unreadable_since: None },
             records: Vec::new(),
@@ -191,7 +193,8 @@ impl Array {
         self.put_back(key, Op::LoggedWrite(write), flow);
     }
 
-    /// Goes on as far as it goes: after a grant, a page, room, a free slot, a written batch, or a failure.
+    /// Takes the write as far as it can go: after a grant, a page, room, a free slot, a written batch, or a
+    /// failure.
     pub(in crate::array) fn advance_logged_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         loop {
             if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
@@ -229,22 +232,22 @@ impl Array {
     }
 
     /// Whether the write goes to a free slot as a whole stripe.
-    fn goes_fresh(&self, write: &LoggedWrite) -> bool {
+    fn goes_to_free_slot(&self, write: &LoggedWrite) -> bool {
         let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
         self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo.fits_ring(record)
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.core.load.last_write = self.core.now;
-        let share = self.share_of_write(write);
-        if !self.redo.admits(share) {
+        let demand = self.demand_of_write(write);
+        if !self.redo.admits(demand) {
             if let Some(error) = self.core.lasting_shortage() {
                 return self.end_logged_write(key, write, Err(error));
             }
             self.redo.wait_for_room(key);
             return Flow::Wait;
         }
-        write.promised = share;
+        write.promised = demand;
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
         write.locked = Some(rows.clone());
@@ -252,8 +255,8 @@ impl Array {
         Flow::Wait
     }
 
-    /// Rows that the write has to itself: all where the stripe holds no data yet, since its first write decides about
-    /// every block.
+    /// Rows that the write locks for itself: all where the stripe holds no data yet, since its first write
+    /// decides about every block.
     fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
         match &write.task.work {
             Work::Data { offset, data }
@@ -266,12 +269,12 @@ impl Array {
         }
     }
 
-    /// The lock is granted.
+    /// Goes on when the lock is granted.
     fn locked_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let rows = self.rows_to_lock(write);
         let held = write.locked.clone().unwrap_or_default();
         if rows.start < held.start || rows.end > held.end {
-            // While it waited the stripe was discarded.
+            // The stripe was discarded while the write waited.
             self.core.unlock(LockKey::Stripe(write.stripe), key);
             write.locked = Some(rows.clone());
             if !self.core.locks.acquire(LockKey::Stripe(write.stripe), rows.clone(), LockMode::Exclusive, key)
@@ -306,7 +309,7 @@ impl Array {
         Flow::Wait
     }
 
-    /// The pages are asked for; once here, old bytes are read.
+    /// Asks for the pages; once they are here, old bytes are read.
     fn load_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         match self.hold_pages(key, &mut write.pages) {
             PagesHeld::Wait => return Flow::Wait,
@@ -343,7 +346,7 @@ impl Array {
         }
     }
 
-    /// The payload becomes whole blocks.
+    /// Makes whole blocks of the payload.
     fn merge_edges(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         if !write.fetch.missing().is_empty() {
             return self.edges_missing(key, write);
@@ -363,7 +366,7 @@ impl Array {
         self.plan_logged(key, write)
     }
 
-    /// Decides per band how parity comes about, and fetches what that takes.
+    /// Decides for each band how its parity is computed, and fetches what that takes.
     fn plan_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let Work::Data { offset, data } = &write.task.work else { unreachable!("a discard has no parity") };
         let parities: Vec<usize> = (self.core.map.k..self.core.map.width()).collect();
@@ -404,7 +407,8 @@ impl Array {
         }
     }
 
-    /// Where a write is one band and much, its parity is computed in the pass that verifies what it is computed from.
+    /// Where a large write is one band, has its parity computed in the same pass over memory that verifies
+    /// the sources.
     fn blend_parity(&self, write: &mut LoggedWrite) {
         let (Work::Data { offset, data }, [(band, path)], Way::Usual) =
             (&write.task.work, &write.parity.plans[..], write.parity.way)
@@ -416,7 +420,7 @@ impl Array {
             return;
         };
         let is_much =
-            columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_company();
+            columns * band.rows.len() >= self.core.config.job_bytes_min || self.gains_from_batching();
         if self.pages.checksums().is_some() && is_much {
             let new_bytes = |column: usize| self.core.new_bytes(band, *offset, data, column);
             let blend = parity::blend_of_band(&self.core.shape.codec, band, path, new_bytes);
@@ -425,7 +429,7 @@ impl Array {
     }
 
     fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        // What counts as zeroes is known to coding, whatever it once held.
+        // Coding knows a block that counts as zeroes, whatever it once held.
         if write.fetch.missing().iter().any(|block| self.core.keeps_from_coding(block)) {
             return self.old_missing(key, write);
         }
@@ -445,7 +449,7 @@ impl Array {
         };
         *left -= 1;
         let more = *left > 0;
-        self.let_go(key, write);
+        self.release_write(key, write);
         if !more {
             // Everything it did is in the open batch or in earlier ones.
             write.stage = Stage::Logged;
@@ -475,7 +479,7 @@ impl Array {
         self.stripe_io(key, write, item, entry, result)
     }
 
-    /// Takes the end of a job: a whole stripe is coded, or what was read is verified.
+    /// Takes the end of a job that has coded a whole stripe, or verified what was read.
     pub(in crate::array) fn logged_write_coded(
         &mut self,
         key: usize,
@@ -489,7 +493,7 @@ impl Array {
         self.go_on_fetched(key, write, fetched)
     }
 
-    /// Goes on when what was fetched is there.
+    /// Goes on when everything fetched is here.
     fn go_on_fetched(&mut self, key: usize, write: &mut LoggedWrite, fetched: Fetched) -> Flow {
         if fetched == Fetched::Wait {
             return Flow::Wait;
@@ -508,8 +512,8 @@ impl Array {
         self.end_logged_write(key, write, Ok(StripeReply::Done))
     }
 
-    /// Gives up locks and pages.
-    fn let_go(&mut self, key: usize, write: &mut LoggedWrite) {
+    /// Releases locks and pages.
+    fn release_write(&mut self, key: usize, write: &mut LoggedWrite) {
         self.release_pages(&mut write.pages);
         if write.locked.take().is_some() {
             self.core.unlock(LockKey::Stripe(write.stripe), key);
@@ -535,7 +539,7 @@ impl Array {
         {
             self.pages.give_back_slot(target);
         }
-        self.let_go(key, write);
+        self.release_write(key, write);
         if let Some(id) = write.request.id.take() {
             self.core.load.client_ops -= 1;
             self.core.done(id, result);
@@ -553,7 +557,8 @@ impl Core {
         matches!(&write.task.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
     }
 
-    /// Without checksums unwritten blocks are not known: the first write of a stripe writes all of it.
+    /// Without checksums nothing tells which blocks were never written, so the first write of a stripe writes
+    /// all of it.
     fn fill_stripe(&mut self, write: &mut LoggedWrite) {
         let Work::Data { offset, data } = &mut write.task.work else { return };
         let mut whole = self.pool.alloc_zeroed(self.map.stripe_bytes());
@@ -561,7 +566,7 @@ impl Core {
         (*offset, *data) = (0, whole.freeze());
     }
 
-    /// What a write at `offset` has for a column of one of its bands.
+    /// New bytes of a write at `offset` for one column of one of its bands.
     fn new_bytes(&self, band: &Band, offset: usize, data: &Buf, column: usize) -> Buf {
         let start = column * self.map.chunk + band.rows.start - offset;
         data.slice(start..start + band.rows.len())

@@ -1,13 +1,12 @@
-//! Slots of which devices went into service without blocks that could not be read: they are looked
-//! at again by themselves, and built when they can be.
+//! Slots with blocks that could not be read when a device was built, so that it went into service without
+//! them. The array itself looks at them again, and builds them when it can.
 //!
-//! Such a device is in service, and its member counts as online; but these rows have less
-//! redundancy than the array has otherwise, until the slots are off this list. A slot leaves it
-//! only when all of its blocks on the device were read and verified, or written and read again; or
-//! when it holds no data.
+//! Such a device is in service, and its member counts as online; but these rows have less redundancy than
+//! others until their slots are off this list. A slot leaves it only when all of its blocks on the device
+//! were read and verified, or written and read again; or when it holds no data.
 //!
-//! Invariant: the list names every slot that a device of this run joined without; it may name more.
-//! That of an earlier run is handed in (`expect_lacking`).
+//! Invariant: the list names every slot that a device joined without in this run; it may name more. The list
+//! of an earlier run is handed in (`expect_lacking`).
 
 use crate::array::Core;
 use crate::array::base::members::{Member, MemberDevice, Which};
@@ -20,14 +19,15 @@ use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Runs of slots that are remembered of one device; with more, slots between them are looked at, too.
+/// Most runs of slots that are remembered of one device; with more, slots between two runs are looked at too.
 const RUNS_MAX: usize = 4096;
 
-/// Slots that are looked at together, and the time between such rounds: what clients ask of a slot
-/// waits for its look.
+/// Slots that are looked at together, and the time between such rounds: requests of clients for a slot wait
+/// for its look.
 const LOOK_ROUND: usize = 4;
 const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
-/// The same after a round that built one: what kept the blocks from being read is over, for others too.
+/// The time after a round that built a slot: the cause that kept its blocks from being read has ended, for
+/// others too.
 const BUILT_INTERVAL_NS: u64 = 20_000_000;
 
 /// Slots as runs: the start of each, and its end.
@@ -35,7 +35,7 @@ const BUILT_INTERVAL_NS: u64 = 20_000_000;
 struct Slots(BTreeMap<u64, u64>);
 
 impl Slots {
-    /// Of runs in any order, which may overlap: starts and ends.
+    /// From runs in any order, which may overlap: starts and ends.
     fn of_runs(mut runs: Vec<(u64, u64)>) -> Slots {
         runs.retain(|(start, end)| start < end);
         runs.sort_unstable();
@@ -91,7 +91,7 @@ impl Slots {
         if slot + 1 < end {
             match self.0.len() < RUNS_MAX {
                 true => self.0.insert(slot + 1, end),
-                // There is no room for another run: it stays.
+                // There is no room for another run, so the slots stay listed.
                 false => self.0.insert(start, end),
             };
         }
@@ -116,18 +116,18 @@ impl Slots {
 pub(in crate::array) struct Lacking {
     /// By the uuid of the device.
     of: BTreeMap<Uuid, Slots>,
-    /// Looks under way.
+    /// Number of looks under way.
     looks: usize,
     last_look: Timestamp,
-    /// The last round has built a slot.
+    /// Whether the last round has built a slot.
     has_built: bool,
-    /// Where the next look goes on.
+    /// The slot where the next look at each device goes on.
     next: BTreeMap<Uuid, u64>,
     revision: u64,
 }
 
 impl Lacking {
-    /// Changes whenever the list does.
+    /// A number that changes whenever the list does.
     pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
@@ -150,7 +150,7 @@ impl Lacking {
         self.of.get(&device).is_some_and(|slots| slots.contains(slot.0))
     }
 
-    /// The runs of slots that a device went without: the first of each, and how many.
+    /// The runs of slots that a device went without: the first slot of each, and the count.
     pub(crate) fn runs_of(&self, device: Uuid) -> Vec<(SlotIndex, u64)> {
         let runs = self.of.get(&device).into_iter().flat_map(|slots| &slots.0);
         runs.map(|(start, end)| (SlotIndex(*start), end - start)).collect()
@@ -160,7 +160,7 @@ impl Lacking {
         self.of.get(&device).map_or(0, Slots::count)
     }
 
-    /// An earlier run has told of these slots of an array of so many.
+    /// Adds slots that an earlier run has listed, of an array of `end` slots.
     fn expect(&mut self, device: Uuid, runs: &[(SlotIndex, u64)], end: u64) {
         let inside = |&(SlotIndex(first), many): &(SlotIndex, u64)| {
             (first.min(end), first.saturating_add(many).min(end))
@@ -172,7 +172,7 @@ impl Lacking {
         }
     }
 
-    /// The device is none of this array any more.
+    /// Drops a device that is no longer part of this array.
     fn drop_device(&mut self, device: Uuid) {
         self.of.remove(&device);
         self.next.remove(&device);
@@ -207,8 +207,7 @@ impl Lacking {
 }
 
 impl Damage {
-    /// What the device of a member and the one that is being built in its place go without: runs of
-    /// slots.
+    /// Runs of slots that the device of a member, and the one that is being built in its place, went without.
     pub(in crate::array) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
         let new = member.replacement.as_ref().map(|new| new.uuid);
         let runs = |uuid| (uuid, self.lacking.runs_of(uuid));
@@ -216,14 +215,14 @@ impl Damage {
         devices.filter(|(_, runs)| !runs.is_empty()).collect()
     }
 
-    /// A device under construction goes without blocks of the slot.
+    /// Records that a device under construction goes without blocks of the slot.
     pub(in crate::array) fn note_lacking(&mut self, core: &Core, slot: SlotIndex, target: &Target) {
         if let Some(device) = core.uuid_of_device(target.device.member, target.device.id) {
             self.lacking.note(device, slot);
         }
     }
 
-    /// All blocks of the slot are on the device of the member, or none is needed there.
+    /// Takes the slot off the list: all its blocks are on the device of the member, or none is needed there.
     pub(in crate::array) fn forget_lacking(
         &mut self,
         core: &Core,
@@ -244,8 +243,8 @@ impl Damage {
         of.state == MemberState::Online && self.lacking.has(of.uuid, slot)
     }
 
-    /// Whether the device that is read for the slot may lack blocks of it: it went into service
-    /// without them, or is being built and does not have them so far.
+    /// Whether the device that is read for the slot may lack blocks of it: it went into service without them,
+    /// or is being built and does not have them yet.
     pub(in crate::array) fn is_read_without(
         &self,
         core: &Core,
@@ -283,7 +282,7 @@ impl Damage {
         members.filter(|&member| Some(member) != without && self.slots_lacking(core, member) > 0).collect()
     }
 
-    /// The same with a member that has come back with the device that it had last.
+    /// As [`Damage::lacking_beside`], with a member that has come back with its last device.
     pub(in crate::array) fn lacking_with(&self, core: &Core, back: MemberIndex) -> Vec<MemberIndex> {
         let mut members = self.lacking_beside(core, Some(back));
         if self.lacking.count(core.member(back).uuid) > 0 {
@@ -304,8 +303,8 @@ impl Damage {
         members.iter().filter(has).count()
     }
 
-    /// What is not true of the slots that these members went without, where `left` more losses are
-    /// survived otherwise.
+    /// The exception, in words, for the slots that these members went without, where the array otherwise
+    /// survives `left` more losses.
     pub(in crate::array) fn but_lacking(&self, core: &Core, left: usize, members: &[MemberIndex]) -> String {
         let of = |member: &MemberIndex| self.lacking.count(core.member(*member).uuid);
         let slots: u64 = members.iter().map(of).sum();
@@ -321,7 +320,7 @@ impl Damage {
         }
     }
 
-    /// The slots to look at now, if it is time: of devices that went without them. Each look is followed by
+    /// Slots that devices went without, to look at now if it is time. Each look ends with
     /// [`Damage::looked_at_lacking`].
     fn lacking_round(&mut self, core: &Core, is_serving: bool) -> Vec<(SlotIndex, Target)> {
         let mut round = Vec::new();
@@ -334,7 +333,7 @@ impl Damage {
             let of_uuid = |at: &usize| core.roster.members[*at].uuid == uuid;
             let Some(at) = (0..core.roster.members.len()).find(of_uuid) else {
                 if !core.knows(uuid) {
-                    // It was replaced, or given up.
+                    // The device was replaced, or given up.
                     self.lacking.drop_device(uuid);
                 }
                 continue;
@@ -353,7 +352,7 @@ impl Damage {
         round
     }
 
-    /// A look at a slot has ended.
+    /// Counts a look at a slot that has ended.
     pub(in crate::array) fn looked_at_lacking(&mut self) {
         self.lacking.looks -= 1;
     }
@@ -368,7 +367,7 @@ impl Damage {
         (self.lacking.has_built && self.may_look_at_lacking(core, is_serving)).then(|| self.lacking.due())
     }
 
-    /// A device that was built joins: tells of what it goes without.
+    /// Reports the slots that a device that was built and joins goes without.
     pub(in crate::array) fn tell_lacking(&self, core: &mut Core, member: MemberIndex, which: Which) {
         let of = core.member(member);
         let (device, progress) = match which {
@@ -396,14 +395,14 @@ impl Damage {
 }
 
 impl Array {
-    /// Runs of slots, the first of each and how many, that a device went into service without in an
-    /// earlier run. They are looked at as soon as the array serves. What is not of this array is
-    /// left out.
+    /// Takes the slots that a device went into service without in an earlier run, as runs: the first slot of
+    /// each, and the count. They are looked at as soon as the array serves. Slots that this array does not
+    /// have are left out.
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
         self.damage.lacking.expect(device, runs, self.core.map.slots);
     }
 
-    /// Tick: what devices went without is looked at again.
+    /// Tick: looks again at slots that devices went without.
     pub(super) fn look_at_lacking(&mut self) {
         for (slot, target) in self.damage.lacking_round(&self.core, self.redo.is_serving()) {
             self.start_build_of(slot, target);
@@ -474,7 +473,7 @@ mod tests {
             slots.insert(slot);
         }
         assert!(slots.0.len() <= RUNS_MAX && (0..many).all(|n| slots.contains(n * 2)));
-        // Each is found good in turn: the list comes to an end.
+        // Each is found good in turn, until the list is empty.
         let mut rounds = 0;
         while let Some(slot) = slots.next(0) {
             assert!(slots.remove(slot));

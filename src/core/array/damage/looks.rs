@@ -1,9 +1,9 @@
-//! When blocks that could not be had are looked at again: all in turn, now and then; soon those
-//! that an earlier run has told of, and those that a member which has left or come back may have
-//! made readable or not.
+//! When the array looks again at blocks that could not be had: at all in turn, now and then; soon at those
+//! that an earlier run has listed, and at those that became readable or unreadable because a member has left
+//! or come back.
 //!
-//! A member that was built joins after everything that is listed was looked at with it: when an
-//! event or `calpe wait` says that it is back, the list is true. Must not know how a block is read.
+//! A member that was built joins after everything listed was looked at with it. So when an event or `calpe
+//! wait` reports that it is back, the list is true. Must not know how a block is read.
 
 use crate::array::blocks::{BlockName, Why};
 use crate::array::damage::Damage;
@@ -11,18 +11,17 @@ use crate::array::{Array, Core};
 use crate::units::{MemberIndex, Timestamp};
 use std::collections::{BTreeMap, HashMap};
 
-/// Damaged blocks that are looked at again together by themselves, and the time between such
-/// rounds.
+/// Damaged blocks that the array itself looks at together, and the time between such rounds.
 const LOOK_ROUND: usize = 64;
 const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
-/// The same for blocks that are due: the status is to be true soon after a start, and after a
-/// member has left or come back. 64 reads in this time are far below what members do for clients.
+/// The time for blocks that are due: the status should be true soon after a start, and after a member has
+/// left or come back. 64 reads in this time are far fewer than members do for clients.
 const DUE_INTERVAL_NS: u64 = 20_000_000;
-/// The same after a round that found blocks readable: what kept them from being read is over, for
+/// The time after a round that found blocks readable: the cause that kept them from being read has ended, for
 /// others too.
 const FOUND_INTERVAL_NS: u64 = 20_000_000;
-/// A member that was built waits so long at most until all that is listed was looked at: in this
-/// time that is 64 MiB. With more damage than that what is listed is true a little later.
+/// How long a member that was built waits until everything listed was looked at: in this time that is 64 MiB.
+/// With more damage than that the list becomes true a little later.
 const JOIN_LOOKS_NS: u64 = 5_000_000_000;
 
 /// Looks at damaged blocks: those under way, and when the next are due.
@@ -35,15 +34,16 @@ pub(in crate::array) struct Looks {
     /// Where the last round ended, and when it began.
     after: Option<BlockName>,
     last_round: Timestamp,
-    /// The last round found a block readable.
+    /// Whether the last round found a block readable.
     has_found: bool,
-    /// Since when members that are built wait until what is listed was looked at with them; none
-    /// where that is over.
+    /// Since when members that are built wait until everything listed was looked at with them; none where
+    /// that is over.
     with: BTreeMap<MemberIndex, Option<Timestamp>>,
 }
 
 impl Looks {
-    /// An operation, if any, waits for the look at a block. Whether that look has to begin.
+    /// Begins a look at a block, for which an operation may wait. Returns whether that look is not under way
+    /// already.
     pub(in crate::array) fn begin(
         &mut self,
         block: BlockName,
@@ -54,7 +54,7 @@ impl Looks {
         is_new
     }
 
-    /// The look at a block has ended: the operations that wait for that.
+    /// Ends the look at a block. Returns the operations that wait for it.
     pub(in crate::array) fn end(&mut self, block: BlockName) -> Vec<usize> {
         self.blocks.remove(&block).unwrap_or_default()
     }
@@ -74,12 +74,12 @@ impl Looks {
         self.blocks.values().any(|waiters| waiters.contains(&key))
     }
 
-    /// A read of a block begins.
+    /// Counts a read of a block that begins.
     pub(in crate::array) fn read_began(&mut self) {
         self.reads += 1;
     }
 
-    /// A read of a block has ended.
+    /// Counts a read of a block that has ended.
     pub(in crate::array) fn read_ended(&mut self) {
         self.reads -= 1;
     }
@@ -89,7 +89,8 @@ impl Looks {
         self.reads > 0
     }
 
-    /// A block was found readable: what kept it from being read may be over for others, too.
+    /// Records that a block was found readable: the cause that kept it from being read may have ended for
+    /// others too.
     pub(in crate::array) fn found(&mut self) {
         self.has_found = true;
     }
@@ -135,8 +136,8 @@ impl Looks {
         [soon, damage.lacking_soon(core, is_serving)].into_iter().flatten().min()
     }
 
-    /// Whether everything that is listed was looked at since the member was built: then the list
-    /// says what cannot be read with it. It stays so until the member has joined, or is built anew.
+    /// Whether everything listed was looked at since the member was built: then the list shows what cannot be
+    /// read with it. It stays so until the member has joined, or is built anew.
     pub(in crate::array) fn has_looked_with(
         &mut self,
         damage: &mut Damage,
@@ -160,11 +161,11 @@ impl Looks {
         is_over
     }
 
-    /// A member has joined, or is not built so far.
+    /// Records that a member has joined, or is not built yet.
     pub(in crate::array) fn forget_with(&mut self, damage: &mut Damage, core: &Core, member: MemberIndex) {
         let was_looked_with = self.with.remove(&member).is_some();
         let at = core.member(member);
-        // Its new device has taken the place of the one that may have what is set aside.
+        // Its new device has replaced the one that may have the blocks which are set aside.
         if was_looked_with && at.progress.is_none() && at.replacement.is_none() {
             damage.exchange(member);
         }
@@ -172,14 +173,14 @@ impl Looks {
 }
 
 impl Array {
-    /// Tick: blocks that could not be had are looked at again, a few at a time.
+    /// Tick: looks again at blocks that could not be had, a few at a time.
     pub(in crate::array) fn look_at_damage(&mut self) {
         self.look_at_lacking();
         let is_serving = self.redo.is_serving();
         for (block, why) in self.looks.take_round(&mut self.damage, &self.core, is_serving) {
             match why {
                 Why::SetAside | Why::Gone => {
-                    // Else it is due for ever, and nothing that is not gets its turn.
+                    // Otherwise it stays due for ever, and blocks that are not due never get their turn.
                     self.damage.looked_at(block);
                     self.start_repay(block, None);
                 }

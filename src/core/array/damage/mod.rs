@@ -1,10 +1,11 @@
-//! Blocks that the array could not serve, with what is known of each: the list behind the status, the health of a
-//! stripe, and what is looked at again by itself.
+//! Blocks that the array could not serve, with the reason known for each. The status and the health of a
+//! stripe come from this list, and the array itself looks again at the blocks in it.
 //!
-//! The list is a memory of what requests, passes and replays met since the start, and of what an earlier run
-//! has told of; what it does not hold may be damaged all the same. What an earlier run has told of is not asserted before this
-//! one has seen it: it may have been mended just before that run was killed. The list never decides what a block holds: that is
-//! the entry's and the content's to say (rule T1 of the crash-safety design). Must not know of I/O.
+//! The list remembers what requests, passes and replays met since the start, and what an earlier run has
+//! listed; blocks that are not in it may be damaged all the same. What an earlier run has listed is not
+//! asserted before this run has confirmed it: it may have been mended just before that run was killed. The
+//! list never decides the content of a block: the block's entry and its content do (rule T1 of the
+//! crash-safety design). Must not know of I/O.
 
 mod lacking;
 pub(in crate::array) mod looks;
@@ -18,27 +19,28 @@ use lacking::Lacking;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
-/// Blocks that are remembered; with more, "and more" is all a person needs.
+/// Most blocks that are remembered; beyond that, "and more" is all a person needs.
 const BLOCKS_MAX: usize = 65_536;
 
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct Damage {
     blocks: BTreeMap<BlockName, Why>,
-    /// Those of them that an earlier run has told of, and that this one has not looked at.
+    /// Listed blocks that an earlier run has listed, and that this one has not looked at.
     expected: BTreeSet<BlockName>,
-    /// Those of them that are to be looked at soon, as that may be different from what is listed.
+    /// Listed blocks that have to be looked at soon, because they may have changed.
     due: BTreeSet<BlockName>,
-    /// Those of which nothing but that is known: no look at them was able to tell.
+    /// Listed blocks that only an earlier run has seen: no look at them in this run had a clear result.
     unconfirmed: BTreeSet<BlockName>,
-    /// Blocks that are being looked at, and what was noted of them since: the list may have no room for them.
+    /// Blocks that are being looked at, with what was noted of each since: the list may have no room for
+    /// them.
     watched: BTreeMap<BlockName, Option<Why>>,
-    /// Members with another device than when blocks of theirs were listed: whether it has these is
-    /// being looked at.
+    /// Members with another device than when blocks of theirs were listed: looks at these blocks on the new
+    /// device are not over.
     exchanged: MemberSet,
     /// Slots that devices in service may lack blocks of.
     lacking: Lacking,
-    /// Counts changes of what is listed.
+    /// Number of changes of the list.
     revision: u64,
 }
 
@@ -47,13 +49,13 @@ impl Damage {
         self.blocks.is_empty()
     }
 
-    /// Whether there is no room for more: what is not listed may be damaged, too.
+    /// Whether there is no room for more: blocks that are not listed may then be damaged too.
     pub(super) fn is_full(&self) -> bool {
         self.blocks.len() >= BLOCKS_MAX
     }
 
-    /// Takes what a fetch could not get of a stripe. What is known to be beyond repair stays so until it was read or written:
-    /// that it cannot be read now, or was set aside, says nothing new.
+    /// Takes the blocks of a stripe that a fetch could not get. A block that is known to be beyond repair
+    /// stays so until it was read or written: it is nothing new that it cannot be read now, or was set aside.
     pub(super) fn note(&mut self, stripe: StripeIndex, missing: &[Missing]) {
         for &Missing { column, row, why } in missing {
             let block = (stripe, column as u16, row as u32);
@@ -80,22 +82,23 @@ impl Damage {
         }
     }
 
-    /// These blocks are about to be looked at, and no others.
+    /// Sets the blocks that are about to be looked at; no others are.
     pub(super) fn watch(&mut self, blocks: impl Iterator<Item = BlockName>) {
         self.watched = blocks.map(|block| (block, None)).collect();
     }
 
-    /// What a look at a watched block has come to; nothing where the block can be had.
+    /// The result of a look at a watched block; none where the block can be had.
     pub(super) fn seen(&self, block: BlockName) -> Option<Why> {
         self.why(block).or_else(|| self.watched.get(&block).copied().flatten())
     }
 
-    /// Changes whenever what is listed does.
+    /// A number that changes whenever the list does.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// An earlier run has told of the block, also whether it is beyond repair. It is listed as that until it was looked at.
+    /// Adds a block that an earlier run has listed, and whether that run called it beyond repair. It is
+    /// listed as such until it is looked at.
     pub(super) fn expect(&mut self, stripe: StripeIndex, column: usize, row: usize, is_beyond_repair: bool) {
         let why = if is_beyond_repair { Why::Proven } else { Why::Unreadable };
         let block = (stripe, column as u16, row as u32);
@@ -110,66 +113,65 @@ impl Damage {
         }
     }
 
-    /// Whether nothing is known of the block but what an earlier run has told.
+    /// Whether nothing is known of the block except from an earlier run.
     pub(super) fn is_unconfirmed(&self, block: BlockName) -> bool {
         self.unconfirmed.contains(&block)
     }
 
-    /// Whether what is known of the block is all from an earlier run, and nobody has looked at it.
+    /// Whether everything known of the block is from an earlier run, and this run has not looked at it.
     pub(super) fn is_expected(&self, block: BlockName) -> bool {
         self.expected.contains(&block)
     }
 
-    /// Everything that is listed is to be looked at soon.
+    /// Has everything that is listed looked at soon.
     pub(super) fn look_at_all(&mut self) {
         self.due.extend(self.blocks.keys());
     }
 
-    /// The member has another device: what is listed is to be looked at on that.
+    /// Records that the member has another device: listed blocks are looked at again on that.
     pub(super) fn exchange(&mut self, member: MemberIndex) {
         self.exchanged.insert(member);
         self.look_at_all();
     }
 
-    /// Whether the member has another device, on which not all that is listed was looked at so far.
+    /// Whether the member has another device, on which not all listed blocks were looked at yet.
     fn is_exchanged(&self, member: MemberIndex) -> bool {
         self.exchanged.contains(member)
     }
 
-    /// Everything was looked at since devices were exchanged.
+    /// Records that everything was looked at since devices were exchanged.
     pub(super) fn forget_exchanges(&mut self) {
         self.exchanged = MemberSet::new();
     }
 
-    /// The block, which is listed, is to be looked at soon.
+    /// Has the block, which is listed, looked at soon.
     pub(super) fn look_at(&mut self, block: BlockName) {
         self.due.insert(block);
     }
 
-    /// Whether there are blocks that are to be looked at soon: those, and what an earlier run has
-    /// told of.
+    /// Whether blocks have to be looked at soon: those marked so, and those that an earlier run has listed.
     pub(super) fn has_due(&self) -> bool {
         !self.expected.is_empty() || !self.due.is_empty()
     }
 
-    /// Some of those, `count` at most. Each is among them until [`Damage::looked_at`].
+    /// Some of those, at most `count`. Each stays due until [`Damage::looked_at`].
     pub(super) fn some_due(&mut self, count: usize) -> Vec<(BlockName, Why)> {
         let due = self.expected.iter().chain(self.due.difference(&self.expected));
         due.take(count).map(|block| (*block, self.blocks[block])).collect()
     }
 
-    /// The block was looked at, whatever came of it.
+    /// Records that the block was looked at, whatever the result.
     pub(super) fn looked_at(&mut self, block: BlockName) {
         self.expected.remove(&block);
         self.due.remove(&block);
     }
 
-    /// What is known of a block; nothing of one that can be had, as far as is known.
+    /// Why a block cannot be had; none for one that can, as far as is known.
     pub(super) fn why(&self, block: BlockName) -> Option<Why> {
         self.blocks.get(&block).copied()
     }
 
-    /// The block was read, or written.
+    /// Takes a block off the list that was read, or written.
     pub(super) fn forget(&mut self, block: BlockName) {
         self.unconfirmed.remove(&block);
         if let Some(noted) = self.watched.get_mut(&block) {
@@ -179,12 +181,12 @@ impl Damage {
         self.revision += u64::from(self.blocks.remove(&block).is_some());
     }
 
-    /// Blocks of a column that were read, or written.
+    /// Takes blocks of a column off the list that were read, or written.
     pub(super) fn forget_rows(&mut self, stripe: StripeIndex, column: u16, rows: Range<u32>) {
         self.forget_range((stripe, column, rows.start)..(stripe, column, rows.end));
     }
 
-    /// Nothing of the stripe is needed any more.
+    /// Takes all blocks of a stripe off the list, since nothing of it is needed any more.
     pub(super) fn forget_stripe(&mut self, stripe: StripeIndex) {
         self.forget_range(names_in(stripe));
     }
@@ -249,7 +251,7 @@ impl Damage {
         ranges
     }
 
-    /// An earlier run has told of these byte ranges of a volume of so many bytes.
+    /// Adds byte ranges that an earlier run has listed, of a volume of `bytes` bytes.
     fn expect_ranges(
         &mut self,
         map: &Map,
@@ -271,15 +273,15 @@ impl Damage {
         }
     }
 
-    /// Changes whenever what is listed does, or what devices lack.
+    /// A number that changes whenever the list does, or the slots that devices lack.
     fn listed_revision(&self) -> u64 {
         self.revision().wrapping_add(self.lacking.revision())
     }
 }
 
 impl Array {
-    /// Blocks that an earlier run could not read, and of which nothing else is known, nor that
-    /// their checksums cannot be read.
+    /// Blocks that an earlier run could not read, and of which nothing else is known, not even that their
+    /// checksums cannot be read.
     pub(super) fn unconfirmed_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let told = self.damage.ranges_of(&self.core.map, |block, why| {
             !why.is_beyond_repair() && self.damage.is_unconfirmed(block)
@@ -287,9 +289,9 @@ impl Array {
         if told.is_empty() { told } else { without(&told, &self.unreadable_ranges()) }
     }
 
-    /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has
-    /// its checksums in metadata pages that cannot be read. What is beyond repair, also as far as
-    /// only an earlier run knows, or is set aside, is not among it: each block counts once.
+    /// Parts of the volume that cannot be read for now: blocks that could not be had, and blocks whose
+    /// checksums are in metadata pages that cannot be read. Blocks that are beyond repair, even if only by an
+    /// earlier run, or set aside, are left out, so that each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damage.ranges(&self.core.map, |why| why == Why::Unreadable);
         let behind_pages = self.pages.ranges_given_up(&self.core.map);
@@ -307,11 +309,12 @@ impl Array {
                 _ => ranges.push((start, len)),
             }
         }
-        // Of what nothing but an earlier run tells, only that it was beyond repair says more.
+        // Where only an earlier run knows of a block, it is left out only if that run called it beyond
+        // repair.
         without(&ranges, &self.damage.ranges_of(&self.core.map, |_, why| why != Why::Unreadable))
     }
 
-    /// What cannot be read, and may be readable with the device of a member that is out.
+    /// Ranges that cannot be read, and may be readable with the device of a member that is out.
     pub(super) fn ranges_that_need(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
         self.damage.ranges_of(&self.core.map, |(stripe, column, _), why| match why {
             Why::Unreadable => true,
@@ -322,7 +325,7 @@ impl Array {
         })
     }
 
-    /// What cannot be read and lies on a member in service, or is set aside there.
+    /// Ranges that cannot be read and lie on a member in service, or are set aside there.
     pub(super) fn ranges_on(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
         self.damage.ranges_of(&self.core.map, |(stripe, column, _), why| {
             matches!(why, Why::Unreadable | Why::SetAside | Why::Gone)
@@ -330,8 +333,8 @@ impl Array {
         })
     }
 
-    /// The members that have blocks of the volume which are set aside. One whose device came after that, and was not looked at so
-    /// far, is not known to have any.
+    /// The members that have blocks of the volume which are set aside. A member whose device came after that,
+    /// and was not looked at yet, is not known to have any.
     pub(super) fn set_aside_on(&self) -> MemberSet {
         let is_looked_at = self.damage.has_due() || !self.looks.is_idle();
         let is_new = |member: &MemberIndex| is_looked_at && self.damage.is_exchanged(*member);
@@ -339,7 +342,7 @@ impl Array {
         of_data.map(|(_, member)| member).filter(|member| !is_new(member)).collect()
     }
 
-    /// Of each block that is set aside: its column, and its member.
+    /// The column and the member of each block that is set aside.
     pub(super) fn set_aside_places(&self) -> impl Iterator<Item = (usize, MemberIndex)> {
         let aside = self.damage.iter().filter(|(_, why)| *why == Why::SetAside);
         aside.map(|((stripe, column, _), _)| {
@@ -348,29 +351,29 @@ impl Array {
         })
     }
 
-    /// Byte ranges of the volume that could not be had in an earlier run, also whether that run
-    /// knew them to be beyond repair. They are listed as unconfirmed, and looked at as soon as the
-    /// array serves. What is not of this volume is left out.
+    /// Takes byte ranges of the volume that could not be had in an earlier run, and whether that run knew
+    /// them to be beyond repair. They are listed as unconfirmed, and looked at as soon as the array serves.
+    /// Ranges that this volume does not have are left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         let volume_bytes = self.core.shape.geometry.volume_bytes;
         self.damage.expect_ranges(&self.core.map, volume_bytes, ranges, is_beyond_repair);
     }
 
-    /// Changes whenever the list of what could not be had does.
+    /// A number that changes whenever the list of blocks that could not be had does.
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
         self.damage.listed_revision().wrapping_add(self.pages.given_up_revision())
     }
 }
 
-/// Ranges without what is in others; both ascend.
+/// Ranges without those parts that are in `others`; both ascend.
 fn without(ranges: &[(VolumeOffset, u64)], others: &[(VolumeOffset, u64)]) -> Vec<(VolumeOffset, u64)> {
     let mut left = Vec::new();
     let mut others = others.iter().peekable();
     for &(VolumeOffset(mut at), len) in ranges {
         let end = at + len;
         while others.next_if(|(other, len)| other.0 + len <= at).is_some() {}
-        // The last of those that begin within may reach into the next range.
+        // The last of those that begin within it may reach into the next range.
         while let Some(&&(VolumeOffset(other), len)) = others.peek().filter(|(other, _)| other.0 < end) {
             if at < other {
                 left.push((VolumeOffset(at), other - at));
@@ -397,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_other_ranges_is_left_out_and_the_rest_stays() {
+    fn parts_in_other_ranges_are_left_out_and_the_rest_stays() {
         let at = |parts: &[(u64, u64)]| -> Vec<_> {
             parts.iter().map(|&(start, len)| (VolumeOffset(start), len)).collect()
         };
@@ -415,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_look_has_come_to_is_known_also_where_the_list_is_full() {
+    fn the_result_of_a_look_is_known_even_where_the_list_is_full() {
         let mut damage = Damage::default();
         for stripe in 0..(BLOCKS_MAX / 64) as u64 {
             let all: Vec<_> = (0..64).map(|row| missing(0, row, Why::Lost)).collect();
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_or_written_is_forgotten_and_the_rest_stays() {
+    fn blocks_that_were_read_or_written_are_forgotten_and_the_rest_stays() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(3);
         damage.note(
@@ -455,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_told_of_is_expected_until_it_was_looked_at_read_or_written() {
+    fn blocks_that_an_earlier_run_listed_are_expected_until_they_are_looked_at_read_or_written() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         (0..4).for_each(|row| damage.expect(stripe, 0, row, false));
@@ -480,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_is_looked_at_once_and_counts_as_seen() {
+    fn a_block_that_is_due_is_looked_at_once_and_counts_as_seen() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         (0..3).for_each(|row| damage.note(stripe, &[missing(0, row, Why::Unreadable)]));
@@ -499,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_run_told_of_is_confirmed_only_by_what_tells_something_of_it() {
+    fn a_block_that_an_earlier_run_listed_is_confirmed_only_by_a_clear_result() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         let unconfirmed = |damage: &Damage| -> Vec<u32> {
@@ -523,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_repair_stays_so_until_it_was_read_or_written() {
+    fn a_block_beyond_repair_stays_so_until_it_was_read_or_written() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
         damage.expect(stripe, 0, 0, true);

@@ -1,11 +1,12 @@
-//! Checkpoints: what the log holds goes in place, then the log's tail moves. Rules W2, W3 and W4.
+//! Checkpoints: the content of the log goes in place, then the log's tail moves. Rules W2, W3 and W4.
 //!
-//! One at a time, in steps: freeze images and pages; wait until every batch of the frozen ones is noted; write images
-//! and pages in place; flush; move the tail. A page is written as it was when it was frozen, so nothing of a batch
-//! that is not noted reaches it. When a member is lost on the way, the tail stays: the next checkpoint writes the map
-//! pages again, which say since when the member lacks what it missed.
+//! One checkpoint at a time, in steps: freeze images and pages; wait until every batch of the frozen ones is
+//! noted; write images and pages in place; flush; move the tail. A page is written as it was when it was
+//! frozen, so no change of a batch that is not noted reaches it. When a member is lost during a checkpoint,
+//! the tail stays: the next one writes the map pages again, which record since when the member lacks what it
+//! missed.
 //!
-//! Must not know what the images are.
+//! Must not know the content of the images.
 
 use super::Redo;
 use super::journal::Journal;
@@ -23,18 +24,18 @@ use std::collections::{BTreeSet, VecDeque};
 #[derive(Debug, Default)]
 pub(super) struct Checkpoint {
     stage: Stage,
-    /// Somebody wants one: it starts when the open batch has been issued.
+    /// Whether a checkpoint is asked for: it starts when the open batch has been issued.
     wanted: bool,
     /// Batches below are in this checkpoint.
     upto: u64,
-    /// Losses of members when it began.
+    /// Count of lost members when it began.
     losses: u64,
     runs: VecDeque<Run>,
     /// Slots of discarded stripes whose space is given back.
     punches: VecDeque<SlotIndex>,
     punching: BTreeSet<u64>,
     in_flight: usize,
-    /// The flush round that must have ended.
+    /// The flush round that must end before the tail moves.
     round: u64,
     /// Stripes that a lost member may lack although their map entry does not say so yet.
     remark: BTreeSet<u64>,
@@ -55,7 +56,7 @@ enum Stage {
 
 /// Writes in place under way at one time.
 const IN_FLIGHT_MAX: usize = 64;
-/// Fresh writes between two checkpoints, in bytes: what a restart has to read and verify.
+/// Bytes of fresh writes after which a checkpoint is due: a restart has to read and verify that much.
 const FRESH_BYTES_MAX: usize = 512 << 20;
 /// A log that has been quiet for this long is put in place.
 const IDLE_NS: u64 = 200_000_000;
@@ -66,7 +67,7 @@ impl Checkpoint {
         self.wanted = true;
     }
 
-    /// Whether none runs and none is wanted.
+    /// Whether no checkpoint runs and none is asked for.
     pub(super) fn is_quiet(&self) -> bool {
         self.stage == Stage::Idle && !self.wanted
     }
@@ -81,7 +82,7 @@ impl Checkpoint {
         self.punching.contains(&slot.0)
     }
 
-    /// Whether nothing is left for another.
+    /// Whether nothing is left for another checkpoint to do.
     pub(super) fn is_over(&self) -> bool {
         self.stage == Stage::Idle && self.remark.is_empty()
     }
@@ -100,7 +101,7 @@ impl Checkpoint {
         }
     }
 
-    /// A lost member may lack what was written to these stripes, whatever the map says of them.
+    /// Adds stripes that a lost member may lack, whatever the map says of them.
     pub(super) fn remark(&mut self, stripes: impl Iterator<Item = StripeIndex>) {
         self.remark.extend(stripes.map(|stripe| stripe.0));
     }
@@ -117,13 +118,14 @@ impl Redo {
         self.checkpoint.want();
     }
 
-    /// Asks for one, and says how many must have ended when it has: not one that has begun already.
+    /// Asks for a checkpoint, and returns how many must have ended when it has. One that has begun already
+    /// does not count.
     pub(in crate::array) fn want_whole_checkpoint(&mut self) -> u64 {
         self.checkpoint.want();
         self.next_checkpoint()
     }
 
-    /// How many checkpoints must have ended when the next that begins has.
+    /// How many checkpoints must have ended when the next one to begin has.
     pub(in crate::array) fn next_checkpoint(&self) -> u64 {
         self.checkpoint.begun + 1
     }
@@ -172,7 +174,7 @@ impl Redo {
         let is_empty = self.overlay.is_empty() && pages.store().dirty_pages() == 0;
         if self.journal.is_drained() && remark.is_empty() && is_empty {
             self.checkpoint.begun += 1;
-            // A slot may be free by now that was not while a loss was to be recorded.
+            // While the loss was not recorded slots were not freed; some may be free by now.
             self.free_slots(pages, permits);
             self.checkpoint_ended(core);
             return;
@@ -265,8 +267,8 @@ impl Redo {
         }
     }
 
-    /// Gives back the space of a slot whose stripe holds no data, where a device can. Nobody reads it, and whoever
-    /// writes it next does so after this checkpoint.
+    /// Gives back the space of a slot whose stripe holds no data, where a device can. No operation reads it,
+    /// and the next write to it comes after this checkpoint.
     fn punch_slot(&mut self, core: &mut Core, slot: SlotIndex) {
         for column in 0..core.map.width() {
             let member = core.member_at(slot, column);
@@ -282,14 +284,14 @@ impl Redo {
         }
     }
 
-    /// A write in place has ended, or space was given back.
+    /// Counts a write in place that has ended, or a slot whose space was given back.
     pub(in crate::array) fn in_place_done(&mut self) {
         if self.is_serving() {
             self.checkpoint.in_flight -= 1;
         }
     }
 
-    /// Everything is in place; once it is flushed, the tail moves.
+    /// Ends the writes of a checkpoint: all is in place, and the tail moves once that is flushed.
     fn end_checkpoint(&mut self, core: &mut Core, pages: &mut Pages, permits: &Permits) {
         if !permits.in_place {
             return;
@@ -304,7 +306,8 @@ impl Redo {
         if self.checkpoint.losses == permits.losses || is_off(Mutation::InPlaceBeforeBump) {
             self.journal.in_place(self.checkpoint.upto);
         } else {
-            // The lost member may lack what this checkpoint wrote: the map must say so before the log forgets it.
+            // The lost member may lack what this checkpoint wrote: the map must say so before the log forgets
+            // it.
             self.checkpoint.wanted = true;
         }
         self.checkpoint_ended(core);
@@ -317,12 +320,12 @@ impl Redo {
         self.wake_waiting_for_checkpoint(core);
     }
 
-    /// Whoever waits for a checkpoint looks again.
+    /// Wakes the operations that wait for a checkpoint; they look again.
     pub(in crate::array) fn wake_waiting_for_checkpoint(&mut self, core: &mut Core) {
         core.work.ready.extend(self.waits.waiting_for_drain.drain(..));
     }
 
-    /// Tick: a quiet log is put in place, and told to be so.
+    /// Tick: puts a quiet log in place, and notes that it is.
     pub(in crate::array) fn checkpoint_when_idle(
         &mut self,
         core: &mut Core,
@@ -337,7 +340,8 @@ impl Redo {
         if quiet && !over {
             self.checkpoint.want();
         }
-        // The note soon after each flush: until then more than m bad pieces would look like a torn tail (W2).
+        // The note is written soon after each flush: until then more than m bad pieces would look like a torn
+        // tail (W2).
         if self.journal.durable() > self.journal.carried_note()
             && self.open.is_empty()
             && !self.journal.is_drained()
@@ -348,7 +352,7 @@ impl Redo {
 }
 
 impl Core {
-    /// The blocks as one buffer.
+    /// Joins the blocks into one buffer.
     fn join_blocks(&self, blocks: &[Buf]) -> Buf {
         if let [one] = blocks {
             return one.clone();

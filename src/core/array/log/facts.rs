@@ -1,4 +1,4 @@
-//! What a log is told about itself.
+//! The facts about an array that its log is made with.
 
 use crate::array::ArrayConfig;
 use crate::array::log::journal::Journal;
@@ -12,8 +12,8 @@ use crate::format::{
 use crate::units::ByteOffset;
 use uuid::Uuid;
 
-/// What never changes about a log, but for where it starts.
-// Plain data: what a log is told when it is made, and tells a replay.
+/// Facts about a log that never change, except for where it starts.
+// Plain data: given to a log when it is made, and by it to a replay.
 #[derive(Clone)]
 pub(in crate::array) struct LogFacts {
     pub key: LogKey,
@@ -22,18 +22,19 @@ pub(in crate::array) struct LogFacts {
     pub log: Region,
     pub pages_offset: ByteOffset,
     pub overlay_max: usize,
-    /// Members that have an image of each row that is written, at least: that of the data, and
-    /// those of the parity.
+    /// The fewest members that get an image of each row that is written: that of the data, and those of the
+    /// parity.
     pub members_of_write: usize,
     pub cache_pages_max: usize,
-    /// The newest log start of the members when this life of the log began, and whether the log was empty then.
+    /// The newest log start of the members when this life of the log began, and whether the log was empty
+    /// then.
     pub start: LogStart,
     pub clean: bool,
-    /// Serve although replay finds rows lost that nothing would tell from good ones.
+    /// Serve although replay finds rows lost whose wrong content nothing would reveal.
     pub force: bool,
 }
 
-/// Most bytes of images that wait to go in place: what a checkpoint writes in a second or so.
+/// Most bytes of images that wait to go in place: as many as a checkpoint writes in a second or so.
 const OVERLAY_MAX: usize = 64 << 20;
 
 impl LogFacts {
@@ -70,7 +71,7 @@ impl LogFacts {
         Pages::new(geometry, self.checksums, self.key, array, self.cache_pages_max, self.pages_offset)
     }
 
-    /// An empty log of such an array, of so many members.
+    /// An empty log of such an array, of `width` members.
     pub(in crate::array) fn empty_journal(&self, array: Uuid, width: usize) -> Journal {
         let heads = vec![0; width];
         let first = self.start.sequence;
@@ -78,10 +79,10 @@ impl LogFacts {
     }
 
     pub(in crate::array) fn ring_blocks(&self) -> u32 {
-        // The format bounds the log region far below 2^32 blocks; what is beyond would go unused.
+        // The format bounds the log region far below 2^32 blocks; blocks beyond that would go unused.
         u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
     }
 }
 
-/// Pages in the cache at least: those of the operations under way.
+/// Fewest pages that the cache may hold: those of the operations under way.
 const CACHE_PAGES_MIN: usize = 256;

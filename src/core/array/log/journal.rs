@@ -1,11 +1,11 @@
-//! The running redo log: sequence numbers, places in the members' rings, and how far batches have come. Pure
-//! bookkeeping of rules W1, W2 and W4 of the crash-safety design; the I/O is in `redo.rs`.
+//! The running redo log: sequence numbers, places in the members' rings, and which state each batch has
+//! reached. Pure bookkeeping of rules W1, W2 and W4 of the crash-safety design; the I/O is in `redo.rs`.
 //!
-//! A batch is *written* when every live member has its piece, *durable* when a flush after that succeeded, *noted*
-//! when a durable batch says so, *in place* when the checkpoint that covers it is flushed. Its space is used again
-//! when a durable batch carries a tail beyond it.
+//! A batch is *written* when every live member has its piece, *durable* when a flush after that succeeded,
+//! *noted* when a durable batch says so, and *in place* when the checkpoint that covers it is flushed. Its
+//! space is used again when a durable batch carries a tail beyond it.
 //!
-//! Invariant: each of these only grows, and in sequence order.
+//! Invariant: each of these marks only grows, in sequence order.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
@@ -29,30 +29,30 @@ pub(in crate::array) struct Journal {
     slots_waiting: usize,
 }
 
-/// How far batches have come.
+/// Which batches have reached which state.
 struct Marks {
     written: u64,
-    /// Batches below were on every live member when clients were told last.
+    /// Batches below were on every live member when clients last got answers.
     told: u64,
     durable: u64,
     noted: u64,
     /// Batches below are in place.
     tail: u64,
     durable_tail: u64,
-    /// What the newest batch says of `durable` and `tail`.
+    /// The marks `durable` and `tail` that the newest batch carries.
     carried: (u64, u64),
     /// Batches from here on are empty.
     filled: u64,
 }
 
-/// One member's ring: where the next segment goes, and how many blocks are taken.
+/// One member's ring: where the next segment goes, and how many of its blocks are taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ring {
     head: u32,
     used: u32,
 }
 
-/// A batch on its way or in the log.
+/// A batch under way or in the log.
 struct Issued {
     sequence: u64,
     /// Pieces that are not written yet.
@@ -66,7 +66,7 @@ struct Issued {
     given_up: Vec<SlotIndex>,
 }
 
-/// What gathers until it is issued.
+/// The batch that gathers records until it is issued.
 #[derive(Default)]
 pub(super) struct OpenBatch {
     records: Vec<LogRecord>,
@@ -77,8 +77,8 @@ pub(super) struct OpenBatch {
     waiters: Vec<(usize, bool)>,
 }
 
-/// One member's piece: the batch's manifest goes before its payload.
-// Plain data: what is to be written to a member.
+/// One member's piece of a batch: the manifest first, then the payload.
+// Plain data: bytes to be written to a member.
 pub(super) struct Piece {
     pub member: MemberIndex,
     /// Byte offset in the log region.
@@ -93,11 +93,11 @@ impl Piece {
     }
 }
 
-/// Header bytes of one batch at most: keeps a scan's buffer small.
+/// Most header bytes of one batch: keeps a scan's buffer small.
 pub(super) const HEADER_BYTES_MAX: usize = 1 << 20;
 
 impl OpenBatch {
-    /// Takes a record. `payload`: for members, of so many, the blocks that go to their logs.
+    /// Takes a record. `payload`: the blocks that go to members' logs, of `width` members.
     pub(super) fn join(&mut self, record: LogRecord, payload: Vec<(MemberIndex, Buf)>, width: usize) {
         self.payload.resize_with(width, Vec::new);
         for (member, buf) in payload {
@@ -106,12 +106,12 @@ impl OpenBatch {
         self.records.push(record);
     }
 
-    /// One of its records gives up a slot.
+    /// Records that one of its records gives up a slot.
     pub(super) fn give_up(&mut self, slot: SlotIndex) {
         self.given_up.push(slot);
     }
 
-    /// An operation waits for it, and whether it must be durable for that.
+    /// Has an operation wait for it; `durable`: until it is durable.
     pub(super) fn wait(&mut self, key: usize, durable: bool) {
         self.waiters.push((key, durable));
     }
@@ -142,7 +142,7 @@ impl OpenBatch {
         self.records.iter().map(stripe_of)
     }
 
-    /// Whether it has records, none of them with a payload, and nothing that waits for stable storage.
+    /// Whether it has records, none of them with a payload, and no operation waits for it to be durable.
     pub(super) fn is_records_alone(&self) -> bool {
         self.payload.iter().all(Vec::is_empty) && !self.waiters.iter().any(|(_, durable)| *durable)
     }
@@ -215,12 +215,12 @@ impl Journal {
         self.marks.written
     }
 
-    /// What clients were told is written is in batches below.
+    /// Batches below were written when clients last got answers.
     pub(super) fn acknowledged(&self) -> u64 {
         self.marks.told.min(self.marks.filled)
     }
 
-    /// Clients are told of all that is on every live member.
+    /// Clients get answers for everything that is on every live member.
     pub(super) fn tell_written(&mut self) {
         self.marks.told = self.marks.written;
     }
@@ -240,27 +240,27 @@ impl Journal {
         self.marks.noted
     }
 
-    /// Whether an empty batch would tell something new.
+    /// Whether an empty batch would carry a new note or tail.
     pub(super) fn has_news(&self) -> bool {
         self.marks.carried != (self.marks.durable, self.marks.tail)
     }
 
-    /// The newest batch, once durable, notes the batches below this.
+    /// Batches below are noted once the newest batch is durable.
     pub(super) fn carried_note(&self) -> u64 {
         self.marks.carried.0
     }
 
-    /// Whether space is taken that a durable tail would free.
+    /// Whether space is taken that would be free once the present tail is durable.
     pub(super) fn tail_is_news(&self) -> bool {
         self.marks.durable_tail < self.marks.tail && self.marks.filled > self.marks.durable_tail
     }
 
-    /// Batches that are on their way.
+    /// Number of batches that are under way.
     pub(super) fn in_flight(&self) -> usize {
         (self.next - self.marks.written) as usize
     }
 
-    /// Blocks taken of the fullest ring; that of a member out of service only empties.
+    /// Blocks taken in the fullest ring. That of a member out of service only empties.
     pub(super) fn used_blocks(&self) -> u32 {
         self.rings.iter().map(|ring| ring.used).max().unwrap_or(0)
     }
@@ -283,7 +283,7 @@ impl Journal {
             .flat_map(|b| b.stripes.iter().copied())
     }
 
-    /// Makes the next batch. None: some live member's ring has no room for its piece and `reserve` blocks yet.
+    /// Makes the next batch. None: some live member's ring lacks room for its piece and `reserve` blocks.
     pub(super) fn issue(
         &mut self,
         epoch: EpochStamp,
@@ -307,7 +307,7 @@ impl Journal {
         for member in live.iter().map(|member| usize::from(member.0)) {
             let blocks = header_blocks + open.payload_blocks(member);
             let ring = self.rings[member];
-            // A piece is never cut by the end of the ring: what is left there is skipped.
+            // A piece is never cut by the end of the ring: the blocks left there are skipped.
             let wraps = ring.head + blocks > self.ring_blocks;
             let skip = if wraps { self.ring_blocks - ring.head } else { 0 };
             if ring.used + skip + blocks + reserve > self.ring_blocks {
@@ -352,11 +352,12 @@ impl Journal {
         Some((manifest, pieces))
     }
 
-    /// A piece is written, or its member is out of service. Returns whether `written` has grown.
+    /// Counts a piece that is written, or whose member is out of service. Returns whether `written` has
+    /// grown.
     pub(super) fn piece_done(&mut self, sequence: u64) -> bool {
         let first = self.issued.front().map_or(self.next, |batch| batch.sequence);
         let place = |sequence: u64| (sequence - first) as usize;
-        // A batch is kept until its space is used again, and that is after it is written.
+        // A batch is kept until its space is used again, which is after it is written.
         self.issued[place(sequence)].pending -= 1;
         let before = self.marks.written;
         while self.marks.written < self.next && self.issued[place(self.marks.written)].pending == 0 {
@@ -365,11 +366,11 @@ impl Journal {
         self.marks.written > before
     }
 
-    /// A flush of every live member that began when batches below `upto` were written has succeeded. Returns slots
-    /// that may be used again (W2: their records are noted).
+    /// Takes the success of a flush of every live member that began when batches below `upto` were written.
+    /// Returns slots that may be used again (W2: their records are noted).
     pub(super) fn flushed(&mut self, upto: u64) -> Vec<SlotIndex> {
         self.marks.durable = self.marks.durable.max(upto);
-        // Notes and tails only grow: the newest durable batch says it all.
+        // Notes and tails only grow, so the newest durable batch has the highest.
         if let Some(batch) = self.issued.iter().rev().find(|batch| batch.sequence < self.marks.durable) {
             self.marks.noted = self.marks.noted.max(batch.note);
             self.marks.durable_tail = self.marks.durable_tail.max(batch.tail);
@@ -401,17 +402,18 @@ impl Journal {
         self.slots_waiting
     }
 
-    /// Batches below `tail` are in place and flushed.
+    /// Records that batches below `tail` are in place and flushed.
     pub(super) fn in_place(&mut self, tail: u64) {
         self.marks.tail = self.marks.tail.max(tail);
     }
 
-    /// The tail that members can show: that of the newest batch, or of a superblock whose log starts at `told`.
+    /// The tail that members can show: that of the newest batch, or of a superblock whose log starts at
+    /// `told`.
     pub(super) fn shown_tail(&self, told: u64) -> u64 {
         self.marks.tail.min(self.marks.carried.1.max(told))
     }
 
-    /// Takes the tail back to what members can show. Everything from there on is still in the log.
+    /// Moves the tail back to the one that members can show. Everything from there on is still in the log.
     pub(super) fn withdraw_tail(&mut self, shown: u64) {
         assert!(
             shown >= self.marks.durable_tail.min(self.marks.tail),
@@ -420,7 +422,7 @@ impl Journal {
         self.marks.tail = self.marks.tail.min(shown);
     }
 
-    /// Whether nothing in the log is needed any more.
+    /// Whether everything in the log is in place, so that a replay would need none of it.
     pub(super) fn is_drained(&self) -> bool {
         self.marks.tail >= self.marks.filled
     }

@@ -1,16 +1,16 @@
-//! Where a log is in its life.
+//! The stages of a log's life.
 
 use crate::format::LogStart;
 
 /// See the head of this file.
 pub(in crate::array) enum Life {
-    /// Nothing is known of it; waits until the epoch is complete and nothing is in flight.
+    /// Nothing is known of it yet; it waits until the epoch is complete and nothing is in flight.
     Starting,
-    /// Being replayed, or only judged.
+    /// It is being replayed, or only judged.
     Recovering,
-    /// Replayed; waits until the superblocks say where it starts now (R9).
+    /// It was replayed; it waits until the superblocks say where it starts now (R9).
     Marking(LogStart),
     Serving,
-    /// It cannot be served; the reason was told.
+    /// It cannot be served; the reason was reported.
     Refused(String),
 }

@@ -1,9 +1,9 @@
-//! The redo log while the array serves: batches, what they hold until it is in place, checkpoints, and
-//! what waits for that.
+//! The redo log while the array serves: batches, the content that they hold until it is in place,
+//! checkpoints, and the operations that wait for these.
 //!
-//! Above the pages, which it changes as its batches say. What happens to it is in `redo.rs`, `checkpoint.rs`
-//! and `settle.rs`. Must not know of superblocks, whose word comes with each call, nor what clients and
-//! passes want: it knows them as requests to answer and operations to wake.
+//! Lies above the pages, which it changes as its batches say. The steps of its work are in `redo.rs`,
+//! `checkpoint.rs` and `settle.rs`. Must not know of superblocks, whose permits come with each call, nor of
+//! the purposes of clients and passes: to it they are requests to answer and operations to wake.
 
 mod checkpoint;
 pub(in crate::array) mod facts;
@@ -29,8 +29,8 @@ use permits::Permits;
 use settle::Unsettled;
 use std::collections::{BTreeSet, VecDeque};
 
-/// A write goes through the log in parts that take no more than one in so many blocks of a ring each: several are then
-/// on their way at a time, and none is ever too large for what a skipped end leaves.
+/// A write goes through the log in parts, each of which takes at most this fraction of a ring: several are
+/// then under way at a time, and none is ever too large for the room that a skipped end of the ring leaves.
 const PART_FRACTION: usize = 16;
 /// Largest payload of one batch on one member.
 const BATCH_BYTES_MAX: usize = 8 << 20;
@@ -40,7 +40,7 @@ const RESERVE_MIN: u32 = 4;
 /// See the head of this file.
 pub(in crate::array) struct Redo {
     life: Life,
-    /// Counts starts of the log: an operation that began in an earlier life ends with an error.
+    /// Counts starts of the log. An operation that began in an earlier life ends with an error.
     lives: u64,
     journal: Journal,
     overlay: Overlay,
@@ -48,38 +48,38 @@ pub(in crate::array) struct Redo {
     /// How much the log takes.
     room: LogRoom,
     open: OpenBatch,
-    /// What waits for the log, and what was promised to operations that were admitted.
+    /// Operations that wait for the log, and the room promised to those that were admitted.
     waits: LogWaits,
     /// Flushes of clients and the rounds that answer them.
     rounds: Rounds,
     /// Slots between two checkpoints: being written, to be freed, given back.
     slots: SlotsInUse,
-    /// A device waits to join: no new writes until the log is empty.
+    /// Whether a device waits to join, so that no new writes begin until the log is empty.
     held: bool,
-    /// A replay of which not all is in place; see `settle.rs`.
+    /// A replay whose content is not all in place; see `settle.rs`.
     unsettled: Option<Unsettled>,
-    /// The open batch found no room in the rings.
+    /// Whether the open batch found no room in the rings.
     is_stuck: bool,
     facts: LogFacts,
 }
 
-/// What an operation adds at most: bytes of images to the overlay, blocks to the fullest ring.
-// Plain data: what an operation is promised, and gives back.
+/// The most that an operation adds: bytes of images to the overlay, blocks to the fullest ring.
+// Plain data: room that is promised to an operation, and given back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::array) struct Share {
+pub(in crate::array) struct LogDemand {
     pub bytes: usize,
     pub blocks: usize,
 }
 
-impl std::ops::AddAssign for Share {
-    fn add_assign(&mut self, other: Share) {
+impl std::ops::AddAssign for LogDemand {
+    fn add_assign(&mut self, other: LogDemand) {
         self.bytes += other.bytes;
         self.blocks += other.blocks;
     }
 }
 
-impl std::ops::SubAssign for Share {
-    fn sub_assign(&mut self, other: Share) {
+impl std::ops::SubAssign for LogDemand {
+    fn sub_assign(&mut self, other: LogDemand) {
         self.bytes -= other.bytes;
         self.blocks -= other.blocks;
     }
@@ -87,7 +87,7 @@ impl std::ops::SubAssign for Share {
 
 /// A client's flush.
 struct FlushRequest {
-    /// Every batch below must be durable for it.
+    /// The request is answered when all batches below are durable.
     target: u64,
     id: StripeRequestId,
     since: Timestamp,
@@ -98,19 +98,20 @@ struct Round {
     upto: u64,
 }
 
-/// What waits for the log, and what was promised to operations that were admitted.
+/// Operations that wait for the log, and the room promised to those that were admitted.
 struct LogWaits {
-    /// Operations whose batch has this sequence, and whether it must be durable for them; ascending.
+    /// Operations by the sequence of the batch that they wait for, ascending, and whether it must be durable
+    /// for them.
     waiters: VecDeque<(u64, usize, bool)>,
-    /// Operations that wait for room in the overlay or the log: later ones wait behind them, so
-    /// that a large write is not kept out by small ones.
+    /// Operations that wait for room in the overlay or the log. Later ones wait behind them, so that small
+    /// writes do not keep a large one out.
     waiting_for_room: VecDeque<usize>,
     /// Operations that wait for a free slot.
     waiting_for_slot: Vec<usize>,
     /// Operations whose records found the open batch full.
     waiting_for_batch: Vec<usize>,
-    /// What admitted operations will add.
-    promised: Share,
+    /// The most that admitted operations will still add.
+    promised: LogDemand,
     /// Passes that wait until a slot has no images.
     waiting_for_drain: Vec<usize>,
 }
@@ -128,21 +129,21 @@ struct Rounds {
 struct SlotsInUse {
     /// Whole stripes being written to free slots.
     stripes_in_progress: usize,
-    /// Fresh writes on their way, in bytes since the last checkpoint.
+    /// Bytes of whole stripes that were begun since the last checkpoint.
     fresh_bytes: usize,
     /// Slots that may be used again once no checkpoint writes to them.
     to_free: Vec<SlotIndex>,
-    /// Stripes discarded since the last checkpoint: their space is given back with the next.
+    /// Stripes discarded since the last checkpoint. The next one gives their space back.
     discarded: BTreeSet<u64>,
 }
 
-/// How much the log takes.
+/// How much room the log takes.
 struct LogRoom {
     ring_blocks: u32,
-    /// Blocks of the rings that notes may use and other batches may not.
+    /// Blocks of the rings that are reserved for notes.
     reserve: u32,
-    /// Images that gather before a checkpoint, in bytes: what two generations have in any one ring
-    /// must fit it, with their headers.
+    /// Images that gather before a checkpoint, in bytes. The images of two generations in any one ring must
+    /// fit it, with their headers.
     overlay_max: usize,
 }
 
@@ -150,8 +151,8 @@ impl Redo {
     pub(in crate::array) fn new(facts: LogFacts, journal: Journal) -> Redo {
         let ring_blocks = journal.ring_blocks();
         let ring_bytes = ring_blocks as usize * LOG_BLOCK_BYTES;
-        // A write adds to each of 1 + m members as many images as it takes of the fullest ring at
-        // most.
+        // A write adds at least 1 + m images, each to another member, for every image that it puts into the
+        // fullest ring.
         let overlay_max = facts.overlay_max.min(ring_bytes / 4 * facts.members_of_write);
         Redo {
             life: Life::Starting,
@@ -166,7 +167,7 @@ impl Redo {
                 waiting_for_room: VecDeque::new(),
                 waiting_for_slot: Vec::new(),
                 waiting_for_batch: Vec::new(),
-                promised: Share::default(),
+                promised: LogDemand::default(),
                 waiting_for_drain: Vec::new(),
             },
             rounds: Rounds { flushes: Vec::new(), round: None, rounds_begun: 0, rounds_ended: 0 },
@@ -195,32 +196,32 @@ impl Redo {
         matches!(self.life, Life::Refused(_))
     }
 
-    /// Whether it is serving, and its log has no replay behind it that is not all in place.
+    /// Whether it is serving, and all content of the replay before it is in place.
     pub(in crate::array) fn is_settled(&self) -> bool {
         self.is_serving() && self.unsettled.is_none()
     }
 
-    /// Pages of the stripe map that have a version which is flushed on the members in service; none while it is being loaded.
+    /// Pages of the stripe map that have a version which is flushed on the members in service; none while the
+    /// map is being loaded.
     pub(in crate::array) fn map_pages(&self, pages: &Pages) -> Option<u64> {
         matches!(self.life, Life::Marking(_) | Life::Serving).then(|| pages.store().map_written())
     }
 
-    /// Starts of the log so far: an operation that began in an earlier life ends with an error.
+    /// Starts of the log so far. An operation that began in an earlier life ends with an error.
     pub(in crate::array) fn lives(&self) -> u64 {
         self.lives
     }
 
-    /// An operation is advanced after the next checkpoint; once, however often it asks for that.
+    /// Has an operation advanced after the next checkpoint, once, however often it asks for that.
     pub(in crate::array) fn wait_for_checkpoint_once(&mut self, key: usize) {
         if !self.waits.waiting_for_drain.contains(&key) {
             self.waits.waiting_for_drain.push(key);
         }
     }
 
-    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor
-    /// could a crash bring back some. What it says of such a slot is written anew with the first
-    /// data.
-    pub(in crate::array) fn tells_of_nothing(&self, pages: &Pages, page: PageIndex) -> bool {
+    /// Whether no entry of a page of checksums counts: no slot of it holds data, and a crash could not bring
+    /// any back. The entries of such a slot are written anew with its first data.
+    pub(in crate::array) fn no_entry_counts(&self, pages: &Pages, page: PageIndex) -> bool {
         let layout = pages.store().layout();
         let may_count = |slot| match pages.stripes().stripe_at(slot) {
             Some(stripe) => pages.holds_data(stripe) || self.is_in_log(stripe),
@@ -231,8 +232,8 @@ impl Redo {
             && !layout.slots_of(page).map(SlotIndex).any(may_count)
     }
 
-    /// What a record says becomes true in memory: its images, which are by column, are in the overlay. A slot
-    /// has so many rows.
+    /// Makes the content of a record true in memory. Its images, which are by column, are in the overlay. A
+    /// slot has `rows` rows.
     pub(in crate::array) fn apply(
         &mut self,
         pages: &mut Pages,
@@ -243,7 +244,7 @@ impl Redo {
     ) {
         let epoch = permits.epoch.number;
         if !permits.acknowledge {
-            // The epoch in which it will be written is not there yet.
+            // The epoch in which it will be written has not begun.
             self.checkpoint.remark(std::iter::once(stripe_of(record)));
         }
         match record {
@@ -282,28 +283,28 @@ impl Redo {
         }
     }
 
-    /// Whether a write that adds so much may begin; it is promised the room then. Not before others
+    /// Whether a write that adds this much may begin; the room is then promised to it. It waits behind others
     /// that wait for room.
-    pub(in crate::array) fn admits(&mut self, share: Share) -> bool {
-        let may_begin = self.waits.waiting_for_room.is_empty() && self.has_room(share);
+    pub(in crate::array) fn admits(&mut self, demand: LogDemand) -> bool {
+        let may_begin = self.waits.waiting_for_room.is_empty() && self.has_room(demand);
         if may_begin {
-            self.waits.promised += share;
+            self.waits.promised += demand;
         }
         may_begin
     }
 
-    /// What an admitted operation was promised has joined a batch, or is not needed.
-    pub(in crate::array) fn take_back(&mut self, share: Share) {
-        self.waits.promised -= share;
+    /// Takes back a promise: the operation has joined a batch, or does not need the room.
+    pub(in crate::array) fn take_back(&mut self, demand: LogDemand) {
+        self.waits.promised -= demand;
     }
 
-    /// An operation is advanced when there may be room for it.
+    /// Has an operation advanced when there may be room for it.
     pub(in crate::array) fn wait_for_room(&mut self, key: usize) {
         self.checkpoint.want();
         self.waits.waiting_for_room.push_back(key);
     }
 
-    /// An operation is advanced when there may be a free slot.
+    /// Has an operation advanced when there may be a free slot.
     pub(in crate::array) fn wait_for_slot(&mut self, key: usize) {
         self.waits.waiting_for_slot.push(key);
         if self.journal.slots_waiting() == 0 {
@@ -311,29 +312,29 @@ impl Redo {
         }
     }
 
-    /// An operation whose records found the open batch full is advanced when there is another.
+    /// Has an operation whose records found the open batch full advanced when there is another.
     pub(in crate::array) fn wait_for_next_batch(&mut self, key: usize) {
         self.waits.waiting_for_batch.push(key);
     }
 
-    /// An operation is advanced when the open batch is on the members, or durable.
+    /// Has an operation advanced when the open batch is on the members, or durable.
     pub(in crate::array) fn wait_for_open(&mut self, key: usize, durable: bool) {
         self.open.wait(key, durable);
     }
 
-    /// An operation is advanced after the next checkpoint, which is asked for.
+    /// Has an operation advanced after the next checkpoint, which is asked for.
     pub(in crate::array) fn wait_for_checkpoint(&mut self, key: usize) {
         self.checkpoint.want();
         self.waits.waiting_for_drain.push(key);
     }
 
-    /// A whole stripe of so many bytes, parity included, is on its way to a free slot.
+    /// Counts a whole stripe of `bytes` bytes, parity included, that is under way to a free slot.
     pub(in crate::array) fn begin_stripe(&mut self, bytes: usize) {
         self.slots.fresh_bytes += bytes;
         self.slots.stripes_in_progress += 1;
     }
 
-    /// It has been written, or is not going to be.
+    /// Counts one that has been written, or is not going to be.
     pub(in crate::array) fn end_stripe(&mut self) {
         self.slots.stripes_in_progress -= 1;
     }
@@ -348,25 +349,25 @@ impl Redo {
         self.overlay.has_slot(slot)
     }
 
-    /// A device waits to join: no write begins.
+    /// Holds new writes back, because a device waits to join.
     pub(in crate::array) fn hold_writes(&mut self) {
         self.held = true;
     }
 
-    /// Whether writes are held for that.
+    /// Whether new writes are held back for that.
     pub(in crate::array) fn holds_writes(&self) -> bool {
         self.held
     }
 
-    /// No device does any more: writes go on.
+    /// Lets writes go on: no device waits to join any more.
     pub(in crate::array) fn release_writes(&mut self, core: &mut Core) {
         self.held = false;
         self.wake_waiting_for_room(core);
     }
 
-    /// Whether admitted operations will add something.
+    /// Whether some room is promised to admitted operations.
     pub(in crate::array) fn has_promised(&self) -> bool {
-        self.waits.promised != Share::default()
+        self.waits.promised != LogDemand::default()
     }
 
     /// Where the log region of every member lies.
@@ -374,12 +375,12 @@ impl Redo {
         self.facts.log
     }
 
-    /// What the log was told about itself.
+    /// The facts that the log was made with.
     pub(in crate::array) fn facts(&self) -> &LogFacts {
         &self.facts
     }
 
-    /// The log starts at `start` from now on, and is not empty for that.
+    /// Sets where the log starts from now on. It counts as not empty there.
     pub(in crate::array) fn starts_at(&mut self, start: LogStart) {
         self.facts.start = start;
         self.facts.clean = false;
@@ -390,48 +391,49 @@ impl Redo {
         self.room.overlay_max
     }
 
-    /// Batches below were durable, and acknowledged.
+    /// The sequences below which batches were durable, and acknowledged.
     pub(in crate::array) fn durable_and_acknowledged(&self) -> (u64, u64) {
         (self.journal.durable(), self.journal.acknowledged())
     }
 
-    /// Where it is in its life.
+    /// The stage of its life.
     pub(in crate::array) fn life(&self) -> &Life {
         &self.life
     }
 
-    /// Another part of its life begins.
+    /// Begins another stage of its life.
     pub(in crate::array) fn set_life(&mut self, life: Life) {
         self.life = life;
     }
 
-    /// It was replayed: the next batch goes where this journal says.
+    /// Takes over after a replay: the next batch goes where this journal says.
     pub(in crate::array) fn replayed(&mut self, journal: Journal) {
         self.journal = journal;
     }
 
-    /// A log that begins another life, about which nothing is known yet but `facts`.
+    /// Begins another life, of which nothing but `facts` is known yet.
     pub(in crate::array) fn begin_anew(&mut self, facts: LogFacts, journal: Journal) {
         let lives = self.lives;
         *self = Redo { lives, life: Life::Recovering, ..Redo::new(facts, journal) };
     }
 
-    /// Whether a replay is not all in place, for lack of room.
+    /// Whether the content of a replay is not all in place, for lack of room.
     pub(in crate::array) fn is_unsettled(&self) -> bool {
         self.unsettled.is_some()
     }
 
-    /// Batches below are in place on all members in service, as far as is known; of a log that was replayed.
+    /// The sequence below which batches are in place on all members in service, as far as is known; of a log
+    /// that was replayed.
     pub(in crate::array) fn tail_in_place(&self) -> Option<u64> {
         match &self.unsettled {
-            // Nothing has told the members of a higher one.
+            // No member was given a higher tail.
             Some(unsettled) => unsettled.tail(),
             None => Some(self.journal.tail()),
         }
     }
 
-    /// The tail that members can show where a superblock names `told`; the log is kept from there on if it is
-    /// below `tail`.
+    /// The tail that members can show where a superblock names `told`. If that is below `tail`, the log is
+    /// kept from there on.
     pub(in crate::array) fn tail_to_show(&mut self, told: u64, tail: u64) -> u64 {
         let shown = self.journal.shown_tail(told);
         if shown < tail && !is_off(Mutation::ToldTailAlone) {
@@ -441,8 +443,8 @@ impl Redo {
         shown
     }
 
-    /// Whether everything that is in the log is in place too, and flushed, copies of pages that have to be
-    /// written again included.
+    /// Whether everything that is in the log is also in place and flushed, and no copies of pages have to be
+    /// written again.
     pub(in crate::array) fn is_in_place(&self, pages: &Pages) -> bool {
         self.is_settled()
             && self.journal.is_drained()
@@ -450,36 +452,36 @@ impl Redo {
             && self.checkpoint.is_over()
     }
 
-    /// Whether a write that adds so much may begin: it fits the overlay, and the rings with what is there already, also
-    /// when a piece has to skip the end of a ring.
-    fn has_room(&self, share: Share) -> bool {
+    /// Whether a write that adds this much may begin: it fits the overlay, and the rings beside what is there
+    /// already, even when a piece has to skip the end of a ring.
+    fn has_room(&self, demand: LogDemand) -> bool {
         let pending = self.overlay.active_bytes() + self.waits.promised.bytes;
         let open =
             self.open.payload_blocks_max() as usize + self.open.manifest_bytes().div_ceil(LOG_BLOCK_BYTES);
-        // A piece may have to skip as much as it takes.
+        // A piece may have to skip as many blocks as it takes.
         let blocks =
-            self.journal.used_blocks() as usize + 2 * (self.waits.promised.blocks + share.blocks + open);
+            self.journal.used_blocks() as usize + 2 * (self.waits.promised.blocks + demand.blocks + open);
         !self.held
             && self.unsettled.is_none()
-            && (pending == 0 || pending + share.bytes <= self.room.overlay_max)
+            && (pending == 0 || pending + demand.bytes <= self.room.overlay_max)
             && blocks <= (self.room.ring_blocks - self.room.reserve - self.room.ring_blocks / 8) as usize
     }
 
-    /// Rows that one record may have, so that every piece finds room in a ring once what is before it is in place. `width`
-    /// is that of the array.
+    /// Most rows that one record may have, so that every piece finds room in a ring once what is before it is
+    /// in place. `width` is that of the array.
     pub(in crate::array) fn rows_max(&self, width: usize) -> usize {
-        // What the manifest has for a row, at most; see `share_of_write`.
+        // What the manifest has for a row, at most; see `demand_of_write`.
         let row_bytes = LOG_BLOCK_BYTES + 16 * width + 64 + 2 * width;
         ((self.room.ring_blocks as usize / PART_FRACTION).saturating_sub(1) * LOG_BLOCK_BYTES / row_bytes)
             .max(1)
     }
 
-    /// Whether a record that takes so many blocks of a ring, all of them header, finds room for certain.
+    /// Whether a record that takes this many blocks of a ring, all of them header, always finds room.
     pub(in crate::array) fn fits_ring(&self, blocks: usize) -> bool {
         blocks <= self.room.ring_blocks as usize / 8
     }
 
-    /// Puts a record into the open batch. `payload`: for members, the blocks that go to their logs.
+    /// Puts a record into the open batch. `payload`: the blocks that go to members' logs.
     pub(in crate::array) fn join(
         &mut self,
         record: LogRecord,
@@ -489,7 +491,7 @@ impl Redo {
         self.open.join(record, payload, width);
     }
 
-    /// `key` is advanced when everything that has joined so far is on the members, or durable.
+    /// Has `key` advanced when everything that has joined so far is on the members, or durable.
     pub(in crate::array) fn wait_for_all(&mut self, key: usize, durable: bool) {
         if self.open.is_empty() {
             let last = self.journal.next().saturating_sub(1);
@@ -504,8 +506,8 @@ impl Redo {
         self.waits.waiters.iter().any(|(_, waiting, _)| *waiting == key) || self.open.is_waiting(key)
     }
 
-    /// A member was lost: it may lack what is not in place yet, and will lack what waits to be issued, although the map
-    /// says of both that they were written while it was there.
+    /// Records that a member was lost. It may lack what is not in place yet, and will lack what waits to be
+    /// issued, although the map says of both that they were written while it was in service.
     pub(in crate::array) fn member_lost(&mut self) {
         let issued = self.journal.stripes_not_in_place();
         let replayed = self.unsettled.iter().flat_map(|unsettled| unsettled.stripes());
@@ -527,7 +529,7 @@ impl Redo {
                 && self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES + payload_bytes <= bytes_max)
     }
 
-    /// All operations that wait for something of the log: they are to look again.
+    /// Takes out all operations that wait for the log, so that they look again.
     pub(super) fn take_all_waiting(&mut self) -> Vec<usize> {
         let mut all: Vec<usize> = self.waits.waiters.drain(..).map(|(_, key, _)| key).collect();
         all.extend(self.open.take_waiters().into_iter().map(|(key, _)| key));
@@ -542,7 +544,7 @@ impl Redo {
         std::mem::take(&mut self.rounds.flushes).into_iter().map(|flush| flush.id).collect()
     }
 
-    /// Flush requests that have waited for so long.
+    /// Takes out the flush requests that have waited too long.
     pub(in crate::array) fn take_late_flushes(
         &mut self,
         now: Timestamp,
@@ -552,7 +554,7 @@ impl Redo {
         self.rounds.flushes.extract_if(.., late).map(|flush| flush.id).collect()
     }
 
-    /// An operation that may be waiting for something of the log waits for nothing any more.
+    /// Forgets that an operation waits for the log.
     pub(in crate::array) fn forget_waiting(&mut self, key: usize) {
         self.waits.waiters.retain(|(_, waiting, _)| *waiting != key);
         self.open.forget_waiting(key);

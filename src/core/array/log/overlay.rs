@@ -1,7 +1,7 @@
 //! Newest images of blocks that are in the redo log and not in place yet: where reads look first.
 //!
-//! Two generations: writes go to the active one; a checkpoint freezes it and writes it in place. Invariant: an image
-//! stays until it is in place and flushed, or until its slot is given up.
+//! Two generations: writes go to the active one; a checkpoint freezes it and writes it in place. Invariant:
+//! an image stays until it is in place and flushed, or until its slot is given up.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
@@ -25,8 +25,8 @@ struct Generation {
 /// Images of one slot by column, then row.
 type Images = BTreeMap<(u16, u32), Buf>;
 
-/// Adjacent rows of one column, to be written in place in one go.
-// Plain data: what a checkpoint writes.
+/// Adjacent rows of one column, to be written in place in one write.
+// Plain data: one write of a checkpoint.
 #[derive(Debug)]
 pub(super) struct Run {
     pub slot: SlotIndex,
@@ -64,8 +64,8 @@ impl Overlay {
         }
     }
 
-    /// The slot was given up: its newer images are not needed. Frozen ones go in place all the same: until the log
-    /// says durably that the slot was given up, it may be what a restart finds.
+    /// Drops the active images of a slot that was given up: nothing needs them. Frozen ones go in place all
+    /// the same: until the log says durably that the slot was given up, a restart may find the stripe in it.
     pub(super) fn give_up(&mut self, slot: SlotIndex) {
         if is_off(Mutation::DestageBySlotNumber) {
             return;
@@ -85,7 +85,7 @@ impl Overlay {
         self.active.bytes == 0 && self.frozen.bytes == 0
     }
 
-    /// What is active becomes frozen. There must be no frozen images.
+    /// Freezes the active images. There must be no frozen ones.
     pub(super) fn freeze(&mut self) {
         debug_assert_eq!(self.frozen.bytes, 0, "one checkpoint at a time");
         std::mem::swap(&mut self.active, &mut self.frozen);
@@ -114,7 +114,7 @@ impl Overlay {
         runs
     }
 
-    /// The frozen images are in place and flushed.
+    /// Drops the frozen images, once they are in place and flushed.
     pub(super) fn drop_frozen(&mut self) {
         self.frozen = Generation::default();
     }

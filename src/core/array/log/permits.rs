@@ -1,8 +1,8 @@
-//! What the superblocks of the members permit the log, and what it has to tell them.
+//! What the superblocks of the members permit the log to do, and what the log reports back to them.
 
 use crate::format::EpochStamp;
 
-/// As it is when a call into the log begins, and the same until it ends.
+/// The permits when a call into the log begins; they do not change until it ends.
 // Plain data: handed to each call into the log, and back.
 #[derive(Clone, Debug)]
 pub(in crate::array) struct Permits {
@@ -14,16 +14,16 @@ pub(in crate::array) struct Permits {
     pub acknowledge: bool,
     /// Blocks and pages may be written in place, and log space be given back.
     pub in_place: bool,
-    /// Writes may touch members.
+    /// Writes may change members.
     pub write: bool,
-    /// To be told: a write was to touch members, whether it might or not.
+    /// Reported back: a write was about to change members, whether or not it was permitted.
     pub has_asked: bool,
-    /// To be told: a batch was issued.
+    /// Reported back: a batch was issued.
     pub has_issued: bool,
 }
 
 impl Permits {
-    /// Whether writes may touch members. If not, what that takes is on its way from here on.
+    /// Whether writes may change members. If not, this asks for it, and the superblocks begin to prepare it.
     pub(super) fn may_write(&mut self) -> bool {
         self.has_asked = true;
         self.write

@@ -1,10 +1,10 @@
-//! The running redo log: batches gather, are written, flushed and noted, and whoever waits for
-//! that goes on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at start
-//! in `recovery/`.
+//! The running redo log: batches gather, are written, flushed and noted, and the operations that wait for
+//! them go on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at
+//! start in `recovery/`.
 //!
-//! A batch is issued at once when none is on its way, so a lone request never waits for others; requests that come
-//! while one is on its way gather in the next. Invariant: no batch is issued, nothing is acknowledged and nothing
-//! goes in place while a loss of a member is not recorded on the others.
+//! A batch is issued at once when none is under way, so a lone request never waits for others; requests that
+//! come while one is under way gather in the next. Invariant: no batch is issued, no operation is
+//! acknowledged and nothing goes in place while a loss of a member is not recorded on the others.
 
 use super::life::Life;
 use super::permits::Permits;
@@ -16,20 +16,20 @@ use crate::array::{Core, Owner, StripeReply, StripeRequestId};
 use crate::block_io::IoOp;
 use crate::format::{LOG_BLOCK_BYTES, MemberState};
 
-/// Most batches in flight at one time; what comes later gathers in the open batch.
+/// Most batches in flight at one time. Requests that come later gather in the open batch.
 const IN_FLIGHT_MAX: usize = 4;
-/// A batch beside others on their way is issued when it has this many bytes of payload on some member; a smaller one
-/// gathers more until those are written.
+/// While others are under way, a batch is issued when it has this many bytes of payload on some member; a
+/// smaller one gathers more until those are written.
 const GATHER_BYTES: usize = 256 << 10;
 
 impl Redo {
-    /// Acknowledges what may be, and writes the open batch if it is its turn.
+    /// Acknowledges operations that may be, and writes the open batch if it is its turn.
     pub(in crate::array) fn pump_batches(&mut self, core: &mut Core, permits: &mut Permits) {
         self.release_waiters(core, permits);
         self.issue_open(core, permits);
     }
 
-    /// Moves the checkpoint on, and what follows from it.
+    /// Advances the checkpoint, and the operations that depend on it.
     pub(in crate::array) fn pump_rest(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
         self.pump_checkpoint(core, pages, permits);
         self.push_notes(core, pages, permits);
@@ -50,7 +50,7 @@ impl Redo {
             || (self.journal.tail_is_news() && self.journal.fullness() >= 64)
     }
 
-    /// Issues an empty batch when its note or tail is waited for and no other batch will carry it.
+    /// Issues an empty batch when a note or tail is waited for and no other batch will carry it.
     fn push_notes(&mut self, core: &mut Core, pages: &Pages, permits: &mut Permits) {
         if self.journal.in_flight() > 0 || !self.journal.has_news() {
             return;
@@ -58,14 +58,15 @@ impl Redo {
         if self.open.is_empty() && self.is_pressed(core, pages) {
             self.issue_batch(core, permits);
         } else if self.is_stuck && self.journal.tail_is_news() {
-            // The reserve is for this batch: it carries the tail that frees space for those that wait.
+            // The reserve is for this batch: it carries the tail that frees space for the operations that
+            // wait.
             let open = std::mem::take(&mut self.open);
             self.issue_batch(core, permits);
             self.open = open;
         }
     }
 
-    /// Acknowledges what may be: operations look at their batch themselves when they are advanced.
+    /// Acknowledges operations that may be: they look at their batch themselves when they are advanced.
     fn release_waiters(&mut self, core: &mut Core, permits: &Permits) {
         if !permits.acknowledge && !is_off(Mutation::AckBeforeBump) {
             return;
@@ -90,7 +91,7 @@ impl Redo {
         }
     }
 
-    /// A flush of a client: everything acknowledged before is in written batches.
+    /// Starts a flush of a client: everything acknowledged before is in written batches.
     pub(in crate::array) fn start_flush(&mut self, core: &mut Core, id: StripeRequestId) {
         core.load.client_ops += 1;
         let target = self.journal.written();
@@ -116,7 +117,7 @@ impl Redo {
         }
     }
 
-    /// Issues the open batch, which may be empty: a note. False: it cannot be now.
+    /// Issues the open batch. If that is empty it is a note. False: it cannot be issued now.
     pub(super) fn issue_batch(&mut self, core: &mut Core, permits: &mut Permits) -> bool {
         // Until the log starts anew, batches that were replayed occupy its space.
         if self.unsettled.is_some() || !permits.may_write() {
@@ -154,14 +155,14 @@ impl Redo {
         true
     }
 
-    /// A member's piece of a batch is written, or the member is out of service.
+    /// Counts a member's piece of a batch that is written, or whose member is out of service.
     pub(in crate::array) fn piece_done(&mut self, sequence: u64) {
         if self.is_serving() {
             self.journal.piece_done(sequence);
         }
     }
 
-    /// Begins a flush of every member when somebody waits for one.
+    /// Begins a flush of every member when an operation waits for one.
     fn start_round(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
         if self.rounds.round.is_some() {
             return;
@@ -179,7 +180,7 @@ impl Redo {
         if !waited_for {
             return;
         }
-        // What a checkpoint wrote to devices under construction must be durable too: it counts as built.
+        // The writes of a checkpoint to devices under construction must be durable too: they count as built.
         let all = self.checkpoint.is_flushing();
         let mut pending = 0;
         for (member, which, device) in core.devices() {
@@ -196,7 +197,7 @@ impl Redo {
         }
     }
 
-    /// A flush of a round has ended.
+    /// Takes the end of one flush of a round.
     pub(in crate::array) fn flush_done(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
         let Some(round) = &mut self.rounds.round else { return };
         round.pending -= 1;
@@ -215,7 +216,7 @@ impl Redo {
         self.slots.to_free.extend(free);
         self.free_slots(pages, permits);
         self.wake_waiting_for_room(core);
-        // The round may be what an acknowledgement or the checkpoint waited for.
+        // An acknowledgement or the checkpoint may have waited for the round.
         self.release_waiters(core, permits);
         self.pump_checkpoint(core, pages, permits);
         if !self.checkpoint.is_quiet() {
@@ -242,14 +243,16 @@ impl Redo {
         core.work.ready.extend(self.waits.waiting_for_room.drain(..));
     }
 
-    /// The sequence of the next batch, when a replay would find nothing below it to be done. Copies of pages may have to be
-    /// written again, which the log knows nothing of: they must not keep a member out of step that joins an array in which
-    /// another one is being built, for it has no part in the batches so far.
+    /// The sequence of the next batch, when a replay would find nothing to do below it. Copies of pages that
+    /// have to be written again do not count, since the log knows nothing of them: otherwise they would keep
+    /// a member out of step that joins an array in which another one is being built, for it has no part in
+    /// the batches so far.
     pub(in crate::array) fn needless_end(&self, pages: &Pages) -> Option<u64> {
         self.end_if_empty(pages).filter(|_| self.is_settled())
     }
 
-    /// The same, whether or not the superblocks say that a log that was replayed starts there.
+    /// As [`Redo::needless_end`], whether or not the superblocks say that a log that was replayed starts
+    /// there.
     pub(super) fn end_if_empty(&self, pages: &Pages) -> Option<u64> {
         let drained = self.is_serving()
             && self.journal.is_drained()
@@ -261,7 +264,8 @@ impl Redo {
         drained.then(|| self.journal.next())
     }
 
-    /// The array has failed. Returns the operations that wait for the log, and the flushes of clients.
+    /// Ends the log because the array has failed. Returns the operations that wait for the log, and the
+    /// flushes of clients.
     pub(in crate::array) fn fail(&mut self) -> (Vec<usize>, Vec<StripeRequestId>) {
         self.lives += 1;
         let waiting = self.take_all_waiting();

@@ -1,13 +1,13 @@
-//! Reads are served although what the redo log holds cannot be put in place for lack of room: the end of a replay, beside
-//! clients.
+//! The end of a replay beside clients: reads are served although the content of the redo log cannot be put in
+//! place for lack of room.
 //!
 //! A replay that has waited for room begins again and hands over what it finds (`recovery/lift.rs`). Its
-//! images are in the overlay then, where reads look first, its hashes in the page cache; a checkpoint puts
-//! all of it in place when there is room, and the log starts anew behind it (R9).
+//! images are then in the overlay, where reads look first, and its hashes in the page cache. A checkpoint
+//! puts all of it in place when there is room, and the log starts anew behind it (R9).
 //!
-//! Invariant: until the superblocks say where the log starts anew, no batch is written, for its space may be
-//! that of one that was replayed, and no member joins. Writes wait; what was acknowledged before is durable,
-//! so flushes do not.
+//! Invariant: until the superblocks say where the log starts anew, no batch is written, because its space may
+//! be that of a batch that was replayed, and no member joins. Writes wait. Flushes do not: everything
+//! acknowledged before is durable.
 
 use crate::array::log::Redo;
 use crate::array::pages::Pages;
@@ -16,13 +16,13 @@ use crate::block_io::Buf;
 use crate::format::LogStart;
 use crate::units::{Count, SlotIndex, StripeIndex};
 
-/// A replay that is not all in place.
+/// A replay whose content is not all in place.
 pub(super) struct Unsettled {
     /// The highest tail of the log as it was read.
     tail: Option<u64>,
-    /// What the log names, ascending.
+    /// Stripes that the log names, ascending.
     stripes: Vec<StripeIndex>,
-    /// All is in place, and the log is to start here.
+    /// Where the log is to start, once all is in place.
     start: Option<LogStart>,
 }
 
@@ -45,15 +45,15 @@ impl Unsettled {
 pub(in crate::array) enum Settling {
     /// Nothing, for now.
     Wait,
-    /// The log is to start anew at this batch.
+    /// The log must start anew at this batch.
     StartAnew(u64),
-    /// The superblocks are to say that it starts here.
+    /// The superblocks must say that the log starts here.
     Record(LogStart),
 }
 
 impl Redo {
-    /// Takes over what a replay has not put in place: blocks by slot, column and row, and the stripes that
-    /// the log names.
+    /// Takes over the content that a replay has not put in place: blocks by slot, column and row, and the
+    /// stripes that the log names.
     pub(in crate::array) fn settle(
         &mut self,
         core: &mut Core,
@@ -73,12 +73,13 @@ impl Redo {
         core.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);
     }
 
-    /// Whether a replay is not all in place, for lack of room: neither writes nor passes go on before it is.
+    /// Whether the content of a replay is not all in place, for lack of room. Writes and passes wait for
+    /// that.
     pub(in crate::array) fn is_settling(&self) -> bool {
         self.unsettled.is_some() && self.is_serving()
     }
 
-    /// What is said of a request that begins a rebuild now.
+    /// Words of the answer to a request that begins a rebuild now.
     pub(in crate::array) fn after_settling(&self) -> &'static str {
         match self.is_settling() {
             true => "; that waits until what the redo log holds is in place: make room",
@@ -86,11 +87,11 @@ impl Redo {
         }
     }
 
-    /// What the end of a replay needs: when all is in place, the log starts anew.
+    /// Returns the next step of the end of a replay. When all is in place, the log starts anew.
     pub(in crate::array) fn settling(&mut self, pages: &Pages) -> Settling {
         let Some(unsettled) = &self.unsettled else { return Settling::Wait };
         let Some(end) = self.end_if_empty(pages) else {
-            // Members that left meanwhile lack some of it: the stripe map must say so first.
+            // Members that left meanwhile lack some of the content: the stripe map must say so first.
             if self.checkpoint.is_quiet() {
                 self.checkpoint.want();
             }
@@ -99,14 +100,14 @@ impl Redo {
         unsettled.start.map_or(Settling::StartAnew(end), Settling::Record)
     }
 
-    /// The superblocks are asked to say that the log starts here.
+    /// Records that the superblocks are asked to say that the log starts here.
     pub(in crate::array) fn starts_anew(&mut self, start: LogStart) {
         if let Some(unsettled) = &mut self.unsettled {
             unsettled.start = Some(start);
         }
     }
 
-    /// They say so.
+    /// Ends the replay, now that the superblocks say where the log starts.
     pub(in crate::array) fn settled(&mut self, core: &mut Core) {
         self.unsettled = None;
         let text = "what the redo log held is in place: writes go on";

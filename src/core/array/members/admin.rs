@@ -1,7 +1,7 @@
 //! Administrators' requests carried out: members out, members in, replacements, scrubs, and the clean stop.
 //!
-//! Invariant: what is done follows a plan that `check.rs` has made in the same call; a departure that has waited is judged
-//! once more. Must not judge requests otherwise.
+//! Invariant: each request is carried out by a plan that `check.rs` has made in the same call; a departure
+//! that has waited is judged once more. Must not judge requests otherwise.
 
 use crate::array::base::members::{Device, Progress, Replacement};
 use crate::array::log::life::Life;
@@ -18,15 +18,15 @@ use crate::format::{MemberSet, MemberState, Role, Superblock};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
 
-/// Why a member went that an administrator has failed.
+/// The reason of a member that an administrator has failed.
 const FAILED: &str = "failed by an administrator";
 
-/// Why a member went that an administrator has taken offline: with all in place, or before that.
+/// The reason of a member that an administrator has taken offline, with everything in place or before that.
 const TAKEN_OFFLINE: &str = "taken offline by an administrator";
 const TAKEN_OFFLINE_EARLY: &str =
     "taken offline by an administrator, before what was written last was in place on its device";
 
-/// Said where it has gone before that.
+/// Added where it has gone before everything was in place.
 const NOT_IN_PLACE: &str = "; what was written last could not be put in place on its device in time, and may be in its log alone, \
      which is not read when it comes back";
 
@@ -41,7 +41,7 @@ impl Array {
         self.run();
     }
 
-    /// Does what is planned, and answers the request, or sees to it that it is answered later.
+    /// Does what is planned, and answers the request, or arranges for a later answer.
     fn carry_out(&mut self, id: RequestId, plan: Plan<'_>) {
         let text = match plan {
             Plan::TakeOut { member, waits: true, .. } => return self.begin_departure(id, member),
@@ -89,7 +89,7 @@ impl Array {
         self.core.admin_done(id, Ok(AdminOutcome(text)));
     }
 
-    /// Answers a request that was carried out, when the superblocks tell of what it has done.
+    /// Answers a request that was carried out, when the superblocks record that.
     fn answer_recorded(&mut self, id: RequestId, text: String, replacement: Option<(DeviceId, Uuid)>) {
         if self.core.is_failed() || self.is_unjudged() {
             return self.core.admin_done(id, Ok(AdminOutcome(text)));
@@ -97,11 +97,11 @@ impl Array {
         self.waiting.record(&self.core, &self.supers, id, text, replacement);
     }
 
-    /// Whether the log has what is not in its place on a member in service.
+    /// Whether the log holds something that is not in place on a member in service.
     pub(super) fn may_lack(&self, index: MemberIndex) -> bool {
         let is_online = self.core.member(index).state == MemberState::Online;
-        // What was replayed is in place there, but it was not told so yet: it would not show it
-        // when it comes back. Before that it is not even in place.
+        // The content of the replay is in place there, but its superblock does not say so yet: the device
+        // would not show it when it comes back. In the earlier stages it is not even in place.
         let is_untold = matches!(self.redo.life(), Life::Starting | Life::Recovering | Life::Marking(_));
         let is_in_place = self.redo.is_in_place(&self.pages);
         // The superblock of a device that has just replaced another does not say so yet.
@@ -109,7 +109,7 @@ impl Array {
         is_online && (is_untold || self.redo.is_serving() && !(is_in_place && is_told))
     }
 
-    /// A member goes offline when what the log has for it is in place on its device.
+    /// Takes a member offline when everything that the log holds for it is in place on its device.
     fn begin_departure(&mut self, id: RequestId, member: MemberIndex) {
         let checkpoint = self.checkpoint_to_depart();
         self.waiting.depart(&self.core, id, member, checkpoint);
@@ -124,7 +124,8 @@ impl Array {
         Some(self.redo.want_whole_checkpoint())
     }
 
-    /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
+    /// Tick: takes members offline when everything that only the log holds for them is in place, or when that
+    /// takes too long.
     fn judge_departures(&mut self) {
         if self.waiting.lacks_checkpoint()
             && let Some(checkpoint) = self.checkpoint_to_depart()
@@ -151,7 +152,7 @@ impl Array {
         }
     }
 
-    /// A superblock update that holds this position of the scrub is complete.
+    /// Takes the end of a superblock update that holds this position of the scrub.
     pub(super) fn scrub_recorded(&mut self, position: Option<SlotIndex>) {
         if !self.waiting.has_pauses() {
             return;
@@ -163,12 +164,12 @@ impl Array {
             };
             self.waiting.end_pauses(&mut self.core, text);
         } else {
-            // Slots that were under way are done since.
+            // Slots that were under way have ended since.
             self.supers.want();
         }
     }
 
-    /// Tick: administrators' requests that wait.
+    /// Tick: handles requests of administrators that wait.
     pub(in crate::array) fn judge_requests(&mut self) {
         self.waiting.judge_pauses(&mut self.core);
         self.waiting.end_recordings(&mut self.core, &self.supers, false);
@@ -179,7 +180,7 @@ impl Array {
         match self.core.member(index).device {
             Some(device) => self.fault_device(index, device.id, to, reason.into()),
             None => {
-                // It is out already; it shall not come back by itself, nor after a restart.
+                // The member is out already; now it must not come back by itself, nor after a restart.
                 let member = self.core.member_mut(index);
                 member.state = to;
                 member.reason = Some(reason.into());
@@ -191,7 +192,7 @@ impl Array {
         format!("member {index} is {}", to.as_str())
     }
 
-    /// A member's own device, or a blank one, for a member that is out.
+    /// Brings a device in for a member that is out: the member's own, or a blank one.
     fn bring_in(&mut self, index: MemberIndex, new: &NewDevice, entry: Entry) -> String {
         let mark = match entry {
             Entry::ToFailed => return self.return_to_failed(index, new),
@@ -243,8 +244,8 @@ impl Array {
         format!("member {index} is ONLINE; the array serves again when its log is replayed")
     }
 
-    /// What a returning member's own device must show to be caught up from: that it is as it was when it left. None: what it
-    /// missed since is not on record.
+    /// The mark that a returning member's own device must show to be caught up: that it is as it was when it
+    /// left. None: there is no record of what it missed since.
     pub(super) fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
         let left = self.supers.departed().of(index)?;
         let held = superblock.epoch;
@@ -263,13 +264,15 @@ impl Array {
             && superblock.device == self.core.member(index).uuid
     }
 
-    /// Enough members are back. What their caches lost of unflushed writes is not known, so the log is replayed.
+    /// Leaves the failed state: enough members are back. It is not known which unflushed writes their caches
+    /// lost, so the log is replayed.
     fn leave_failed(&mut self) {
         self.core.roster.returnable = MemberSet::default();
-        // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
-        // beyond the end that replay finds (A4, R9).
+        // Replay needs an epoch of its own although the members are the same: only that voids remains of
+        // batches beyond the end that replay finds (A4, R9).
         self.supers.note_exchange();
-        // What comes back may be older than what went: no epoch says otherwise before the log has been read.
+        // A device that comes back may be older than when it went, and no epoch shows that before the log has
+        // been read.
         self.startup.judge_anew();
         self.was_failed = true;
     }
@@ -299,12 +302,12 @@ impl Array {
             }
             _ => member.device = Some(device),
         }
-        // Nor does what the one before it was told of pages that it lacks.
+        // The marks of pages that the device before it lacked do not count for this one.
         self.pages.left(index);
         self.bad.forget(index);
         let member = self.core.member_mut(index);
         member.uuid = new.uuid;
-        // What the old device went through says nothing about this one.
+        // The errors of the old device say nothing about this one.
         member.counters = Default::default();
         member.away = None;
         member.state = MemberState::Rebuilding;
@@ -316,7 +319,7 @@ impl Array {
         format!("member {index} is REBUILDING onto the new device{stake}")
     }
 
-    /// The new device is handed back; the superblocks of the others say so from their next update on.
+    /// Hands the new device back; the superblocks of the others record that from their next update on.
     fn cancel_replacement(&mut self, index: MemberIndex) -> String {
         self.take_back_replacement(index);
         let rest = self.core.without_it(index);
@@ -327,7 +330,7 @@ impl Array {
 
     fn start_scrub(&mut self) {
         self.passes.start_scrub();
-        // It is recorded in the superblocks when it has looked at them.
+        // The scrub is recorded in the superblocks once it has looked at them.
         if !self.redo.is_serving() {
             self.supers.want();
         }
@@ -386,7 +389,7 @@ impl Array {
         self.pump_supers();
     }
 
-    /// The last update of the superblocks has been written, or cannot be.
+    /// Ends a stop when the last update of the superblocks has been written, or cannot be.
     pub(super) fn finish_stop(&mut self, id: RequestId) {
         if !self.core.is_failed()
             && !self.supers.acknowledgements_allowed(&self.core)
@@ -398,7 +401,7 @@ impl Array {
         self.stop_now(id, true);
     }
 
-    /// `is_recorded`: the superblocks say what this array knows.
+    /// `is_recorded`: the superblocks record everything that this array knows.
     pub(in crate::array) fn stop_now(&mut self, id: RequestId, is_recorded: bool) {
         self.waiting.end_pauses(&mut self.core, PAUSED);
         self.waiting.end_recordings(&mut self.core, &self.supers, true);
@@ -414,7 +417,7 @@ impl Array {
 }
 
 impl Core {
-    /// The members that can come back to the array as long as it has failed.
+    /// The members that can come back to the array while it has failed.
     pub(in crate::array) fn returnable_now(&self) -> MemberSet {
         let is_out = |member: &MemberIndex| self.member(*member).state != MemberState::Online;
         if self.is_failed() {

@@ -1,10 +1,11 @@
-//! Which of the devices that carry an array's superblock may serve it: rules A1-A4 and T6 of the crash-safety design.
+//! Which of the devices that carry an array's superblock may serve it: rules A1-A4 and T6 of the crash-safety
+//! design.
 //!
-//! What one device says and no other supports is a claim: an epoch, a sequence or an update far
-//! beyond what all others know ([`CLAIM_STEP_MAX`]), or one that would leave no array of the
-//! others. It is neither believed nor passed over: the start is refused and the member named;
-//! forced, it goes on without the member. Pure: superblocks in, a verdict out. Must not know of
-//! paths or open devices; `K` is the caller's handle.
+//! A record that one device has and no other supports is a claim: an epoch, a sequence or an update far
+//! beyond those of all others ([`CLAIM_STEP_MAX`]), or one that would leave no array of the others. It is
+//! neither believed nor ignored: the start is refused and the member named; a forced start goes on without
+//! the member. Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the
+//! caller's handle.
 
 mod words;
 
@@ -50,57 +51,58 @@ pub struct Seat<K> {
 /// An array that can be served.
 #[derive(Clone, Debug)]
 pub struct Assembled<K> {
-    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features. Its log starts where enough
-    /// members in service say (R2, T6), and it is clean if they all say so.
+    /// The superblock of the chosen epoch with the highest sequence. Its log starts where enough members in
+    /// service record it (R2, T6), and it is clean if all of them record that.
     pub superblock: Superblock,
     /// Per member, by index.
     pub seats: Vec<Seat<K>>,
     /// The members in service now.
     pub live: MemberSet,
-    /// Every member in service has the chosen epoch already, and the device it replaced is marked;
-    /// otherwise that is to be written before the next one is made (A4).
+    /// Every member in service has the chosen epoch already, and the device it replaced is marked; otherwise
+    /// that must be written before the next epoch is made (A4).
     pub epoch_is_complete: bool,
-    /// Highest superblock sequence seen on any device in use: the next one must be above.
+    /// Highest superblock sequence seen on any device in use: the next one must be above it.
     pub sequence: u64,
-    /// Highest update seen on any device in use: the next one is above.
+    /// Highest update seen on any device in use: the next one is above it.
     pub update: u64,
     /// The newest update that is known to have reached every member that the next epoch is made of.
     pub update_complete: u64,
-    /// Members in service that hold only the parent of the chosen epoch: current as long as nothing
-    /// was written under it (A1), which their rings tell.
+    /// Members in service that hold only the parent of the chosen epoch. They are current as long as nothing
+    /// was written under the chosen one (A1), which their rings show.
     pub behind: MemberSet,
-    /// Members of the chosen epoch with devices that were rolled back to an older state: none of their content counts.
+    /// Members of the chosen epoch with devices that were rolled back to an older state: none of their
+    /// content counts.
     pub rolled_back: MemberSet,
-    /// The sequence of the newest superblock of every device: the next one must not go over it.
+    /// The sequence of the newest superblock of every device: the next one must not overwrite it.
     pub sequences: HashMap<Uuid, u64>,
     /// Highest epoch number seen on any device.
     pub epoch_number: u64,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, NotUsed)>,
-    /// Of these, devices that the chosen epoch has replaced and that have no word of it, with what they were: a crash came
-    /// before they were marked.
+    /// Those of them that the chosen epoch has replaced and that are not marked so, with their former seats:
+    /// a crash came before they were marked.
     pub replaced: Vec<(K, MemberIndex, Uuid)>,
 }
 
 /// Why an array cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssemblyError {
-    /// Nothing to assemble.
+    /// There are no devices.
     #[error("no device of the array was found")]
     Nothing,
-    /// A member must not be written to, and the others are no array without it.
+    /// A member must not be written to, and the others cannot be served without it.
     #[error("array '{name}' cannot start with member {member}: {why}. Without it: {without}")]
     Unfit {
         /// Array name.
         name: String,
         /// The member, the first if there are several.
         member: MemberIndex,
-        /// What is wrong with it.
+        /// Why it must not be written to.
         why: Unfit,
-        /// What is wrong with the others.
+        /// Why the others cannot be served.
         without: Box<AssemblyError>,
     },
-    /// Superblocks of one array disagree about what never changes.
+    /// Superblocks of one array disagree about facts that never change.
     #[error(
         "members {first} and {second} of array '{name}' disagree about its geometry: one of them is damaged or foreign; take it away"
     )]
@@ -142,7 +144,7 @@ pub enum AssemblyError {
         /// The members that are missing: index and device uuid.
         missing: String,
     },
-    /// Enough members to read, too few to be sure that nobody else serves the others.
+    /// Enough members to read, too few to be sure that no other host serves the rest.
     #[error(
         "array '{name}': {found} of {width} members are here, not a majority, and not all that were last in service; others \
          could be serving the rest. Missing: {missing}. Bring them back, or force the start if they are lost for good"
@@ -157,7 +159,7 @@ pub enum AssemblyError {
         /// The members that are missing.
         missing: String,
     },
-    /// A member says what nobody confirms.
+    /// A member claims something that no other confirms.
     #[error("{}", words::unconfirmed(name, *member, *device, claim, older))]
     Unconfirmed {
         /// Array name.
@@ -166,9 +168,10 @@ pub enum AssemblyError {
         member: MemberIndex,
         /// Its device.
         device: Uuid,
-        /// What it says.
+        /// The claim.
         claim: String,
-        /// The members that are here as older copies of themselves if it is true; none where it says something else.
+        /// Members that are here as older copies of themselves if it is true; none where it claims something
+        /// else.
         older: Box<MemberSet>,
     },
     /// Too many members were rolled back.
@@ -197,26 +200,27 @@ pub enum AssemblyError {
         name: String,
         /// The members of one history, and its epoch.
         one: String,
-        /// Those of the other.
+        /// The members of the other history, and its epoch.
         other: String,
     },
 }
 
-/// How far one device may be ahead of all others before its numbers are a claim. An update is one step ahead of those that it
-/// did not reach; a member that served alone is some starts ahead; earlier builds now and then passed over a few.
+/// How far one device may be ahead of all others before its numbers count as a claim. An update is one step
+/// ahead of devices that it did not reach; a member that served alone is some starts ahead.
 pub const CLAIM_STEP_MAX: u64 = 1 << 20;
 
-/// Why devices are no array; where a claim is in the way, with the place of the device that makes it.
+/// Why devices cannot be served; where a claim prevents it, with the place of the device that makes it.
 type Refusal = (AssemblyError, Option<usize>);
 
-/// Decides how the array of these devices may be served. All candidates carry the same array uuid.
+/// Decides how the array on these devices may be served. All candidates carry the same array uuid.
 ///
-/// `force` accepts a minority that can still decode, and goes on without members that claim what nobody confirms.
+/// `force` accepts a minority that can still decode, and goes on without members whose claims no other
+/// confirms.
 ///
 /// # Errors
 /// When no epoch is admissible, or the devices contradict each other; nothing may be written then.
 pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, AssemblyError> {
-    // One that must not be written to is as good as absent: the array starts without it, or not at all.
+    // A device that must not be written to is as good as absent: the array starts without it, or not at all.
     let (mut fit, mut unfit) = (Vec::new(), Vec::new());
     for candidate in candidates {
         match candidate.superblock.unfit() {
@@ -248,7 +252,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     }
 }
 
-/// T6: refuses what a single device claims; otherwise as [`assemble_current`].
+/// T6: refuses what a single device claims; otherwise like [`assemble_current`].
 fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, Refusal> {
     let all: Vec<usize> = (0..candidates.len()).collect();
     check_claim(candidates, &all, "epoch", |s| s.epoch.number)?;
@@ -256,8 +260,9 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         Ok((assembled, used)) => {
             check_claim(candidates, &used, "superblock", |s| s.sequence)?;
             check_claim(candidates, &used, "update", |s| s.update)?;
-            // With a log in use a member may be far behind in this, and so may a device under construction, which the update
-            // that calls the array clean need not have reached; that is for its start to judge.
+            // With a log in use a member may be far behind in this number, and so may a device under
+            // construction: the update that calls the array clean need not have reached it. Its own start
+            // judges that.
             let in_service = |&at: &usize| is_in_service(&candidates[at], &assembled);
             let in_service: Vec<usize> = used.iter().copied().filter(in_service).collect();
             if assembled.superblock.clean {
@@ -268,8 +273,7 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         }
         Err(error) => error,
     };
-    // Would there be an array without the one that knows of the newest epoch, or of the newest
-    // update? Then that one is in the way.
+    // Would there be an array without the device that knows of the newest epoch, or of the newest update?
     let newest = |value: fn(&Superblock) -> u64| {
         let top = candidates.iter().map(|c| value(&c.superblock)).max()?;
         let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
@@ -289,8 +293,8 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
     let Some(claimant) = claimant else { return Err((error, None)) };
     let mut others = candidates.to_vec();
     let Superblock { name, member, device, .. } = &others.remove(claimant).superblock;
-    // Force goes on without it only where that is what the refusal names: not where the others are a minority as well, and
-    // nobody was told that an older state would be served.
+    // Force goes on without it only where the refusal names it: not where the others are a minority as well,
+    // and nobody was told that an older state would be served.
     if assemble_claims(&others, false).is_err() {
         return Err((error, None));
     }
@@ -303,7 +307,7 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
     Err((AssemblyError::Unconfirmed { name, member, device, claim, older }, Some(claimant)))
 }
 
-/// T6: that no single one of these devices is so far ahead of all others as nothing but a claim explains.
+/// T6: checks that no single device is so far ahead of all others that only a claim explains it.
 fn check_claim<K>(
     candidates: &[Candidate<K>],
     used: &[usize],
@@ -323,14 +327,15 @@ fn check_claim<K>(
     Err((AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() }, Some(claimant)))
 }
 
-/// T6: that no log starts in an epoch that has not been, and that all devices with the same update say the same of its start,
-/// as one update writes the same to all. What fewer say is the claim, and of as many the later start: believing that would skip
-/// what the log holds. Updates of one number in two epochs are two: the device that alone got the first was not there when the
-/// second was made.
+/// T6: checks that no log starts in an epoch that has not begun yet, and that all devices with the same
+/// update record the same start, since one update writes the same to all. The claim is the start that fewer
+/// record, or the later of two with as many: believing it would skip content of the log. Updates of one
+/// number in two epochs are two updates: the device that alone got the first was not there for the second.
 ///
-/// Two starts with different members, both cut off while they finished one epoch, made two updates of one number as well. So the
-/// start goes on where the log is read from where a member in service says that nobody contradicts; and forced, from where
-/// most have it, where there is no array without the claimant.
+/// Two starts with different members, both cut off while they finished one epoch, can also have made two
+/// updates of one number. So a start goes on where a member in service records the start of the log that is
+/// believed and none contradicts it; forced, and if there is no array without the claimant, from the one that
+/// most record.
 fn check_log_start<K: Clone>(
     candidates: &[Candidate<K>],
     used: &[usize],
@@ -352,7 +357,7 @@ fn check_log_start<K: Clone>(
         let claim = format!("claims that the log starts in epoch {start} and holds epoch {}", epoch.number);
         return refuse(claimant, claim);
     }
-    // Updates were not counted always.
+    // Earlier builds did not count updates.
     let counted = used.iter().copied().filter(|&at| of(at).update > 0);
     let update = |at: usize| (of(at).epoch.id, of(at).update);
     let fellows = |at: usize| used.iter().copied().filter(move |&other| update(other) == update(at));
@@ -387,7 +392,7 @@ fn is_in_service<K>(candidate: &Candidate<K>, assembled: &Assembled<K>) -> bool 
     has_seat && assembled.live.contains(member)
 }
 
-/// A1-A4, and which members were rolled back (T6). Returns the places of the candidates in use, too.
+/// A1-A4, and which members were rolled back (T6). Also returns the places of the candidates in use.
 fn assemble_current<K: Clone>(
     candidates: &[Candidate<K>],
     force: bool,
@@ -402,7 +407,7 @@ fn assemble_current<K: Clone>(
         .max_by_key(|c| (c.superblock.update, c.superblock.sequence))
         .ok_or(AssemblyError::Nothing)?;
     let record = &chosen.superblock;
-    // Whoever has an update says that the one before had reached all that it went to.
+    // A device that has an update proves that the one before had reached all devices that it went to.
     let of_line = |s: &&Superblock| s.role != Role::Replaced && holds(s, &epoch);
     let line = candidates.iter().map(|c| &c.superblock).filter(of_line);
     let known_complete = line.map(|s| s.update_complete).max().unwrap_or(0);
@@ -410,7 +415,8 @@ fn assemble_current<K: Clone>(
     let current = |at: usize| {
         let superblock = &candidates[at].superblock;
         is_current(superblock, 0, &mark)?;
-        // One may know of a later epoch that was not complete, and say of this one what its members had when that was begun.
+        // A device may know of a later epoch that was not complete, and record what the members of this one
+        // had when that was begun.
         let later = candidates.iter().map(|c| &c.superblock).filter(|s| s.epoch.parent == epoch.id);
         let complete = later.filter(|s| lives_in(superblock, s)).map(|s| s.update_complete).max();
         has_update(superblock, complete.unwrap_or(0))
@@ -430,7 +436,8 @@ fn assemble_current<K: Clone>(
             replacement: None,
             reason: None,
         };
-        // A replacement that the epoch counts as the member is complete: it only lacks word of that.
+        // A replacement that the epoch counts as the member is complete: it only lacks the update that says
+        // so.
         let device = candidates.iter().position(|c| {
             let role = c.superblock.role;
             c.superblock.device == member.uuid
@@ -470,7 +477,8 @@ fn assemble_current<K: Clone>(
         }
         seats.push(seat);
     }
-    // The epoch has its majority, these among it: they are here, so that no other half can be served with them.
+    // The epoch has its majority, including these members: they are here, so no other half can be served with
+    // them.
     if !rolled_back.is_empty() && live.len() < usize::from(record.geometry.data) {
         let which = rolled_back_words.join("; ");
         return Err(AssemblyError::RolledBack {
@@ -503,7 +511,8 @@ fn assemble_current<K: Clone>(
         })
         .collect();
 
-    // Of the parent alone: what holds anything else may be of another line, and that is not for a start to end.
+    // Only a device that holds the parent: one that holds anything else may be of another line, which a start
+    // must not end.
     let is_unmarked = |s: &Superblock| {
         s.role == Role::Member
             && epoch.parent != 0
@@ -531,9 +540,10 @@ fn assemble_current<K: Clone>(
         && replaced.is_empty();
     let seated_behind = candidates.iter().filter(|c| seated(c) && c.superblock.epoch != epoch);
     let behind = seated_behind.map(|c| c.superblock.member).collect();
-    // What the next update records must be what the replay starts from. The newest superblock may be that of a device under
-    // construction, which alone got the mark of a replay that was over: with its start on all members and the replay cut
-    // off again, the next start would find an empty log and pages half written that nothing names.
+    // The next update must record the log start that the replay uses. The newest superblock may be that of a
+    // device under construction, the only one to get the mark of a replay that was over: if its start went to
+    // all members and the replay were cut off again, the next start would find an empty log and half-written
+    // pages that no record names.
     let mut superblock = record.clone();
     let in_service: Vec<&Superblock> =
         candidates.iter().filter(|c| seated(c)).map(|c| &c.superblock).collect();
@@ -542,19 +552,19 @@ fn assemble_current<K: Clone>(
         superblock.redo.start = log_start::believed(&in_service, &all, record);
         superblock.clean = log_start::is_clean(&in_service);
     }
-    // One update says the same to all: what a device says beyond the others is a claim (T6).
+    // One update records the same on all: anything that one device records beyond the others is a claim (T6).
     let newest = in_service.iter().filter(|s| s.epoch == epoch && s.update == record.update);
     superblock.map_pages = newest.map(|s| s.map_pages).min().unwrap_or(record.map_pages);
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
     let highest = |value: fn(&Superblock) -> u64| {
         used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)
     };
-    // Whether the newest update is complete shows only where all are here that it went to.
+    // Whether the newest update is complete shows only where all devices are here that it went to.
     let update = highest(|s| s.update);
     let all_have_it =
         live == epoch.live && candidates.iter().filter(|c| seated(c)).all(|c| c.superblock.update == update);
-    // With some missing it shows what those have that are here, for the next epoch is of these alone. But an update that
-    // finishes this one speaks of those that are missing as well.
+    // With some missing it shows the state of those that are here, since the next epoch is of these alone.
+    // But an update that finishes this epoch concerns the missing ones too.
     let least =
         (0..candidates.len()).filter(|&at| taken[at]).map(|at| candidates[at].superblock.update).min();
     let shown = least.filter(|_| epoch_is_complete).unwrap_or(0).max(known_complete);
@@ -576,7 +586,8 @@ fn assemble_current<K: Clone>(
     Ok((assembled, used))
 }
 
-/// How far a device under construction says that it is built. What others say of it they may have heard from a newer state.
+/// How far a device under construction is built, by its own record. The records of others may come from a
+/// newer state.
 fn rebuilt_by_itself(superblock: &Superblock) -> SlotIndex {
     let Superblock { member, device, .. } = *superblock;
     let replacements = superblock.replacements.iter().filter(|record| record.uuid == device);
@@ -623,7 +634,7 @@ fn check_agreement<K>(first: &Candidate<K>, candidates: &[Candidate<K>]) -> Resu
     Ok(())
 }
 
-/// Whether this device is one of those that had the update of `of` to come, as that one says.
+/// Whether this device is one of those that the update in `of` went to, by the table in `of`.
 fn lives_in(device: &Superblock, of: &Superblock) -> bool {
     let named = of.members.get(usize::from(device.member.0)).is_some_and(|m| m.uuid == device.device);
     named && of.epoch.live.contains(device.member)
@@ -639,10 +650,10 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let geometry = candidates[0].superblock.geometry;
     let (k, width) = (usize::from(geometry.data), usize::from(geometry.data) + usize::from(geometry.parity));
     let mut choices: Vec<Choice> = Vec::new();
-    // What was acknowledged under an epoch must not be rolled back without a word, forced or not: nothing older is
-    // served than the newest that may have been complete. One that a device of its live set never held was not; but what a
-    // device never held that was rolled back shows nothing (T6): an update had reached all members when that epoch was made, the
-    // device lacks it, and so was not here for any epoch since.
+    // Content acknowledged under an epoch must not be rolled back silently, forced or not: no epoch is served
+    // that is older than the newest which may have been complete. An epoch that a device of its live set
+    // never held was not complete. But a device that was rolled back proves nothing by that (T6): it lacks an
+    // update that had reached all members when that epoch was made, and so was not here for any since.
     let may_be_complete = |s: &&Superblock| {
         let lacks_it = |other: &Superblock| lives_in(other, s) && other.epoch.number < s.epoch.number;
         let others = candidates.iter().map(|c| &c.superblock);
@@ -660,7 +671,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
             .filter(|s| s.epoch == epoch)
             .max_by_key(|s| s.sequence)
             .ok_or(AssemblyError::Nothing)?;
-        // Only the device that the epoch's own table names speaks for a member: not one that was replaced.
+        // Only the device that the epoch's own table names counts for a member: not one that was replaced.
         let members = |test: &dyn Fn(&Superblock) -> bool| -> MemberSet {
             candidates
                 .iter()
@@ -684,7 +695,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         .max_by_key(|c| (c.epoch.number, c.complete, c.usable.len()))
         .map(|c| (c.epoch, c.complete));
     let Some((epoch, complete)) = best else {
-        // Say what the newest epoch lacks: that is the one a person would want back.
+        // Name what the newest epoch lacks: that is the one a person would want back.
         let newest = choices.iter().max_by_key(|c| (c.epoch.number, c.usable.len()));
         let (epoch, usable) = newest.map(|c| (c.epoch, c.usable)).ok_or(AssemblyError::Nothing)?;
         let of_epoch = candidates.iter().map(|c| &c.superblock).filter(|s| s.epoch == epoch);
@@ -696,7 +707,8 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
                 missing_of_live.insert(MemberIndex(at));
             }
         }
-        // Word of those that are here and were rolled back says more than a list of what is missing.
+        // The members that are here and were rolled back are more helpful to name than a list of missing
+        // ones.
         let named = candidates.iter().map(|c| &c.superblock).filter(|s| lives_in(s, record));
         let words = |s: &Superblock| {
             let why = has_update(s, record.update_complete).err()?;
@@ -729,7 +741,8 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     Ok(epoch)
 }
 
-/// A3: an epoch whose members are all here and served apart from those of `chosen`, however many epochs either has made since.
+/// A3: an epoch whose members are all here and served apart from those of `chosen`, however many epochs
+/// either has made since.
 fn history_apart<K>(candidates: &[Candidate<K>], chosen: &Epoch) -> Option<Epoch> {
     let superblocks = || candidates.iter().map(|c| &c.superblock);
     let line = superblocks().filter(|s| s.epoch == *chosen).max_by_key(|s| (s.update, s.sequence))?;
@@ -770,7 +783,8 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>, is
         return NotUsed::kept(why);
     }
     let stale = Behind::Epoch { held, current };
-    // What a member lacks that the array went on without is no sign that it was rolled back.
+    // A member that the array went on without lacks things for that reason: this is no sign that it was
+    // rolled back.
     let is_out = !record.epoch.live.contains(index);
     let what = if is_out { stale } else { why.unwrap_or(stale) };
     NotUsed::merely(match (is_replaced, is_out) {
@@ -847,7 +861,8 @@ mod tests {
 
     #[test]
     fn updates_of_one_number_in_two_epochs_may_differ_in_the_start_of_the_log() {
-        // An update that lets a device join reached that device alone; a start without it made one of the same number.
+        // An update that lets a device join reached that device alone; a start without it made one of the
+        // same number.
         let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 1 });
         for superblock in &mut superblocks {
             (superblock.clean, superblock.update, superblock.update_complete) = (false, 9, 8);
@@ -894,7 +909,7 @@ mod tests {
         assert!(assembled.seats.iter().enumerate().all(|(at, seat)| seat.key == Some(at)));
     }
 
-    /// The superblocks of an array whose log starts here by all of them.
+    /// The superblocks of an array whose log starts here, as all of them record.
     fn logged(data: u16, parity: u16, start: LogStart) -> Vec<Superblock> {
         let mut superblocks = fresh(data, parity);
         for superblock in &mut superblocks {
@@ -903,7 +918,8 @@ mod tests {
         superblocks
     }
 
-    /// Has member 0 replaced: all record that, and the superblock of the device under construction comes last.
+    /// Has member 0 replaced: all record that, and the superblock of the device under construction comes
+    /// last.
     fn add_replacement(superblocks: &mut Vec<Superblock>, rebuilt: u64) {
         let uuid = Uuid::from_u128(5000);
         let record = ReplacementRecord { uuid, rebuilt: SlotIndex(rebuilt), member: MemberIndex(0) };
@@ -924,7 +940,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_starts_where_more_than_one_member_in_service_says_and_nobody_else() {
+    fn the_log_starts_where_more_than_one_member_in_service_says() {
         let start = |epoch, sequence| LogStart { epoch, sequence };
         let mut superblocks = logged(2, 1, start(1, 5));
         superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
@@ -938,7 +954,7 @@ mod tests {
             assemble(&candidates(superblocks, present), false).unwrap().superblock.redo.start
         };
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(1, 5));
-        // It has reached a member as well, by its own word.
+        // The mark has reached a member as well, as its own superblock shows.
         let mut told = |at: usize, sequence| {
             superblocks[at].redo.start = start(2, sequence);
             superblocks[at].sequence += 2;
@@ -951,13 +967,13 @@ mod tests {
         let two = told(2, 7);
         assert_eq!(begins(&two, &[0, 1, 2, 3]), start(2, 7), "two are past that");
         assert_eq!(begins(&two, &[2, 1]), start(2, 7), "two are past that");
-        // A stale member's says nothing, nor that of a device that was replaced.
+        // The record of a stale member proves nothing, nor does that of a device that was replaced.
         let mut stale = one;
         bump(&mut stale, &[0, 2], 200);
         stale[2].redo.start = start(2, 90);
         stale[2].update += 1;
         assert_eq!(begins(&stale, &[0, 1, 2]), start(1, 5));
-        // With more to spare, more must say it; a clean array needs no log.
+        // With more to spare, more must record it; a clean array needs no log.
         let mut many = logged(4, 2, start(1, 5));
         for (at, superblock) in (0..).zip(&mut many) {
             superblock.redo.start = start(1, 5 + at);
@@ -977,7 +993,8 @@ mod tests {
         let mut superblocks = logged(2, 2, start(1, 5));
         superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
         bump(&mut superblocks, &[0, 1, 2], 200);
-        // Member 3 is built. The update that lets it join reaches one device only: it, another, or one under construction.
+        // Member 3 is built. The update that lets it join reaches one device only: it, another, or one under
+        // construction.
         let live = MemberSet::first(4);
         for only in [3, 0, 4] {
             let mut cut = superblocks.clone();
@@ -990,7 +1007,7 @@ mod tests {
                 .unwrap_or_else(|e| panic!("{only}: {e}"));
             assert_eq!((assembled.live, assembled.superblock.redo.start), (live, start(3, 106)), "{only}");
         }
-        // An epoch that only leaves somebody out says nothing of the log.
+        // An epoch that only leaves a member out proves nothing about the log.
         bump_partly(&mut superblocks, &[0], MemberSet::first(2), 400);
         superblocks[0].redo.start = start(3, 106);
         superblocks[0].update += 1;
@@ -1001,7 +1018,7 @@ mod tests {
     #[test]
     fn a_log_start_that_others_with_the_same_update_do_not_confirm_is_refused_by_name() {
         let start = |sequence| LogStart { epoch: 1, sequence };
-        // One against two, later or earlier; and of two the later.
+        // One against two, later or earlier; and the later of two.
         for (claim, present, named) in [(90, vec![0, 1, 2], 1), (2, vec![0, 1, 2], 1), (90, vec![0, 1], 1)] {
             let mut superblocks = logged(2, 1, start(5));
             superblocks.iter_mut().for_each(|superblock| superblock.update = 7);
@@ -1030,8 +1047,9 @@ mod tests {
             (superblock.update, superblock.update_complete) = (by.update + 1, by.update_complete);
             superblock.sequence = by.sequence + 2;
         };
-        // Each of these is cut off: the update with a new start of the log does not reach member 2; the next epoch reaches
-        // member 0 alone; and that is finished by a start without member 2, on member 1, and by one without member 1.
+        // Each of these is cut off: the update with a new start of the log does not reach member 2; the next
+        // epoch reaches member 0 alone; and that is finished by a start without member 2, on member 1, and by
+        // one without member 1.
         for at in [0, 1] {
             let superblock = &mut superblocks[at];
             (superblock.redo.start, superblock.update, superblock.update_complete) = (late, 10, 9);
@@ -1053,7 +1071,7 @@ mod tests {
 
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("all of them again");
         assert_eq!((live(&assembled), assembled.superblock.redo.start), (vec![0, 1, 2], late));
-        // With the two alone nobody can tell; forced, the log is read from the earlier one.
+        // With the two alone the start cannot be known; forced, the log is read from the earlier one.
         let error = assemble(&candidates(&superblocks, &[1, 2]), false).unwrap_err();
         assert!(matches!(error, AssemblyError::Unconfirmed { .. }), "{error}");
         let forced = assemble(&candidates(&superblocks, &[1, 2]), true).expect("forced");
@@ -1082,7 +1100,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_comes_from_the_newest_superblock_of_the_epoch_and_clean_is_what_all_members_call_so() {
+    fn progress_comes_from_the_newest_superblock_of_the_epoch_and_all_members_must_call_it_clean() {
         let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 5 });
         superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
         add_replacement(&mut superblocks, 0);
@@ -1106,7 +1124,7 @@ mod tests {
             superblocks[at].clean = true;
         }
         assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap().superblock.clean);
-        // Of another epoch nothing counts, however new its superblock is.
+        // A superblock of another epoch proves nothing, however new it is.
         bump(&mut superblocks, &[0, 1, 2], 200);
         superblocks[3].sequence += 100;
         superblocks[3].epoch.id = 300;
@@ -1155,7 +1173,8 @@ mod tests {
 
     #[test]
     fn an_unfinished_epoch_on_a_device_that_was_away_does_not_stand_in_the_way() {
-        // The daemon died while it recorded the loss of member 0: only 1 has that. 2, 3 and 4 then served without 1.
+        // The daemon died while it recorded the loss of member 0: only 1 has that record. 2, 3 and 4 then
+        // served without 1.
         let mut superblocks = fresh(3, 2);
         let survivors: MemberSet = [1, 2, 3, 4].into_iter().map(MemberIndex).collect();
         bump_partly(&mut superblocks, &[1], survivors, 300);
@@ -1165,13 +1184,13 @@ mod tests {
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
         assert_eq!((assembled.superblock.epoch.id, live(&assembled)), (200, vec![2, 3, 4]));
         assert!(assembled.epoch_number >= superblocks[1].epoch.number, "the next number is beyond all seen");
-        // Where nobody shows that it was not complete, nothing older is served.
+        // Where no device proves that it was not complete, nothing older is served.
         let mut superblocks = fresh(2, 3);
         bump(&mut superblocks, &[3, 4], 400);
         let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
         assert!(matches!(error, AssemblyError::Unconfirmed { member: MemberIndex(3), .. }), "{error}");
         assert!(error.to_string().contains("missing: member 4"), "{error}");
-        // Forced it starts without the one that says so; where two say so it does not.
+        // Forced, it starts without the member that records it; where two record it, it does not start.
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), true).unwrap();
         assert_eq!((assembled.superblock.epoch.id, live(&assembled)), (100, vec![0, 1, 2]));
         let mut superblocks = fresh(3, 2);
@@ -1179,7 +1198,7 @@ mod tests {
         assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), true).is_err());
     }
 
-    /// Members 1 and 2 show what they held some starts ago; member 0 alone knows of what came since.
+    /// Members 1 and 2 show the state of some starts ago; member 0 alone knows of later ones.
     #[test]
     fn members_that_were_rolled_back_do_not_show_that_an_epoch_was_not_complete() {
         let update = |superblocks: &mut [Superblock], members: &[usize], id| {
@@ -1216,7 +1235,7 @@ mod tests {
         bump_partly(&mut superblocks, &[0], all, 500);
         (superblocks[0].update, superblocks[0].update_complete) = (old[0].update + 1, old[0].update);
         assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap()), [0, 1, 2]);
-        // Nor was it where the others went on without it, to an epoch that it does not know.
+        // Nor was it complete where the others went on without it, to an epoch that it does not know.
         bump(&mut superblocks, &[1, 2], 600);
         superblocks[0].epoch.number += 1;
         assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap()), [1, 2]);
@@ -1224,7 +1243,7 @@ mod tests {
 
     /// The start that made the newest epoch found one member missing, and was cut off.
     #[test]
-    fn an_epoch_says_what_those_had_that_were_there_when_it_was_made() {
+    fn an_epoch_records_the_state_of_the_members_that_were_here_when_it_was_made() {
         let update = |superblocks: &mut [Superblock], written: &[usize], id, (update, complete)| {
             bump_partly(superblocks, written, MemberSet::first(5), id);
             for &at in written {
@@ -1240,18 +1259,20 @@ mod tests {
         };
         assert_eq!(of(&[0, 1, 2, 3, 4], &superblocks), Ok(6));
         assert_eq!(of(&[0, 1, 3, 4], &superblocks), Ok(6), "the next epoch is of these");
-        // What finishes this epoch is not of these alone: member 3 may be as it was before.
+        // An update that finishes this epoch does not concern these members alone: member 3 may be as it was
+        // before.
         let mut partly = superblocks.clone();
         partly[1] = old[1].clone();
         assert_eq!(of(&[0, 1, 2, 4], &partly), Ok(5));
-        // The next epoch reached member 0 alone, and all others show what they held before the last.
+        // The next epoch reached member 0 alone, and all others show the state before the last one.
         update(&mut superblocks, &[0], 400, (7, 6));
         superblocks[1..].clone_from_slice(&old[1..]);
         let error = of(&[0, 1, 2, 3, 4, 5], &superblocks).unwrap_err();
         assert!(matches!(error, AssemblyError::Unconfirmed { member: MemberIndex(0), .. }), "{error}");
     }
 
-    /// Members 1 to 3 show the epoch before, member 4 one before that; member 0 knows that this one had that, too.
+    /// Members 1 to 3 show the epoch before, member 4 one before that; member 0 records that this epoch had
+    /// that one too.
     #[test]
     fn a_later_epoch_that_was_not_complete_shows_which_members_of_this_one_were_rolled_back() {
         let mut superblocks = fresh(3, 2);
@@ -1307,7 +1328,7 @@ mod tests {
         assert!(matches!(error, AssemblyError::Diverged { .. }), "{error}");
     }
 
-    /// How often either was started since does not make one of two histories the rest of the other.
+    /// However often either was started since, two histories stay two: neither becomes the rest of the other.
     #[test]
     fn histories_that_were_started_a_different_number_of_times_are_refused_as_diverged() {
         for (starts, force) in [(2, false), (2, true), (5, false)] {
@@ -1320,7 +1341,8 @@ mod tests {
             assert!(matches!(error, AssemblyError::Diverged { .. }), "{starts} starts: {error}");
             let words = error.to_string();
             assert!(words.contains("members 2, 3 (epoch 2)"), "{words}");
-            // With a part of the other history here, the one is served, and no advice destroys the other.
+            // With a part of the other history here, the one is served, and no advice would destroy the
+            // other.
             let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), force).unwrap();
             assert_eq!(live(&assembled), [0, 1]);
             let (_, NotUsed { why, .. }) = &assembled.refused[0];
@@ -1328,7 +1350,7 @@ mod tests {
         }
     }
 
-    /// A majority that went on without force, and the rest that was forced.
+    /// A majority that went on without force, and the rest, which was forced.
     #[test]
     fn the_history_of_a_majority_and_one_that_was_forced_are_two() {
         for forced_starts in [1, 2, 3] {
@@ -1344,7 +1366,7 @@ mod tests {
 
     /// All that were in service when a member left have left since, and those that serve came later.
     #[test]
-    fn members_that_nobody_remembers_are_stale_and_no_history_of_their_own() {
+    fn members_that_none_remembers_are_stale_and_no_history_of_their_own() {
         let mut superblocks = fresh(1, 2);
         bump(&mut superblocks, &[0, 1], 200);
         bump(&mut superblocks, &[1], 300);
@@ -1362,7 +1384,7 @@ mod tests {
 
     /// As before, and the members that left last are here as they were long before.
     #[test]
-    fn older_copies_of_members_that_nobody_remembers_are_no_history_of_their_own() {
+    fn older_copies_of_members_that_none_remembers_are_no_history_of_their_own() {
         for (tail, apart) in [(9, false), (8, true)] {
             let mut superblocks = fresh(2, 2);
             bump(&mut superblocks, &[0, 1], 200);
@@ -1409,13 +1431,13 @@ mod tests {
         // A crash came before it was marked.
         assert_eq!(assembled.replaced, [(9, MemberIndex(1), Uuid::from_u128(1001))]);
         assert!(!assembled.epoch_is_complete);
-        // One that holds something else is left as it is: it may be of another line.
+        // A device that holds something else is left as it is: it may be of another line.
         all[3].superblock.epoch.id = 77;
         let assembled = assemble(&all, false).unwrap();
         assert!(assembled.replaced.is_empty() && assembled.epoch_is_complete);
     }
 
-    /// A newer version has set a bit on it, or its numbers are at their end: it must not be written to.
+    /// A newer version has set a bit on it, or its numbers are at their limit: it must not be written to.
     #[test]
     fn a_member_that_must_not_be_written_to_is_left_out_and_named() {
         type Change = fn(&mut Superblock);
@@ -1434,7 +1456,7 @@ mod tests {
                 "{what}"
             );
             assert!(assembled.sequence < 10 && assembled.epoch_number < 10, "{what}: nothing it says counts");
-            // Where the others are too few it is named, whether the start is forced or not.
+            // Where the others are too few, it is named, whether the start is forced or not.
             for force in [false, true] {
                 let error = assemble(&candidates(&superblocks, &[0, 1, 2]), force).unwrap_err().to_string();
                 assert!(error.contains("cannot start with member 1: ") && error.contains(what), "{error}");
@@ -1454,10 +1476,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was lost and bumped in whatever order: what serves afterwards holds the newest
+        /// Whatever was lost and bumped in whatever order: any array that serves afterwards holds the newest
         /// complete epoch.
         #[test]
-        fn nobody_who_missed_a_complete_epoch_serves(
+        fn no_member_that_missed_a_complete_epoch_serves(
             losses in prop::collection::vec(0usize..6, 0..2),
             absent in prop::collection::vec(0usize..6, 0..2),
         ) {

@@ -1,13 +1,15 @@
-//! Places of members in service that could not be read, or held wrong bytes; and what that means for the members (rule T5
-//! of the crash-safety design): the last copy is never thrown out for read errors.
+//! Places of members in service that could not be read, or held wrong bytes, and the consequences for the
+//! members (rule T5 of the crash-safety design): the last copy is never thrown out for read errors.
 //!
-//! A place that was read well since, or written, is listed no more and does not count: only places that are bad now
-//! do, those that went bad again after they were written and were not read well since, and reads of which not one
-//! succeeds. A member that has too many is looked at again, place by place, and leaves only if they are still bad then, or
-//! go bad again at that very time, and if every row and page that is listed of the others stays readable without it.
-//! Where that is not so, or not known because a list is full, the member is kept, and the status says so.
+//! A place that was since read without error, or written, is listed no more and does not count. What counts
+//! are places that are bad now, places that went bad again after they were written and were not read without
+//! error since, and reads of which not one succeeds. The places of a member that has too many are looked at
+//! again one by one. The member leaves only if they are still bad then, or go bad again at that very time,
+//! and if every row and page that is listed for the others stays readable without it. Where that is not so,
+//! or not known because a list is full, the member is kept, and the status says so.
 //!
-//! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor what reads are for.
+//! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor what
+//! reads are for.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::PageIndex;
@@ -15,10 +17,11 @@ use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-/// Errors that a member may have: a disk with some bad sectors serves on, one that rots away goes.
+/// Errors that a member may have: a disk with some bad sectors goes on serving, one that decays leaves.
 pub(super) const ERRORS_MAX: u64 = 256;
 
-/// How long a member must have more than that: what passes by itself within this time takes no member out.
+/// How long a member must have more than that: errors that end by themselves within this time take no member
+/// out.
 const EXCESS_NS: u64 = 10_000_000_000;
 
 /// Time between two looks at the places of a member that is kept.
@@ -27,16 +30,17 @@ const PROBE_INTERVAL_NS: u64 = 60_000_000_000;
 /// Places that are looked at again at one time: few enough that clients do not notice.
 const PROBES_AT_ONCE: usize = 32;
 
-/// Places that are remembered of a member; beyond that nobody knows which rows are bad on it.
+/// Most places that are listed for a member; beyond that it is not known which rows are bad on it.
 const LISTED_MAX: usize = 4096;
 
-/// Mended places that are remembered of a member, to tell when one fails again.
+/// Most mended places that are listed for a member, to recognise one that fails again.
 const MENDED_MAX: usize = 4096;
 
-/// Places that went bad again within this time count without a look: they are rewritten, so a look shows nothing.
+/// Places that went bad again within this time count without a look: they are rewritten, so a look shows
+/// nothing.
 const RECENT_NS: u64 = 2_000_000_000;
 
-/// Time that looks at content get to be begun, after the last was asked for.
+/// Time in which looks at content can begin after the last one was asked for.
 const LOOKS_END_NS: u64 = 1_000_000_000;
 
 /// Relapses count half as much after this time.
@@ -47,7 +51,7 @@ const HALF_LIFE_NS: u64 = 3_600_000_000_000;
 pub(in crate::array) enum Ill {
     /// The device cannot read it.
     Unreadable,
-    /// It does not hold what it should.
+    /// Its content is wrong.
     Wrong,
 }
 
@@ -59,7 +63,7 @@ struct OfMember {
     pages: BTreeSet<PageIndex>,
     /// Blocks that could not be rewritten, or were bad right after that.
     unmended: BTreeMap<u64, Unmended>,
-    /// More were bad than could be listed.
+    /// Whether more were bad than could be listed.
     is_full: bool,
     /// Blocks that were bad and were written since; the oldest first.
     mended: BTreeSet<u64>,
@@ -70,7 +74,7 @@ struct OfMember {
     streak: Option<Streak>,
     excess_since: Option<Timestamp>,
     probe: Option<Probe>,
-    /// It is kept although its errors do not end, and the operator knows.
+    /// Whether it is kept although its errors do not end, and the operator was told.
     is_kept: bool,
 }
 
@@ -81,7 +85,7 @@ struct Unmended {
     tried: Timestamp,
     /// When it is due to be looked at.
     look: Timestamp,
-    /// It was written, and was bad when it was read again.
+    /// Whether it could be written, and was bad when it was read again.
     takes_writes: bool,
 }
 
@@ -93,11 +97,11 @@ struct Relapse {
     last: Timestamp,
 }
 
-/// Reads that failed without one between them that did not.
+/// Reads that failed with no success between them.
 #[derive(Clone, Copy, Debug)]
 struct Streak {
     reads: u64,
-    /// The block that the last of them began with.
+    /// The first block of the last of them.
     block: u64,
     first: Timestamp,
     last: Timestamp,
@@ -112,14 +116,15 @@ struct Probe {
     over: Option<Timestamp>,
 }
 
-/// What is to be done about a member that has too many errors.
+/// What to do about a member that has too many errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
-    /// To look at these blocks again, see [`BadBlocks::is_of_content`]; each is followed by [`BadBlocks::probed`].
+    /// Look at these blocks again, see [`BadBlocks::is_of_content`]; each look ends with
+    /// [`BadBlocks::probed`].
     Probe(Vec<u64>),
-    /// To try again to repair these blocks; nothing follows.
+    /// Try again to repair these blocks; no call follows.
     Unmended(Vec<u64>),
-    /// Its errors do not end: so many.
+    /// Its errors do not end; their number.
     Certain(u64),
 }
 
@@ -130,7 +135,7 @@ pub(in crate::array) struct BadBlocks {
 }
 
 impl BadBlocks {
-    /// A block of the device is bad.
+    /// Records that a block of the device is bad.
     pub(in crate::array) fn failed(
         &mut self,
         now: Timestamp,
@@ -151,7 +156,7 @@ impl BadBlocks {
         }
     }
 
-    /// A copy of a metadata page is bad.
+    /// Records that a copy of a metadata page is bad.
     pub(in crate::array) fn page_failed(&mut self, now: Timestamp, member: MemberIndex, page: PageIndex) {
         let of = self.of(now, member);
         if of.pages.len() < LISTED_MAX || of.pages.contains(&page) {
@@ -161,7 +166,7 @@ impl BadBlocks {
         }
     }
 
-    /// A read from this offset of the device on failed, whatever it was for.
+    /// Records that a read from this offset of the device on failed, whatever it was for.
     pub(in crate::array) fn read_failed(&mut self, now: Timestamp, member: MemberIndex, offset: ByteOffset) {
         let streak = &mut self.of(now, member).streak;
         let block = offset.0 / ROW_BYTES;
@@ -169,8 +174,8 @@ impl BadBlocks {
         *streak = Some(Streak { reads: before.reads + 1, block, last: now, ..before });
     }
 
-    /// These bytes of the device were read. Whether they are right is another question. That a place can be read just after it
-    /// was bad and was rewritten does not tell that it stays good.
+    /// Records that these bytes of the device could be read, whether or not they are right. A place that can
+    /// be read just after it was bad and was rewritten need not stay good.
     pub(in crate::array) fn read(&mut self, now: Timestamp, member: MemberIndex, bytes: Range<u64>) {
         let Some(of) = self.members.get_mut(&member) else { return };
         of.streak = None;
@@ -190,7 +195,7 @@ impl BadBlocks {
         }
     }
 
-    /// A block of the device holds what it should, or nothing that anybody needs.
+    /// Records that the content of a block of the device is right, or is not needed.
     pub(in crate::array) fn verified(&mut self, member: MemberIndex, offset: ByteOffset) {
         if let Some(of) = self.members.get_mut(&member) {
             of.blocks.remove(&(offset.0 / ROW_BYTES));
@@ -199,7 +204,7 @@ impl BadBlocks {
         }
     }
 
-    /// Nothing that anybody needs is in these bytes of the device: what is bad there says nothing any more.
+    /// Records that nothing in these bytes of the device is needed: bad places there prove nothing any more.
     pub(super) fn not_needed(&mut self, member: MemberIndex, bytes: Range<u64>) {
         let Some(of) = self.members.get_mut(&member) else { return };
         let whole = whole_blocks(bytes);
@@ -208,20 +213,20 @@ impl BadBlocks {
         of.relapsed.retain(|block, _| !whole.contains(block));
     }
 
-    /// Whether a block of the device is listed because it does not hold what it should.
+    /// Whether a block of the device is listed because its content is wrong.
     pub(in crate::array) fn is_wrong(&self, member: MemberIndex, offset: ByteOffset) -> bool {
         let of = self.members.get(&member);
         of.and_then(|of| of.blocks.get(&(offset.0 / ROW_BYTES))) == Some(&Ill::Wrong)
     }
 
-    /// Whether nothing is listed of the member.
+    /// Whether nothing is listed for the member.
     pub(in crate::array) fn is_clear(&self, member: MemberIndex) -> bool {
         let is_clear =
             |of: &OfMember| of.blocks.is_empty() && of.unmended.is_empty() && of.relapsed.is_empty();
         self.members.get(&member).is_none_or(is_clear)
     }
 
-    /// These bytes of the device were written.
+    /// Records that these bytes of the device were written.
     pub(in crate::array) fn written(&mut self, member: MemberIndex, bytes: Range<u64>) {
         let Some(of) = self.members.get_mut(&member) else { return };
         if !of.unmended.is_empty() {
@@ -243,7 +248,7 @@ impl BadBlocks {
         }
     }
 
-    /// A bad block could not be rewritten, and nobody relies on that write.
+    /// Records that a bad block could not be rewritten, where no operation relies on that write.
     pub(in crate::array) fn not_mended(&mut self, now: Timestamp, member: MemberIndex, bytes: Range<u64>) {
         let blocks = bytes.start / ROW_BYTES..bytes.end.div_ceil(ROW_BYTES);
         let of = self.of(now, member);
@@ -257,8 +262,8 @@ impl BadBlocks {
         }
     }
 
-    /// A block that was bad was rewritten, and is bad when it is read right after that. This is no
-    /// new error.
+    /// Records that a block that was bad was rewritten, and is bad when it is read right after that. This is
+    /// no new error.
     pub(in crate::array) fn bad_again(
         &mut self,
         now: Timestamp,
@@ -282,8 +287,8 @@ impl BadBlocks {
         self.members.get(&member).is_some_and(|of| !of.unmended.is_empty())
     }
 
-    /// Whether to rewrite a block: not soon after a try has failed. A scrub or a look (`insists`) tries
-    /// again at once where the write had succeeded and only the read after it was bad.
+    /// Whether to rewrite a block: not soon after a try has failed. A scrub or a look (`insists`) tries again
+    /// at once where the write had succeeded and only the read after it was bad.
     pub(in crate::array) fn may_mend(
         &self,
         now: Timestamp,
@@ -296,19 +301,20 @@ impl BadBlocks {
         tried.is_none_or(|of| now.nanos_since(of.tried) >= PROBE_INTERVAL_NS || (insists && of.takes_writes))
     }
 
-    /// A copy of a metadata page was read well or written.
+    /// Records that a copy of a metadata page was read without error, or written.
     pub(in crate::array) fn page_mended(&mut self, member: MemberIndex, page: PageIndex) {
         if let Some(of) = self.members.get_mut(&member) {
             of.pages.remove(&page);
         }
     }
 
-    /// The member has another device, or none.
+    /// Forgets the member's places: it has another device, or none.
     pub(in crate::array) fn forget(&mut self, member: MemberIndex) {
         self.members.remove(&member);
     }
 
-    /// Someone has taken note of the member's errors: only places that are bad still, or get bad from now on, count.
+    /// Clears the member's errors, of which a person has taken note: only places that are still bad, or go
+    /// bad from now on, count.
     pub(in crate::array) fn clear(&mut self, member: MemberIndex) {
         if let Some(of) = self.members.get_mut(&member) {
             of.relapsed.clear();
@@ -319,22 +325,22 @@ impl BadBlocks {
         }
     }
 
-    /// Everything was read, and what was bad is listed or mended.
+    /// Records that everything was read, and every bad place is listed or mended.
     pub(in crate::array) fn scrubbed(&mut self) {
         for of in self.members.values_mut() {
             of.is_full = of.blocks.len() >= LISTED_MAX || of.pages.len() >= LISTED_MAX;
         }
     }
 
-    /// What is to be done now about members that have had too many errors for too long. `is_looking`: looks at content are under
-    /// way, and nothing is certain before they have ended.
+    /// What to do now about members that have had too many errors for too long. `is_looking`: looks at
+    /// content are under way, and nothing is certain before they have ended.
     pub(super) fn excessive(&mut self, now: Timestamp, is_looking: bool) -> Vec<(MemberIndex, Excess)> {
         let excess =
             |(&member, of): (&MemberIndex, &mut OfMember)| Some((member, of.excess(now, is_looking)?));
         self.members.iter_mut().filter_map(excess).collect()
     }
 
-    /// Whether a look at a block is to compare its content: that it can be read says nothing.
+    /// Whether a look at a block must compare its content: a successful read alone proves nothing.
     pub(super) fn is_of_content(&self, member: MemberIndex, block: u64) -> bool {
         self.members.get(&member).is_some_and(|of| {
             !of.blocks.contains_key(&block)
@@ -342,14 +348,14 @@ impl BadBlocks {
         })
     }
 
-    /// A block was read again, with whatever result.
+    /// Records that a block was read again, with whatever result.
     pub(in crate::array) fn probed(&mut self, member: MemberIndex) {
         if let Some(probe) = self.members.get_mut(&member).and_then(|of| of.probe.as_mut()) {
             probe.in_flight = probe.in_flight.saturating_sub(1);
         }
     }
 
-    /// The member is kept in spite of its errors. True: that is news.
+    /// Keeps the member in spite of its errors. True: it was not kept before.
     pub(super) fn keep(&mut self, member: MemberIndex) -> bool {
         self.members.get_mut(&member).is_some_and(|of| !std::mem::replace(&mut of.is_kept, true))
     }
@@ -359,8 +365,8 @@ impl BadBlocks {
         self.members.get(&member).is_some_and(|of| of.is_kept)
     }
 
-    /// Members, other than this one, that any row may be bad on: those with more bad places than are listed, and those
-    /// with errors that do not end.
+    /// Members, other than this one, on which any row may be bad: those with more bad places than are listed,
+    /// and those with errors that do not end.
     pub(super) fn unlisted(&self, without: MemberIndex) -> usize {
         self.members.iter().filter(|&(member, of)| *member != without && of.is_unreliable()).count()
     }
@@ -377,7 +383,7 @@ impl BadBlocks {
         counts
     }
 
-    /// Whether the block is listed of the member.
+    /// Whether the block is listed for the member.
     pub(super) fn has(&self, member: MemberIndex, block: u64) -> bool {
         let of = self.members.get(&member);
         of.is_some_and(|of| of.blocks.contains_key(&block) || of.unmended.contains_key(&block))
@@ -392,7 +398,7 @@ impl BadBlocks {
         counts
     }
 
-    /// Those whose lists are whole; the others count wherever [`BadBlocks::unlisted`] does.
+    /// Members whose lists are whole; [`BadBlocks::unlisted`] counts the others.
     fn others(&self, without: MemberIndex) -> impl Iterator<Item = &OfMember> {
         let others =
             self.members.iter().filter(move |(member, of)| **member != without && !of.is_unreliable());
@@ -438,7 +444,7 @@ impl OfMember {
         }
     }
 
-    /// Places to be looked at again: all that are listed, and those that were mended and have not been bad of late.
+    /// Places to look at again: all that are listed, and those that were mended and were not bad recently.
     fn to_look_at(&self, now: Timestamp) -> Vec<u64> {
         let old = self.relapsed.iter().filter(|(_, relapse)| !relapse.is_recent(now));
         let old = old.map(|(&block, _)| block);
@@ -447,8 +453,8 @@ impl OfMember {
         all.into_iter().collect()
     }
 
-    /// Blocks that could not be repaired and are due to be looked at: first soon, as the fault may
-    /// pass, then once in a while. Each look is another try. They count as looked at from now on.
+    /// Blocks that could not be repaired and are due for a look: soon at first, since the fault may pass,
+    /// then once in a while. Each look is another try. They count as looked at from now on.
     fn unmended_to_look_at(&mut self, now: Timestamp) -> Vec<u64> {
         let due = self.unmended.iter_mut().filter(|(_, of)| of.look <= now);
         due.take(PROBES_AT_ONCE)
@@ -541,7 +547,7 @@ mod tests {
         bad
     }
 
-    /// Lets time pass until something is certain, with what is asked for not read.
+    /// Lets time pass until something is certain; nothing that is asked for is read.
     fn judge(bad: &mut BadBlocks, from: u64) -> Option<u64> {
         for second in from..from + 400 {
             for (member, excess) in bad.excessive(at(second), false) {
@@ -573,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_when_it_is_looked_at_again_does_not_count() {
+    fn a_place_that_can_be_read_when_it_is_looked_at_again_does_not_count() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         let mut asked = BTreeSet::new();
         for second in 1..100 {
@@ -633,7 +639,7 @@ mod tests {
             let mut bad = after_bursts(ill);
             assert_eq!(judge(&mut bad, 2), Some(300), "nothing shows that it is over");
         }
-        // Nobody has read anything since.
+        // Nothing was read since.
         let mut bad = after_bursts(Ill::Unreadable);
         for second in 2..100 {
             for (member, excess) in bad.excessive(at(second), false) {
@@ -661,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bad_still_counts_after_it_was_cleared() {
+    fn a_place_that_is_still_bad_counts_after_it_was_cleared() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         bad.clear(MEMBER);
         assert_eq!((bad.blocks(OTHER).len(), judge(&mut bad, 2)), (300, Some(300)));
@@ -693,7 +699,7 @@ mod tests {
     fn reads_that_fail_without_exception_count_when_they_have_for_a_while() {
         let mut bad = BadBlocks::default();
         (0..400).for_each(|_| bad.read_failed(at(1), MEMBER, offset(7)));
-        assert_eq!(judge(&mut bad, 2), None, "nobody has read since: it may have passed");
+        assert_eq!(judge(&mut bad, 2), None, "nothing was read since: it may have passed");
         bad.read_failed(at(500), MEMBER, offset(7));
         assert_eq!(judge(&mut bad, 500), Some(401));
         bad.read(at(500), MEMBER, bytes(7..8));
@@ -715,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_needs_and_what_was_cleared_is_no_block_that_stays_bad() {
+    fn a_block_that_is_not_needed_or_was_cleared_does_not_stay_bad() {
         let with_unmended = || {
             let mut bad = with_bad(7..9, Ill::Wrong);
             bad.written(MEMBER, bytes(7..9));
@@ -760,13 +766,13 @@ mod tests {
         assert_eq!((bad.unlisted(OTHER), bad.unlisted(MEMBER)), (1, 0));
         assert!(bad.blocks(OTHER).is_empty());
         bad.written(MEMBER, bytes(0..LISTED_MAX as u64));
-        assert_eq!(bad.unlisted(OTHER), 1, "one is nobody knows where");
+        assert_eq!(bad.unlisted(OTHER), 1, "the place of one is not known");
         bad.scrubbed();
         assert_eq!(bad.unlisted(OTHER), 0);
     }
 
     #[test]
-    fn nobody_relies_on_a_member_that_is_kept_in_spite_of_its_errors() {
+    fn no_other_relies_on_a_member_that_is_kept_in_spite_of_its_errors() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         assert_eq!((bad.unlisted(OTHER), bad.blocks(OTHER).len()), (0, 300));
         assert_eq!(judge(&mut bad, 1), Some(300));
@@ -775,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_member_had_goes_with_its_device() {
+    fn the_places_of_a_member_go_with_its_device() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         bad.page_failed(at(1), MEMBER, PageIndex(4));
         assert_eq!(bad.pages(OTHER), [(PageIndex(4), 1)].into());

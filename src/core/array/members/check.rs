@@ -1,7 +1,7 @@
-//! Judges administrators' requests: refuses one, or plans what is done about it.
+//! Judges administrators' requests: refuses a request, or plans how it is carried out.
 //!
 //! Invariants: nothing here changes anything; every reason for which the array refuses a request at once is
-//! here; a dry run and the request itself go through [`Array::check`]. Must not know what is said of a plan
+//! here; a dry run and the request itself go through [`Array::check`]. Must not know the words for a plan
 //! (`outlook.rs`), nor how it is carried out (`admin.rs`).
 
 use crate::array::log::life::Life;
@@ -11,14 +11,14 @@ use crate::array::{AdminRequest, Array, Core, NewDevice};
 use crate::format::{MemberState, Superblock};
 use crate::units::MemberIndex;
 
-/// What is done about a request that is not refused. It holds until the array changes.
+/// How a request that is not refused is carried out. The plan holds until the array changes.
 #[derive(Debug)]
 pub(super) enum Plan<'r> {
     /// A member leaves service, or stays out in another state.
     TakeOut {
         member: MemberIndex,
         to: MemberState,
-        /// What the log alone has for its device is put in place first.
+        /// Whether everything that only the log holds for its device is put in place first.
         waits: bool,
     },
     /// A device comes in for a member that is out.
@@ -27,7 +27,7 @@ pub(super) enum Plan<'r> {
         device: &'r NewDevice,
         entry: Entry,
     },
-    /// A new device is built for a member. `stake`: what that does to builds under way, and what may be lost
+    /// A new device is built for a member. `stake`: how that affects builds under way, and what may be lost
     /// by it.
     Replace {
         member: MemberIndex,
@@ -43,12 +43,12 @@ pub(super) enum Plan<'r> {
         rebuild_min: u64,
         rebuild_max: u64,
     },
-    /// A scrub begins or goes on, and does this first.
+    /// A scrub begins or goes on, from this state.
     StartScrub(ScrubState),
     PauseScrub,
     StopScrub,
     Repair,
-    /// Of a member, or of all and the array.
+    /// Counts of a member, or of all members and the array, are cleared.
     Clear {
         member: Option<MemberIndex>,
     },
@@ -60,9 +60,9 @@ pub(super) enum Plan<'r> {
 pub(super) enum Entry {
     /// To a failed array, whose members are all current.
     ToFailed,
-    /// With what it missed since then.
+    /// The device gets what the member missed since this mark.
     CaughtUp(Mark),
-    /// With everything.
+    /// The device gets everything.
     Rebuilt,
 }
 
@@ -145,13 +145,13 @@ impl Array {
         if let Some(why) = superblock.and_then(|s| self.supers.apart(s)) {
             return Err(AdminRefusal::Kept { member: index, why });
         }
-        // It missed writes, or is blank: what it missed is built, or all of it.
+        // The device missed writes, or is blank: what it missed is built, or everything.
         let mark = superblock.and_then(|s| self.caught_up_from(index, s));
         let entry = mark.map_or(Entry::Rebuilt, Entry::CaughtUp);
         Ok(Plan::BringIn { member: index, device: new, entry })
     }
 
-    /// While the array has failed nothing was written, so a member that was in service at that moment is
+    /// While the array has failed nothing is written, so a member that was in service when it failed is
     /// current.
     fn check_return_to_failed(&self, index: MemberIndex, new: &NewDevice) -> Result<(), AdminRefusal> {
         let mark = self.supers.mark();
@@ -211,7 +211,7 @@ impl Array {
         Ok(Plan::StartScrub(state))
     }
 
-    /// What a scrub does now, or would do if there were one.
+    /// The state of the scrub, or the one it would begin in if there is none.
     fn scrub_state(&self) -> ScrubState {
         match self.core.any_building() {
             _ if self.redo.is_settling() => ScrubState::ForLog,
@@ -234,7 +234,7 @@ impl Array {
         Ok(Plan::StopScrub)
     }
 
-    /// There is a scrub, paused or not.
+    /// Checks that there is a scrub, paused or not.
     fn check_has_scrub(&self) -> Result<(), AdminRefusal> {
         self.passes.has_scrub().then_some(()).ok_or(AdminRefusal::NoScrub)
     }
@@ -260,7 +260,8 @@ impl Array {
         Ok(Plan::Clear { member })
     }
 
-    /// The new device must hold what every other member holds, and its tail superblocks behind it.
+    /// Checks that the new device has room for everything that every other member holds, and its tail
+    /// superblocks behind that.
     fn check_size(&self, new: &NewDevice) -> Result<(), AdminRefusal> {
         let needed = self.supers.template().device_bytes_min();
         if new.bytes < needed {
@@ -269,7 +270,7 @@ impl Array {
         Ok(())
     }
 
-    /// Nothing is built in an array that cannot be served.
+    /// Refuses a build in an array that cannot be served.
     fn check_written(&self) -> Result<(), AdminRefusal> {
         if self.is_refused_unwritten() {
             return Err(AdminRefusal::NotServedUnwritten);
@@ -277,10 +278,10 @@ impl Array {
         self.check_served()
     }
 
-    /// Nothing is looked at in an array whose log cannot be replayed.
+    /// Refuses a look at data in an array whose log cannot be replayed.
     fn check_replayed(&self) -> Result<(), AdminRefusal> {
         match self.redo.life() {
-            // Nobody can bring back what is there.
+            // Nothing could bring back the content there.
             Life::Refused(reason)
                 if self.core.roster.members.iter().all(|member| member.device.is_some()) =>
             {
@@ -290,7 +291,7 @@ impl Array {
         }
     }
 
-    /// Nothing begins in an array whose log cannot be replayed.
+    /// Refuses to begin anything in an array whose log cannot be replayed.
     fn check_served(&self) -> Result<(), AdminRefusal> {
         match self.redo.life() {
             Life::Refused(reason) => {

@@ -1,8 +1,8 @@
-//! Whether a device holds what the array left on it, or was rolled back to an older copy of itself: rule T6 of the crash-safety
-//! design. One question with one answer, for assembly, `online`, automatic return, and catching up.
+//! Whether a device still holds what the array wrote to it, or was rolled back to an older copy of itself:
+//! rule T6 of the crash-safety design. Assembly, `online`, automatic return, and catching up all ask here.
 //!
-//! What a device says of itself is a claim that is compared with what others say. Pure. What the rings of all members tell
-//! together (reused space) is judged where they are read, in `recovery/chain.rs`.
+//! What a device records of itself is a claim that is compared with the records of others. Pure. What the
+//! rings of all members prove together (reused space) is judged where they are read, in `recovery/chain.rs`.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::refusal::Behind;
@@ -11,19 +11,20 @@ use crate::units::MemberIndex;
 use uuid::Uuid;
 
 /// What a device must show to be current.
-// Plain data: what is known of a member, handed to what judges its device.
+// Plain data: the record of a member, given to the functions that judge its device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    /// The epoch that it holds, or whose parent: then the bump to it was cut off, and nothing was written under it (A1).
+    /// The epoch that it must hold, or whose parent it must hold: then the bump to it was cut off, and
+    /// nothing was written under it (A1).
     pub epoch: Epoch,
     /// The newest update of the superblocks that is known to be complete.
     pub update: u64,
-    /// Batches below are in place on it, and its superblock or a piece in its ring says so.
+    /// Batches below are in place on it, and its superblock or a piece in its ring records that.
     pub tail: u64,
 }
 
-/// Whether the device with this superblock is current; `ring_tail` is the highest tail that pieces in its ring show, 0 where
-/// that is not asked.
+/// Whether the device with this superblock is current; `ring_tail` is the highest tail that pieces in its
+/// ring show, 0 where that does not matter.
 pub(super) fn is_current(superblock: &Superblock, ring_tail: u64, mark: &Mark) -> Result<(), Behind> {
     if !holds(superblock, &mark.epoch) {
         return Err(Behind::Epoch { held: superblock.epoch.number, current: mark.epoch.number });
@@ -36,7 +37,8 @@ pub(super) fn is_current(superblock: &Superblock, ring_tail: u64, mark: &Mark) -
     Ok(())
 }
 
-/// Whether a device has the newest update of the superblocks that is known to have reached all members, it among them.
+/// Whether a device has the newest update of the superblocks that is known to have reached all members,
+/// including its own.
 pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), Behind> {
     if superblock.update < complete && !is_off(Mutation::NoUpdateCount) {
         return Err(Behind::Update { held: superblock.update, complete });
@@ -44,8 +46,8 @@ pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), B
     Ok(())
 }
 
-/// Why a device that the array, with `line` as its superblock, does without must not be built over unless somebody gives up in
-/// so many words what it holds (A3): that may be nowhere else.
+/// Why a device that the array with superblock `line` does without must not be built over unless an
+/// administrator explicitly gives up its content (A3): that may be nowhere else.
 pub(super) fn why_kept(device: &Superblock, line: &Superblock) -> Option<Behind> {
     if is_apart(device, line) {
         return Some(Behind::Apart { held: device.epoch.number, current: line.epoch.number });
@@ -54,15 +56,14 @@ pub(super) fn why_kept(device: &Superblock, line: &Superblock) -> Option<Behind>
     is_newer(device, line).then_some(Behind::Newer { complete: device.update_complete, left })
 }
 
-/// Whether a device was in service beside members of the line when these held more than the line began with: they are older
-/// copies of themselves (A3, T6).
+/// Whether a device was in service beside members of the line when these held more than the line began with:
+/// they are then older copies of themselves (A3, T6).
 ///
-/// A member that merely left knows of no update as complete that is beyond the newest which the
-/// line had then; one that was under way when it last saw those that serve may have become complete
-/// on the others, and no other began before the loss of those was recorded. So the next one counts
-/// only if all that serve, and are known to the device, were with it. What a device held that had
-/// left before the line began, or when updates at which members leave were not recorded yet, is not
-/// recognised.
+/// A member that merely left knows no update to be complete that is newer than the newest which the line had
+/// then. With one exception: the update under way when it last saw the members that serve may have become
+/// complete on the others, and no further one began before the loss of those members was recorded. So that
+/// update counts only if all members that serve, and are known to the device, were with it. A device is not
+/// recognised if it left before the line began, or when updates at which members leave were not recorded yet.
 fn is_newer(device: &Superblock, line: &Superblock) -> bool {
     let left = line.left.get(usize::from(device.member.0)).map_or(0, |left| left.update);
     let were_with_it = || {
@@ -78,13 +79,13 @@ fn is_newer(device: &Superblock, line: &Superblock) -> bool {
         && is_believed
 }
 
-/// Whether a device was in service as the member that it is for the line, which does without it.
+/// Whether a device was in service as a member that is out of service in the line.
 fn was_in(device: &Superblock, line: &Superblock) -> bool {
     let is_own = device.role == Role::Member && uuid_of(line, device.member) == Some(device.device);
     is_own && device.epoch.live.contains(device.member) && !line.epoch.live.contains(device.member)
 }
 
-/// The members in service in the line that the device knows as the same devices.
+/// The members in service in the line that the device knows with the same devices.
 fn known_to(device: &Superblock, line: &Superblock) -> impl Iterator<Item = MemberIndex> {
     line.epoch.live.iter().filter(|&other| uuid_of(line, other) == uuid_of(device, other))
 }
@@ -93,16 +94,16 @@ fn uuid_of(superblock: &Superblock, member: MemberIndex) -> Option<Uuid> {
     superblock.members.get(usize::from(member.0)).map(|record| record.uuid)
 }
 
-/// Whether a device served a history of its own, so that what was written there may be nowhere else (A3): it did not merely
-/// miss what `line`, a superblock of the history that is served, has.
+/// Whether a device served a history of its own, so that data written there may be nowhere else (A3), rather
+/// than merely missed the changes in `line`, a superblock of the history that is served.
 ///
-/// A member that merely left has an epoch of the line, made by members some of which serve still,
-/// unless all of them have left since. The device of another history shows three things: none of
-/// those that served with it serves in the line; some that serve in the line were out in its epoch,
-/// as the same devices (by uuid); and its log started anew behind what was in place when it left
-/// the line. An older copy of a member may show the first two where everybody else was replaced
-/// meanwhile. A history whose own members, or those of the line, have all been replaced since is
-/// not recognised.
+/// A member that merely left has an epoch of the line, made by members some of which still serve, unless all
+/// of them have left since. A device of another history shows three things: none of the members that served
+/// with it serves in the line; some that serve in the line were out in its epoch, with the same devices (by
+/// uuid); and its log started anew at or beyond the point up to which it had everything in place when it left
+/// the line. An older copy of a member may show the first two where all other members were replaced
+/// meanwhile. A history is not recognised if its own members, or those of the line, have all been replaced
+/// since.
 pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
     let Superblock { member, epoch: held, .. } = device;
     let left = line.left.get(usize::from(member.0)).copied().unwrap_or_default();
@@ -116,8 +117,9 @@ pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
         && !is_off(Mutation::OtherHistoryIsStale)
 }
 
-/// Whether a device was in service in the epoch that it holds, if that counts its member. Superblocks of earlier builds may say
-/// that it was being built then: it had come in while the epoch was not complete.
+/// Whether a device was in service in the epoch that it holds, if that counts its member. In superblocks of
+/// earlier builds the device may have been under construction then, having come in while the epoch was not
+/// complete.
 pub(super) fn was_in_service(superblock: &Superblock) -> bool {
     let Superblock { member, device, ref epoch, .. } = *superblock;
     let own = superblock.members.get(usize::from(member.0)).filter(|record| record.uuid == device);
@@ -125,7 +127,8 @@ pub(super) fn was_in_service(superblock: &Superblock) -> bool {
     !(epoch.live.contains(member) && is_being_built) || is_off(Mutation::NewDeviceInOldEpoch)
 }
 
-/// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).
+/// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished
+/// (A1).
 pub(super) fn holds(superblock: &Superblock, epoch: &Epoch) -> bool {
     let held = superblock.epoch;
     if is_off(Mutation::EpochWithoutId) {
@@ -145,8 +148,8 @@ mod tests {
         indices.iter().copied().map(MemberIndex).collect()
     }
 
-    /// Member 2 of a 2+2, as of epoch 300 with `live`, which knows of `complete`; and a line of
-    /// members 0 and 1 from epoch 200, that left it out after update 10.
+    /// Member 2 of a 2+2, as of epoch 300 with `live`, which knows `complete` to be complete; and a line of
+    /// members 0 and 1 from epoch 200, which left it out after update 10.
     fn divided(live: &[u16], complete: u64) -> (Superblock, Superblock) {
         let devices: Vec<Uuid> = (0..4).map(|at| Uuid::from_u128(1000 + at)).collect();
         let superblocks = crate::testing::small_array(2, 2).superblocks(&devices);
@@ -172,11 +175,11 @@ mod tests {
             panic!("{:?}", why_kept(&device, &line));
         };
         assert!(why.to_string().contains(NOWHERE_ELSE), "{why}");
-        // Also where it holds the epoch that it left the line with.
+        // Also where it holds the epoch with which it left the line.
         let mut same = device.clone();
         same.epoch = Epoch { id: 200, number: 6, ..same.epoch };
         assert!(is_kept_as_newer(&same, &line));
-        // However far the line has come, and whoever has joined it or was replaced in it.
+        // However far the line has come, and whichever devices have joined it or were replaced in it.
         let mut later = line;
         later.epoch = Epoch { number: 90, id: 9, parent: 8, live: members(&[0, 1, 3]) };
         later.members[1].uuid = Uuid::from_u128(7);
@@ -189,7 +192,8 @@ mod tests {
             let (device, line) = divided(&[0, 1, 2, 3], complete);
             assert_eq!(why_kept(&device, &line), None, "{complete}");
         }
-        // The update that was under way when it lost those that serve became complete without them, and the next told of that.
+        // The update that was under way when it lost the members that serve became complete without them, and
+        // the next one recorded that.
         let (device, mut line) = divided(&[2, 3], 11);
         line.epoch.live.insert(MemberIndex(3));
         assert_eq!(why_kept(&device, &line), None);
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_in_service_or_is_not_known_is_not_kept() {
+    fn a_device_that_was_not_in_service_or_is_not_known_is_not_kept() {
         type Change = fn(&mut Superblock, &mut Superblock);
         let changes: [Change; 5] = [
             |device, _| _ = device.epoch.live.remove(MemberIndex(2)),

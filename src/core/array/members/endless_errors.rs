@@ -1,8 +1,8 @@
-//! Members with endless errors (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of
-//! them is looked at again, and they leave service if they can be spared.
+//! Members with endless errors (rule T5 of the crash-safety design): the places of them that `bad_blocks.rs`
+//! lists are looked at again, and the members leave service if they can be spared.
 //!
-//! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks
-//! which are set aside. Must not know how errors are counted.
+//! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks which are
+//! set aside. Must not know how errors are counted.
 
 use crate::array::members::bad_blocks::Excess;
 use crate::array::mutation::{Mutation, is_off};
@@ -12,7 +12,7 @@ use crate::format::MemberState;
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
-    /// Tick: members with endless errors leave, if they can be spared (T5).
+    /// Tick: takes members with endless errors out of service, if they can be spared (T5).
     pub(in crate::array) fn judge_errors(&mut self) {
         // While the log is replayed nothing is looked at again.
         if self.core.is_failed() || self.core.stop.stopping.is_some() || !self.redo.is_serving() {
@@ -64,8 +64,8 @@ impl Array {
         self.bad.probed(index);
     }
 
-    /// Reads the block that is at a place of a member, and repairs it if it is bad. What comes of
-    /// it shows as a verdict.
+    /// Reads the block that is at a place of a member, and repairs it if it is bad. The result shows as a
+    /// verdict.
     fn look_at_content(&mut self, index: MemberIndex, block: u64) {
         let offset = ByteOffset(block * ROW_BYTES);
         if let Some(within) =
@@ -81,13 +81,14 @@ impl Array {
         }
     }
 
-    /// A block that is needed by nobody was asked for: it was never written, or what it held is given up.
+    /// Notes a block that a look asked for and that no data needs: it was never written, or its content is
+    /// given up.
     pub(in crate::array) fn note_not_needed(&mut self, slot: SlotIndex, column: usize, row: usize) {
         let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, row * ROW_BYTES as usize);
         self.bad.verified(self.core.member_at(slot, column), offset);
     }
 
-    /// The same of a whole slot, which holds no data.
+    /// As [`Array::note_not_needed`], for a whole slot, which holds no data.
     pub(in crate::array) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
         let start = self.core.map.device_offset(self.core.shape.data_offset, slot, 0).0;
         for column in 0..self.core.map.width() {
@@ -95,21 +96,20 @@ impl Array {
         }
     }
 
-    /// Whether blocks that are listed as set aside are on the member: nobody else can give them
-    /// (T1).
+    /// Whether blocks that are listed as set aside are on the member: no other can give them (T1).
     fn has_set_aside(&self, index: MemberIndex) -> bool {
         self.set_aside_places().any(|(_, member)| member == index)
     }
 
-    /// Whether everything that is known can be read without a member in service: each row and page
-    /// that is listed as bad on others too (T5).
+    /// Whether all that is known can be read without a member in service: each row and page that is listed as
+    /// bad on others too (T5).
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
         let online = self.core.online();
-        // Rows that a device went without are bad on it, and are listed by slots.
+        // Rows that a device was built without are bad on it, and are listed by slots.
         let unlisted = self.bad.unlisted(index) + self.damage.lacking_beside(&self.core, Some(index)).len();
         // Erasures of a row that is bad on none of the others, as far as that is known.
         let gone = self.core.map.width() - online.len() + 1 + unlisted;
-        // What is set aside may be on it, too, where the list of that has no room for more.
+        // The member may also have blocks that are set aside and not listed, where that list is full.
         if gone > self.core.map.m || self.damage.is_full() {
             return false;
         }
@@ -130,7 +130,7 @@ impl Array {
 }
 
 impl Core {
-    /// The slot that a listed block of a member is of.
+    /// The slot of a listed block of a member.
     pub(super) fn slot_of_block(&self, block: u64) -> SlotIndex {
         SlotIndex((block * ROW_BYTES).saturating_sub(self.shape.data_offset.0) / self.map.chunk as u64)
     }

@@ -1,8 +1,9 @@
-//! What the array makes of errors of its members: which count, which cost a member its place, and what follows from that.
+//! Judges errors of members: which count, which cost a member its place, and what follows from that.
 //!
-//! Whoever writes superblocks, log or pages only hears that an operation has failed: what that says of the device was judged
-//! here before. Fetches, writes of whole stripes, rebuilds and replays hand on their own faults, as what counts of these depends
-//! on what they do next. Must not know of bands, batches or copies of pages.
+//! The code that writes superblocks, log or pages only learns that an operation has failed: the meaning for
+//! the device was judged here before. Fetches, writes of whole stripes, rebuilds and replays hand on their
+//! own faults, because their next step decides which of these count. Must not know of bands, batches or
+//! copies of pages.
 
 use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
@@ -14,7 +15,8 @@ use crate::format::MemberState;
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
-    /// Judges the fault of an I/O before its owner hears of the end, where the I/O alone tells what the fault counts for.
+    /// Judges the fault of an I/O before its owner learns of the end, where the I/O alone shows what the
+    /// fault counts for.
     pub(in crate::array) fn judge_fault(&mut self, entry: &Inflight, fault: IoFault) {
         let &Inflight { owner, member, device, effect } = entry;
         let is_gone = fault.kind == IoFaultKind::Gone;
@@ -31,8 +33,8 @@ impl Array {
             Owner::Page(_) => self.read_fault(member, device, fault),
             Owner::Op { key, .. } => {
                 let counts = match &self.ops[key] {
-                    // What of its ring cannot be read harms nothing that is in service, nor does the copy of a page that it
-                    // has before it joins.
+                    // Unreadable parts of its ring harm nothing that is in service, nor does the copy of a
+                    // page that it has before it joins.
                     Op::RingCheck(_) | Op::PagePass(_) => is_gone,
                     Op::SuperScrub(_) => !fault.kind.passes(),
                     _ => false,
@@ -45,7 +47,7 @@ impl Array {
         }
     }
 
-    /// An update of the superblocks has failed on a device.
+    /// Judges a failed update of the superblocks on a device.
     fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
         if self.core.leaves_unmarked(entry.device, fault) {
             return;
@@ -57,10 +59,10 @@ impl Array {
         }
     }
 
-    /// A read failed. A device that is gone leaves service; for others see [`Array::judge_errors`].
+    /// Judges a failed read. A device that is gone leaves service; for others see [`Array::judge_errors`].
     pub(in crate::array) fn read_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         if self.core.find_device(device).is_none() || self.core.is_passing(fault) {
-            // What ends on a device that has left service tells nothing new.
+            // The end of an I/O on a device that has left service proves nothing new.
             return;
         }
         if self.core.is_primary(device) {
@@ -71,8 +73,8 @@ impl Array {
         }
     }
 
-    /// Bytes that were bad could not be rewritten. Nothing relies on that, so whether the member goes is judged as for
-    /// reads (T5).
+    /// Judges a failed rewrite of bad bytes. No operation relies on it, so whether the member leaves is
+    /// judged as for reads (T5).
     pub(in crate::array) fn repair_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         if fault.kind == IoFaultKind::Medium {
             self.core.member_mut(index).counters.write_errors += u64::from(self.core.is_primary(device));
@@ -81,7 +83,7 @@ impl Array {
         }
     }
 
-    /// Takes note of what the end of an operation says of places on members in service.
+    /// Notes what the end of an operation proves about places on members in service.
     pub(in crate::array) fn note_outcome(
         &mut self,
         entry: &Inflight,
@@ -96,15 +98,15 @@ impl Array {
         match (again, result) {
             (Again::Read { offset, len }, Ok(_)) => self.bad.read(now, index, bytes(offset, *len)),
             (Again::Read { offset, len }, Err(IoFault { kind: IoFaultKind::Medium, .. })) => {
-                // What of the ring cannot be read harms no row; what replay needs of it is replay's to judge.
+                // Unreadable parts of the ring harm no row; the replay judges which of them it needs.
                 if self.is_in_log(*offset) {
                     return;
                 }
-                // A place that is known to be bad says nothing about others.
+                // A place that is known to be bad proves nothing about others.
                 if !matches!(entry.owner, Owner::Probe) {
                     self.bad.read_failed(now, index, *offset);
                 }
-                // Of a longer range the blocks are read one by one afterwards.
+                // The blocks of a longer range are read one by one afterwards.
                 if self.core.is_data(*offset) && *len == ROW_BYTES as usize {
                     self.bad.failed(now, index, *offset, Ill::Unreadable);
                 }
@@ -124,7 +126,8 @@ impl Array {
         (log.offset.0..log.offset.0 + log.len).contains(&offset.0)
     }
 
-    /// A block that a member gave is right or wrong. False: it is known to be wrong, and was not right since.
+    /// Notes whether a block that a member gave is right or wrong. False: it is known to be wrong, and was
+    /// not right since.
     pub(in crate::array) fn note_verdict(
         &mut self,
         index: MemberIndex,
@@ -141,7 +144,7 @@ impl Array {
             return true;
         }
         if self.damage.may_lack_slot(&self.core, index, slot) {
-            // It was never given the block: that is no error of the device.
+            // The member never got the block: that is no error of the device.
             return false;
         }
         let is_new = !self.bad.is_wrong(index, offset);
@@ -149,8 +152,9 @@ impl Array {
         is_new
     }
 
-    /// A write or flush failed for good: the device leaves service. Not for a fault that passes: whoever relied on the
-    /// operation is told of that only when its device has left, or it is void (T4).
+    /// Judges a write or flush that failed for good: the device leaves service. Not for a fault that passes:
+    /// the operations that relied on the write learn of that only when its device has left, or when they are
+    /// void (T4).
     pub(in crate::array) fn write_fault(
         &mut self,
         index: MemberIndex,
@@ -159,15 +163,15 @@ impl Array {
         fault: IoFault,
     ) {
         if self.core.find_device(device).is_none() || self.core.is_passing(fault) {
-            // As above.
+            // The end of an I/O on a device that has left service proves nothing new.
             return;
         }
         self.core.member_mut(index).counters.write_errors += u64::from(self.core.is_primary(device));
         self.fault_by(index, device, format!("a {what} failed: {fault}"), fault);
     }
 
-    /// A flush failed: nobody knows what of the earlier writes is on the medium, so the member is gone, also as
-    /// one that could return to a failed array.
+    /// Judges a failed flush: it is not known which earlier writes are on the medium, so the member is gone,
+    /// also as one that could return to a failed array.
     pub(in crate::array) fn flush_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         self.write_fault(index, device, "flush", fault);
         if fault.kind != IoFaultKind::Gone && !fault.kind.passes() {
@@ -186,14 +190,14 @@ impl Array {
         self.out_of_service(index, id, to, reason, to == MemberState::Missing);
     }
 
-    /// The same for a fault of the device.
+    /// As [`Array::fault_device`], for a fault of the device.
     fn fault_by(&mut self, index: MemberIndex, id: DeviceId, reason: String, fault: IoFault) {
         let is_primary = self.core.is_primary(id);
         self.out_of_service(index, id, MemberState::Faulted, reason, fault.kind == IoFaultKind::Gone);
         self.core.note_cut_off(index, is_primary, fault);
     }
 
-    /// The same for one that is gone although no operation failed.
+    /// As [`Array::fault_device`], for a device that is gone although no operation failed.
     pub(in crate::array) fn device_missing(
         &mut self,
         index: MemberIndex,
@@ -206,7 +210,7 @@ impl Array {
         self.core.note_cut_off(index, is_primary, fault);
     }
 
-    /// `out_of_reach`: nothing is known against the device but that it cannot be reached.
+    /// `out_of_reach`: the device cannot be reached, and nothing else is known against it.
     fn out_of_service(
         &mut self,
         index: MemberIndex,
@@ -251,7 +255,7 @@ impl Array {
         }
         let word = to.as_str();
         if was == MemberState::Rebuilding {
-            // That it goes offline was asked for.
+            // An administrator asked for it to go offline.
             let level = if to == MemberState::Offline { NoticeLevel::Warning } else { NoticeLevel::Error };
             self.core.notice(
                 NoticeKind::MemberOut,
@@ -267,8 +271,8 @@ impl Array {
                 Count::of(self.core.map.m, "member").are()
             );
             self.core.notice(NoticeKind::MemberOut, NoticeLevel::Error, Some(index), text);
-            // From here on nothing is written: what this member holds stays current. One that was lost earlier has
-            // been left out of writes.
+            // From here on nothing is written: the content of this member stays current. One that was lost
+            // earlier has missed writes.
             if was == MemberState::Online {
                 self.core.roster.returnable.insert(index);
             }
@@ -301,9 +305,10 @@ impl Array {
         }
     }
 
-    /// What a member that leaves is to show when it comes back (T6). Not more than it was told: what a checkpoint put in place
-    /// is told with the next batch or the mark of an idle array. A copy of the member from before the checkpoint shows as
-    /// much, so the log keeps what it has from there on, and the map says of it that it was written without the member.
+    /// The tail that a member that leaves must show when it comes back (T6). Not higher than the one that it
+    /// was given: what a checkpoint put in place is recorded with the next batch or the mark of an idle
+    /// array. A copy of the member from before the checkpoint shows the same tail, so the log keeps
+    /// everything from there on, and the map records that as written without the member.
     fn tail_of_leaving(&mut self) -> Option<u64> {
         let tail = self.tail_in_place()?;
         if !self.redo.is_settled() {
@@ -325,7 +330,7 @@ impl Array {
         }
     }
 
-    /// A device that is being built as a replacement is not to be one any more. Whether there was one.
+    /// Takes back a device that is being built as a replacement. Returns whether there was one.
     pub(in crate::array) fn take_back_replacement(&mut self, index: MemberIndex) -> bool {
         let Some(replacement) = self.core.member_mut(index).replacement.take() else { return false };
         self.pages.given_up(index);
@@ -335,9 +340,9 @@ impl Array {
         true
     }
 
-    /// The moment the array loses its last spare redundancy and one more: operations that wait end in EIO.
+    /// Fails the array, which has lost one member more than it survives: operations that wait end in EIO.
     fn enter_failed(&mut self) {
-        // Those that wait for a gate decide anew when they are advanced.
+        // Operations that wait for a gate decide anew when they are advanced.
         self.passes.drain();
         let gated = std::mem::take(&mut self.core.work.gated);
         self.core.work.ready.extend(gated);
@@ -360,7 +365,7 @@ impl Array {
         self.core.roster.members.iter().enumerate().map(status).collect()
     }
 
-    /// What a person should know of a member beside its state.
+    /// The conditions of a member that a person should know of beside its state.
     fn conditions(&self, index: MemberIndex) -> Vec<MemberCondition> {
         let member = self.core.member(index);
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);

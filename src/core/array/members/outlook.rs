@@ -1,7 +1,7 @@
-//! What an administrator's request would come to, in words; and the words that a dry run and the request
+//! The expected outcome of an administrator's request, in words; and words that a dry run and the request
 //! itself share.
 //!
-//! Invariant: nothing here changes or judges anything: what is refused is decided in `check.rs`.
+//! Invariant: nothing here changes or judges anything; `check.rs` decides what is refused.
 
 use crate::array::base::members::Member;
 use crate::array::log::life::Life;
@@ -17,10 +17,10 @@ pub(super) const SCRUB_STOPPED: &str = "the scrub is stopped";
 pub(super) const PACE_CHANGED: &str = "the pace of rebuild and scrub is changed";
 
 impl Array {
-    /// What a request would come to; nothing is changed.
+    /// Tells what a request would do, and changes nothing.
     ///
     /// # Errors
-    /// Why it would be refused.
+    /// With the reason for which it would be refused.
     pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminRefusal> {
         self.check(request).map(|plan| AdminOutcome(self.outlook(&plan)))
     }
@@ -90,23 +90,23 @@ impl Array {
         STOPPED_CLEANLY
     }
 
-    /// What the array is when this many more members are online, `without` one that leaves.
+    /// The state of the array when this many more members are online, `without` one that leaves.
     fn after(&self, more: isize, without: Option<MemberIndex>) -> String {
         self.with_online(more, |left| self.but_beside(left, without))
     }
 
-    /// What the array is when a member has come back with the device that it had last.
+    /// The state of the array when a member has come back with its last device.
     fn after_return(&self, member: MemberIndex) -> String {
         self.with_online(1, |left| self.but_where(left, &self.damage.lacking_with(&self.core, member), None))
     }
 
-    /// What is not true of rows of which members other than this one have bad blocks or none, where
-    /// `left` more losses are survived otherwise.
+    /// The exception, in words, for rows with bad blocks on members other than this one, where the array
+    /// otherwise survives `left` more losses.
     pub(in crate::array) fn but_beside(&self, left: usize, without: Option<MemberIndex>) -> String {
         self.but_where(left, &self.damage.lacking_beside(&self.core, without), without)
     }
 
-    /// The same where these members lack blocks of slots.
+    /// As [`Array::but_beside`], where these members lack blocks of slots.
     fn but_where(&self, left: usize, lacking: &[MemberIndex], without: Option<MemberIndex>) -> String {
         let without = without.unwrap_or(MemberIndex(u16::MAX));
         let (blocks, unlisted) = (self.bad.blocks(without), self.bad.unlisted(without));
@@ -128,7 +128,7 @@ impl Array {
                 Count(unrepaired, "error")
             );
         }
-        // Of a member of which not all bad blocks are listed, any row may be bad.
+        // If not all bad blocks of a member are listed, any row may be bad.
         let unlisted = if unlisted > 0 { unlisted + lacking.len() } else { 0 };
         let listed = blocks.into_iter().map(|(block, bad)| {
             let others = lacking.iter().copied().filter(|&member| !self.bad.has(member, block));
@@ -149,15 +149,15 @@ impl Array {
         }
     }
 
-    /// Errors that the last scrub has not repaired, if there are any. Which blocks they are of is
-    /// not known any more after a restart.
+    /// Errors that the last scrub has not repaired, if any. After a restart it is not known which blocks they
+    /// are in.
     fn unrepaired(&self) -> Option<u64> {
         let last = self.passes.last_scrub()?;
         Some(last.errors.saturating_sub(last.repaired)).filter(|errors| *errors > 0)
     }
 
-    /// What the array is when this many more members are online; `but` says what is not true of
-    /// parts of it where so many losses are survived otherwise.
+    /// The state of the array when this many more members are online; `but` gives the exception for parts of
+    /// it, by the number of losses that are survived otherwise.
     fn with_online(&self, more: isize, but: impl Fn(usize) -> String) -> String {
         if self.log_is_refused() {
             return "and the array stays FAILED: its redo log cannot be replayed".into();
@@ -170,8 +170,8 @@ impl Array {
         }
     }
 
-    /// What a build for a member that begins means for those under way: the progress that is shown is that of
-    /// the one that is least far, and one device at a time is built for a member that has none in service.
+    /// How a new build for a member affects those under way: the progress shown is that of the build that is
+    /// least far, and only one device at a time is built for a member that has none in service.
     pub(super) fn beside_others(&self, index: MemberIndex) -> String {
         let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
         let own = usize::from(self.core.member(index).state == MemberState::Rebuilding);
@@ -187,8 +187,8 @@ impl Array {
         format!("{beside}{}", self.redo.after_settling())
     }
 
-    /// What may be lost when another device takes the place of a member's own: blocks that nobody
-    /// can give without that.
+    /// What may be lost when another device takes the place of a member's own: blocks that no other device
+    /// can give.
     pub(super) fn at_stake(&self, index: MemberIndex) -> String {
         let member = self.core.member(index);
         let is_own = |progress: &crate::array::base::members::Progress| progress.since.is_some();
@@ -222,12 +222,12 @@ impl Array {
         )
     }
 
-    /// How a stop that ends now leaves the array.
+    /// The state in which a stop that ends now leaves the array.
     pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
         let is_marked =
             !self.supers.is_dirty() && !matches!(self.core.stop.stopping, Some(Stopping::Marking(_)));
         match self.redo.life() {
-            // An array that was idle has the mark already.
+            // The members of an array that was idle have the mark already.
             _ if self.core.is_failed() && is_marked => {
                 "stopped while FAILED; it had been idle, and is marked clean"
             }
@@ -244,7 +244,7 @@ impl Array {
 }
 
 impl Core {
-    /// What a member is without the replacement that is being built.
+    /// The state of a member without the replacement that is being built.
     pub(super) fn without_it(&self, index: MemberIndex) -> String {
         match self.member(index).state {
             MemberState::Online => "the old device stays in service".into(),
@@ -253,7 +253,7 @@ impl Core {
     }
 }
 
-/// What a scrub does that begins, or goes on, now.
+/// What a scrub that begins, or goes on, will do now.
 pub(super) fn words_of_scrub(state: ScrubState) -> &'static str {
     match state {
         ScrubState::ForLog => {
@@ -267,7 +267,7 @@ pub(super) fn words_of_scrub(state: ScrubState) -> &'static str {
     }
 }
 
-/// What is said when counts are cleared: of a member, or of all and the array.
+/// The answer when counts are cleared: of a member, or of all members and the array.
 pub(super) fn words_of_clear(member: Option<MemberIndex>) -> String {
     match member {
         Some(member) => format!("the counts of member {member} are cleared"),

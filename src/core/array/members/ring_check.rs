@@ -1,8 +1,10 @@
-//! The log of a member that comes back is read before it is caught up: only what it shows tells whether the device is as the
-//! member left it, or was rolled back since to a copy of itself (rule T6). One that does not show it is rebuilt.
+//! Reads the log of a member that comes back before it is caught up: only the log shows whether the device is
+//! as the member left it, or was rolled back since to a copy of itself (rule T6). A device that does not show
+//! the former is rebuilt.
 //!
-//! Reads alone; a block that cannot be read shows nothing. Where it then lacks what it must show, all of it is read again for a
-//! while: an error that passes is no reason to build a whole device anew (T1). Must not know of devices, batches or slots.
+//! Only reads; a block that cannot be read shows nothing. If the log lacks what it must show because of such
+//! blocks, all of it is read again for a while: an error that passes is no reason to build a whole device
+//! anew (T1). Must not know of devices, batches or slots.
 
 use crate::array::base::members::{MemberDevice, Which};
 use crate::array::members::current::{Mark, is_current};
@@ -13,7 +15,7 @@ use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{LOG_BLOCK_BYTES, Superblock};
 use crate::units::{ByteOffset, MemberIndex, Timestamp};
 
-/// A log with blocks that cannot be read is read again for so long.
+/// How long a log with blocks that cannot be read is read again.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// The time between two attempts.
@@ -21,7 +23,7 @@ const RETRY_NS: u64 = 500_000_000;
 
 pub(in crate::array) struct RingCheck {
     device: MemberDevice,
-    /// What the device said of itself when it came.
+    /// The superblock of the device when it came.
     superblock: Superblock,
     /// What it must show.
     mark: Mark,
@@ -33,14 +35,14 @@ pub(in crate::array) struct RingCheck {
     not_before: Timestamp,
 }
 
-/// The log of a member: what is the same for all, and where it lies.
+/// The log of a member: the facts that are the same for all, and where it lies.
 struct Log {
     ring: Ring,
     offset: ByteOffset,
 }
 
 impl Array {
-    /// Reads the log of a member that is to be caught up, which waits for that.
+    /// Reads the log of a member that is to be caught up, which waits for the result.
     pub(super) fn start_ring_check(
         &mut self,
         member: MemberIndex,
@@ -77,7 +79,7 @@ impl RingCheck {
             return Flow::Wait;
         }
         if core.now < self.not_before && !core.stop.hurried {
-            // Woken early: an array that fails wakes all that wait.
+            // Woken early: an array that fails wakes all operations that wait.
             core.work.patient.push((self.not_before, key));
             return Flow::Wait;
         }
@@ -99,7 +101,7 @@ impl RingCheck {
         Flow::Wait
     }
 
-    /// A read has ended. Its fault, if it has one, was judged before.
+    /// Takes the end of a read. Its fault, if any, was judged before.
     pub(in crate::array) fn io_ended(
         &mut self,
         core: &mut Core,

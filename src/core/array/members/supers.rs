@@ -1,14 +1,17 @@
 //! Superblock updates: epochs, the dirty mark, progress; and the gate that writes and acknowledgements pass.
 //!
-//! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
-//! of the new sequence number, one after the other, each with a flush; the slot of the first update after a start is
-//! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
-//! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts.
-//! Rules E1-E3 of the crash-safety design: while a loss is not yet recorded durably on all remaining members, no write
-//! starts and none is acknowledged. Rule T6: each update has a number and names the newest one that was complete when it
-//! began, so that a device that was rolled back shows. What an update says of the content of all members (that they are clean,
-//! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
-//! so, and that the first was complete. So a copy of a device from before it was true shows as well.
+//! One update at a time goes to every device in use: first a flush where progress is recorded, then both
+//! copies of the new sequence number, one after the other, each with a flush; the slot of the first update
+//! after a start is cleared before. A device that was replaced gets the update that records its replacement,
+//! as its last. Without it, together with other devices that have missed it, it could pass for the array. It
+//! gets the update after the others, because until then it counts.
+//!
+//! Rules E1-E3 of the crash-safety design: while a loss is not yet recorded durably on all remaining members,
+//! no write starts and none is acknowledged. Rule T6: each update has a number and names the newest one that
+//! was complete when it began, so that a device that was rolled back is recognised. A statement about the
+//! content of all members (that they are clean, that their log starts here, that one joins whose log is void)
+//! takes two updates: the first is made when it is true, the second records it, and that the first was
+//! complete. So a copy of a device from before it was true is recognised as well.
 
 mod update;
 
@@ -29,7 +32,7 @@ use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
 
 pub(in crate::array) struct Supers {
-    /// What was written last, or is being written; per-device fields are filled in for each device.
+    /// The content written last, or being written; per-device fields are filled in for each device.
     template: Superblock,
     /// Highest epoch number and sequence in use anywhere.
     epoch_number: u64,
@@ -37,11 +40,13 @@ pub(in crate::array) struct Supers {
     /// The epoch of `template` is on every member of its live set that is in service. Until it is, no other
     /// epoch may follow it (E2, A4): members that hold its parent would fall out of the line.
     epoch_is_complete: bool,
-    /// A new epoch is due although the live set is the same: after a start, or because a member has a new device.
+    /// A new epoch is due although the live set is the same: after a start, or because a member has a new
+    /// device.
     bump_due: bool,
     /// The newest update that every device in use has.
     update_complete: u64,
-    /// The first update that was made since the log holds nothing that is not in place: once it is complete the next may say so.
+    /// The first update made since everything in the log is in place. Once it is complete, the next may
+    /// record that.
     quiet_update: Option<u64>,
     /// Where the log is to start once replay is over, and the first update that was made since.
     new_log_start: Option<(LogStart, Option<u64>)>,
@@ -51,14 +56,14 @@ pub(in crate::array) struct Supers {
     losses: u64,
     /// The mark "writes may be under way".
     dirty: bool,
-    /// Something has changed that the next update should record.
+    /// Whether something has changed that the next update should record.
     wanted: bool,
     job: Option<Job>,
     durable: Durable,
     saved: Saved,
 }
 
-/// What the last complete update says, on all devices in use.
+/// The content of the last complete update, on all devices in use.
 struct Durable {
     /// How many losses of devices are recorded.
     losses: u64,
@@ -68,49 +73,51 @@ struct Durable {
     log_start: Option<LogStart>,
 }
 
-/// What an update tells of the log, the pages and the passes.
-// Plain data: as it is when the update begins.
+/// What an update records of the log, the pages and the passes.
+// Plain data: the state when the update begins.
 struct UpdateFacts {
     /// Pages of the stripe map that have a version on the members; none while that is not known.
     map_pages: Option<u64>,
-    /// The log's next batch, when a replay would find nothing below it to be done.
+    /// The log's next batch, when a replay would find nothing to do below it.
     needless_log: Option<u64>,
     /// How far the scrub has come.
     scrub: ScrubRecord,
 }
 
-/// When progress was recorded last, and how far passes were.
+/// When progress was last recorded, and the state of the passes then.
 struct Saved {
     at: Timestamp,
     /// See [`Array::progress_mark`].
     progress: u64,
 }
 
-/// A device as it was when the update began; what it is now may be something else already.
+/// A device as it was when the update began; its state may have changed since.
 struct Participant {
     member: MemberIndex,
     device: DeviceId,
     bytes: u64,
     uuid: Uuid,
     role: Role,
-    /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
+    /// The sequence of its superblock. Its parity differs from that of the one it has, so that it goes to the
+    /// other slot.
     sequence: u64,
     /// Its superblock, once it has been encoded: the same at both ends.
     encoded: Option<Buf>,
 }
 
 impl Participant {
-    /// Whether it was replaced, and the update is to tell it so.
+    /// Whether it was replaced, and the update is to mark it as such.
     fn is_marked(&self) -> bool {
         self.role == Role::Replaced
     }
 }
 
-/// Progress of passes is recorded this often: what a restart has to do again. So are new pages of the stripe map, which a restart
-/// misses only if they are counted.
+/// How often progress of passes is recorded: a restart has to repeat the rest. Likewise for new pages of the
+/// stripe map, whose loss a restart notices only if they are counted.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
 
-/// An array without writes for this long is marked clean, so that the next start after a crash has nothing to replay.
+/// An array without writes for this long is marked clean, so that the next start after a crash has nothing to
+/// replay.
 const IDLE_CLEAN_NS: u64 = 2_000_000_000;
 
 impl Supers {
@@ -131,7 +138,7 @@ impl Supers {
             departed,
             bump_due: true,
             losses: 1,
-            // Until it is replayed a log that was not empty keeps its mark.
+            // A log that was not empty keeps its mark until it is replayed.
             dirty,
             wanted: true,
             job: None,
@@ -140,23 +147,25 @@ impl Supers {
         }
     }
 
-    /// A device has left service: recorded before anything is acknowledged again.
+    /// Records that a device has left service: the superblocks must say so before anything is acknowledged
+    /// again.
     pub(in crate::array) fn note_loss(&mut self) {
         self.losses += 1;
         self.wanted = true;
     }
 
-    /// The next update says that no write is under way.
+    /// Has the next update say that no write is under way.
     pub(super) fn mark_clean(&mut self) {
         self.dirty = false;
     }
 
-    /// The array may not be said to be clean after all, unless its members say so already.
+    /// Takes back that the array is clean, unless its members say so already.
     pub(in crate::array) fn unmark_clean(&mut self) {
         self.dirty |= !self.template.clean;
     }
 
-    /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
+    /// Records that a member leaves service. `tail`: batches below are in place on it, as far as that is
+    /// known.
     pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
         let Epoch { parent, live, .. } = self.template.epoch;
         let is_between = !self.epoch_is_complete && live.contains(member);
@@ -178,30 +187,32 @@ impl Supers {
         self.departed.current_until(member, &self.template.epoch)
     }
 
-    /// The first update that tells of what is so now, and the losses that are to be recorded by then.
+    /// The first update that will record the present state, and the number of losses that must be recorded by
+    /// then.
     pub(super) fn next_record(&self) -> (u64, u64) {
         (self.template.update + 1, self.losses)
     }
 
-    /// Whether all devices have this update, or a later one, and so many losses are recorded.
+    /// Whether all devices have this update, or a later one, and that many losses are recorded.
     pub(super) fn is_recorded(&self, (update, losses): (u64, u64)) -> bool {
         self.update_complete >= update && self.durable.losses >= losses
     }
 
-    /// What a device must show to be one that was in service when the last update was complete.
+    /// The mark that a device must show if it was in service when the last update was complete.
     pub(super) fn mark(&self) -> Mark {
         Mark { epoch: self.template.epoch, update: self.update_complete, tail: 0 }
     }
 
-    /// A member has a new device: recorded in a new epoch, so that the old one never counts again.
+    /// Has a new epoch record that a member has a new device, so that the old one never counts again.
     pub(super) fn note_exchange(&mut self) {
         self.bump_due = true;
         self.note_loss();
     }
 
-    /// A device that was built is in service; the log is empty, and `next` its next batch. What the device
-    /// has in its ring from before is void from here on, whichever update tells of the device: that may be one of the log's
-    /// next life, which knows no more that it was empty.
+    /// Records that a device that was built is in service; the log is empty, and `next` its next batch.
+    /// Earlier pieces in the ring of the device are void from here on, whichever update first records the
+    /// device: it may be one of the log's next life, in which it is not known any more that the log was
+    /// empty.
     pub(in crate::array) fn note_join(&mut self, next: Option<u64>) {
         if let Some(sequence) = next {
             self.template.redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
@@ -209,7 +220,7 @@ impl Supers {
         self.note_exchange();
     }
 
-    /// What a device claims that nobody can have counted to; that is not believed (T6).
+    /// A number that a device claims and that cannot have been reached by counting. It is not believed (T6).
     pub(super) fn unbelievable(&self, superblock: &Superblock) -> Option<Overclaim> {
         let claims = [
             ("epoch", superblock.epoch.number, self.epoch_number),
@@ -220,21 +231,22 @@ impl Supers {
         Some(Overclaim { what, claimed, known })
     }
 
-    /// Why a device must not be built over although it is none of the array that is served (A3).
+    /// Why a device must not be built over although it is not part of the array that is served (A3).
     pub(super) fn apart(&self, superblock: &Superblock) -> Option<Behind> {
         let mut line = self.template.clone();
-        // As it is known now: the template has it as of the last update.
+        // The present record: the template has that of the last update.
         line.left.iter_mut().zip(self.departed.all()).for_each(|(left, now)| *left = now);
-        // It is out, also while no update says so yet.
+        // The device is out of service, even while no update says so yet.
         if line.epoch.live.remove(superblock.member) {
             line.left[usize::from(superblock.member.0)].update = line.update;
         }
         why_kept(superblock, &line)
     }
 
-    /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
-    /// Whatever is left on it must be behind what is written from now on: its superblocks by their sequence, the pieces in
-    /// its ring by the epoch that it joins with. So that a restart knows as well, that number is passed at once.
+    /// Records that a device comes in that was in the array before, perhaps on the other side of a divided
+    /// one that was forced to start. Everything left on it must be older than what is written from now on:
+    /// its superblocks by their sequence, the pieces in its ring by the epoch that it joins with. That epoch
+    /// number is passed at once, so that a restart knows it too.
     pub(super) fn note_return(&mut self, superblock: &Superblock) {
         self.template.sequence = self.template.sequence.max(superblock.sequence);
         if superblock.epoch.number > self.epoch_number {
@@ -244,19 +256,19 @@ impl Supers {
         self.note_loss();
     }
 
-    /// The log is empty below `start`: recorded on every member before anything is served (R9).
+    /// Has every member record, before anything is served, that the log is empty below `start` (R9).
     pub(in crate::array) fn set_log_start(&mut self, start: LogStart) {
         self.new_log_start = Some((start, None));
         self.durable.log_start = None;
         self.wanted = true;
     }
 
-    /// The log is read again: where it is to start is not known any more.
+    /// Forgets where the log is to start, because the log is read again.
     pub(in crate::array) fn forget_log_start(&mut self) {
         self.new_log_start = None;
     }
 
-    /// A batch is issued: what the log holds is not in place everywhere any more.
+    /// Records that a batch is issued: the content of the log is no longer in place everywhere.
     pub(in crate::array) fn note_batch(&mut self) {
         self.quiet_update = None;
     }
@@ -275,17 +287,17 @@ impl Supers {
         self.durable.dirty && !marking_clean
     }
 
-    /// Whether all devices have an update that was made since the log holds nothing that is not in place.
+    /// Whether all devices have an update that was made since everything in the log is in place.
     pub(in crate::array) fn is_known_quiet(&self) -> bool {
         self.quiet_update.is_some_and(|quiet| quiet <= self.update_complete)
     }
 
-    /// Asks for the update that lets the array be known to be quiet, unless it is on its way.
+    /// Asks for the update that lets the array be known to be quiet, unless it is under way.
     pub(in crate::array) fn want_quiet(&mut self) {
         self.wanted |= self.quiet_update.is_none() && self.job.is_none();
     }
 
-    /// What the members say of the log's start, once they all do.
+    /// The log's start that the members record, once all record the same.
     pub(in crate::array) fn durable_log_start(&self) -> Option<LogStart> {
         self.durable.log_start
     }
@@ -295,7 +307,7 @@ impl Supers {
         self.losses
     }
 
-    /// Something worth recording that nobody waits for.
+    /// Asks for an update that no operation waits for.
     pub(in crate::array) fn want(&mut self) {
         self.wanted = true;
     }
@@ -346,7 +358,7 @@ impl Supers {
         self.wanted && self.job.is_none() && !core.is_failed() && !core.is_stopped()
     }
 
-    /// Whether progress was last recorded so long ago that news of it is recorded.
+    /// Whether the last record of progress is old enough for another one.
     fn is_save_due(&self, core: &Core) -> bool {
         core.now.nanos_since(self.saved.at) >= SAVE_INTERVAL_NS
     }
@@ -362,27 +374,29 @@ impl Supers {
         quiet && self.dirty && self.job.is_none() && core.stop.stopping.is_none() && !core.is_failed()
     }
 
-    /// Begins an update that says how things are now.
+    /// Begins an update that records the present state.
     fn start(&mut self, core: &mut Core, facts: UpdateFacts, progress: u64) {
         let before = self.before();
         let template = self.next_superblock(core, facts);
         self.begin(core, template, before, progress);
     }
 
-    /// The content of the next update: the present states and progress, in a new epoch when the live set differs. While the
-    /// present epoch is not complete it only finishes that one.
+    /// The content of the next update: the present states and progress, in a new epoch when the live set
+    /// differs. While the present epoch is not complete the update only finishes that one.
     fn next_superblock(&mut self, core: &Core, facts: UpdateFacts) -> Superblock {
         let (online, finishes) = (core.online(), !self.epoch_is_complete);
         let mut next = self.template.clone();
-        // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock: one that has
-        // missed an update, or has it at one end only, would else be left with what is older when this one is torn.
+        // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock.
+        // Otherwise one that has missed an update, or has it at one end only, would be left with an older one
+        // when this one is torn.
         next.sequence = next.sequence.saturating_add(2) & !1;
         if (!finishes || is_off(Mutation::BumpNotFinishedFirst))
             && (self.bump_due || next.epoch.live != online)
         {
             self.begin_epoch(&mut next, online);
         }
-        // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
+        // A device that is being built gets the updates too; one that joins may be the only device to get the
+        // one after.
         for (at, _) in
             core.roster.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding)
         {
@@ -410,8 +424,8 @@ impl Supers {
         self.departed.begin_epoch(&before, online, next.update);
     }
 
-    /// What `next` says of where the log starts, and whether the array is clean. `needless`: the log's next batch, when nothing
-    /// below it is needed.
+    /// Sets in `next` where the log starts, and whether the array is clean. `needless`: the log's next batch,
+    /// when nothing below it is needed.
     fn record_log(&mut self, next: &mut Superblock, needless: Option<u64>) {
         match needless {
             Some(_) => self.quiet_update = self.quiet_update.or(Some(next.update)),
@@ -456,7 +470,7 @@ impl Array {
         self.supers.start(&mut self.core, facts, progress);
     }
 
-    /// An I/O of an update has ended. Its fault, if it has one, was judged before.
+    /// Takes the end of an I/O of an update. Its fault, if any, was judged before.
     pub(in crate::array) fn super_io(&mut self) {
         match self.supers.io_ended(&mut self.core) {
             UpdateStep::Nothing => {}
@@ -475,7 +489,7 @@ impl Array {
         }
     }
 
-    /// Tick: records how far passes have come.
+    /// Tick: records the progress of passes.
     pub(in crate::array) fn save_progress(&mut self) {
         if self.supers.is_save_due(&self.core) {
             self.supers.save(self.progress_mark());
@@ -490,7 +504,8 @@ impl Array {
         }
     }
 
-    /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
+    /// A number that changes whenever a pass makes progress, or a page of the stripe map gets its first
+    /// version.
     fn progress_mark(&self) -> u64 {
         let builds = self.core.roster.members.iter().map(|member| {
             let own = member.progress.as_ref().map_or(0, |p| p.done());
@@ -503,9 +518,9 @@ impl Array {
 }
 
 impl Core {
-    /// What an update says of the members and of the devices that are to replace them.
+    /// What an update records of the members and of the devices that are to replace them.
     fn records(&self, next: &Superblock, finishes: bool) -> (Vec<MemberRecord>, Vec<ReplacementRecord>) {
-        // The devices of an epoch are those that it began with: a new one is named by the next.
+        // An epoch keeps the devices that it began with: the next one names a new device.
         let keeps = |at: usize, member: &Member| {
             finishes
                 && next.epoch.live.contains(MemberIndex(at as u16))
@@ -524,7 +539,7 @@ impl Core {
         let replacement = |(at, member): (usize, &Member)| {
             let at_index = MemberIndex(at as u16);
             if keeps(at, member) {
-                // It may be the one that takes the member's place now.
+                // This may be the device that now takes the member's place.
                 return next.replacements.iter().find(|replacement| replacement.member == at_index).cloned();
             }
             let replacement = member.replacement.as_ref()?;
@@ -569,7 +584,7 @@ impl Core {
         self.devices().into_iter().map(participant).chain(replaced).collect()
     }
 
-    /// Word to the operator that a returned or new device makes the array whole.
+    /// Reports to the operator that a returned or new device makes the array whole.
     pub(in crate::array) fn notice_if_whole(&mut self) {
         if self.roster.members.iter().all(|member| member.state == MemberState::Online) {
             self.notice(

@@ -1,7 +1,8 @@
-//! Requests of administrators that are answered later: pauses, members that go offline, and whatever the superblocks are to tell
-//! of first.
+//! Requests of administrators that are answered later: pauses, members that go offline, and requests that the
+//! superblocks must record first.
 //!
-//! Each waits for a while at most, and is then answered all the same. Must not know how a request is carried out.
+//! Each waits for a limited time, and is then answered all the same. Must not know how a request is carried
+//! out.
 
 use crate::array::members::supers::Supers;
 use crate::array::refusal::AdminRefusal;
@@ -10,31 +11,32 @@ use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, Timestamp};
 use uuid::Uuid;
 
-/// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
+/// How long a member that is to go offline waits for a checkpoint. A member that hangs may be the reason to
+/// take it out.
 pub(super) const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
 
-/// How long the answer to a request that is carried out waits for the superblocks.
+/// How long the answer to a request that was carried out waits for the superblocks.
 const RECORDING_PATIENCE_NS: u64 = 3_000_000_000;
 
-/// Said where it has waited so long.
+/// Added to the answer where it has waited that long.
 const NOT_RECORDED: &str =
     "; the members' superblocks do not say so yet: if the daemon is killed now, it may have to be done again";
 
 /// How long the answer to a pause waits for the position of the scrub to be recorded.
 const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 
-/// Said of a scrub that is paused while its position cannot be recorded.
+/// The answer for a scrub that is paused while its position cannot be recorded.
 pub(super) const PAUSED_UNRECORDED: &str =
     "the scrub is paused; its position could not be recorded yet, and is lost if the daemon is killed";
 
 /// Requests of administrators that are answered later.
 #[derive(Default)]
 pub(in crate::array) struct WaitingRequests {
-    /// To pause the scrub, whose position is not recorded yet, and since when.
+    /// Requests to pause the scrub, whose position is not recorded yet, and since when they wait.
     pauses: Vec<(RequestId, Timestamp)>,
-    /// To take members offline, which go when the log is in its place.
+    /// Members that are to go offline, once their part of the log is in place.
     departures: Vec<Departure>,
-    /// Answers that wait until an update of the superblocks that tells of them is complete.
+    /// Answers that wait until an update of the superblocks that records the change is complete.
     recordings: Vec<Recording>,
 }
 
@@ -42,37 +44,37 @@ pub(in crate::array) struct WaitingRequests {
 struct Departure {
     id: RequestId,
     member: MemberIndex,
-    /// The one that it has.
+    /// The device that it had when the request came.
     device: Option<DeviceId>,
-    /// Checkpoints that must have ended; none before the log is replayed.
+    /// How many checkpoints must have ended; none before the log is replayed.
     checkpoint: Option<u64>,
     since: Timestamp,
 }
 
 /// A member that has waited to go offline, and goes now.
-// Plain data: handed to what carries the request out.
+// Plain data: given to the code that carries the request out.
 pub(super) struct Due {
     pub id: RequestId,
     pub member: MemberIndex,
-    /// The device that it had when it was asked to.
+    /// The device that it had when the request came.
     pub device: Option<DeviceId>,
-    /// What the log had for it is in its place.
+    /// Whether everything that the log held for it is in place.
     pub is_in_place: bool,
 }
 
-/// The answer to a request that is carried out, and that is given when the superblocks say so.
+/// The answer to a request that was carried out, given when the superblocks record it.
 struct Recording {
     id: RequestId,
     text: String,
     /// See `Supers::next_record`.
     record: (u64, u64),
     since: Timestamp,
-    /// The device of a replacement, which nothing comes of when it is given up meanwhile.
+    /// The device of a replacement. The request is refused if that is given up meanwhile.
     replacement: Option<(DeviceId, Uuid)>,
 }
 
 impl WaitingRequests {
-    /// The answer waits until the superblocks tell of what was done.
+    /// Has the answer wait until the superblocks record what was done.
     pub(super) fn record(
         &mut self,
         core: &Core,
@@ -85,7 +87,7 @@ impl WaitingRequests {
         self.recordings.push(Recording { id, text, record, since, replacement });
     }
 
-    /// Answers requests that are recorded, or that waited for that for long enough; all, if `all`.
+    /// Answers requests that are recorded, or that have waited long enough for that; all, if `all`.
     pub(super) fn end_recordings(&mut self, core: &mut Core, supers: &Supers, all: bool) {
         for recording in std::mem::take(&mut self.recordings) {
             if let Some((device, uuid)) = recording.replacement
@@ -110,8 +112,8 @@ impl WaitingRequests {
         }
     }
 
-    /// A member is to go offline when so many checkpoints have ended; where that is not known before the log is replayed, it is
-    /// learnt later.
+    /// Has a member go offline when this many checkpoints have ended. Where the number is not known, before
+    /// the log is replayed, it is set later.
     pub(super) fn depart(
         &mut self,
         core: &Core,
@@ -123,18 +125,18 @@ impl WaitingRequests {
         self.departures.push(Departure { id, member, device, checkpoint, since });
     }
 
-    /// Whether a member is to go offline and it is not known which checkpoint it waits for.
+    /// Whether a member waits to go offline, and it is not known for which checkpoint.
     pub(super) fn lacks_checkpoint(&self) -> bool {
         self.departures.iter().any(|departure| departure.checkpoint.is_none())
     }
 
-    /// Members that wait for a checkpoint that was not known wait until so many have ended.
+    /// Sets the number of checkpoints that must have ended for members that wait without one.
     pub(super) fn learn_checkpoint(&mut self, checkpoint: u64) {
         self.departures.iter_mut().for_each(|departure| _ = departure.checkpoint.get_or_insert(checkpoint));
     }
 
-    /// Members that go offline now: what they have in the log alone is in its place, or that takes too long. `ended`: checkpoints
-    /// that have.
+    /// Members that go offline now: everything that only the log held for them is in place, or that takes too
+    /// long. `ended`: checkpoints that have ended.
     pub(super) fn due_departures(&mut self, core: &Core, ended: u64) -> Vec<Due> {
         let is_in_place =
             |departure: &Departure| departure.checkpoint.is_some_and(|checkpoint| ended >= checkpoint);
@@ -152,14 +154,14 @@ impl WaitingRequests {
         .collect()
     }
 
-    /// No member goes offline any more: the array stops.
+    /// Refuses all requests to take members offline, because the array stops.
     pub(super) fn refuse_departures(&mut self, core: &mut Core) {
         for departure in std::mem::take(&mut self.departures) {
             core.admin_done(departure.id, Err(AdminRefusal::Stopping));
         }
     }
 
-    /// The answer to a pause of the scrub waits until its position is recorded: it then survives a kill.
+    /// Has the answer to a pause of the scrub wait until its position is recorded: it then survives a kill.
     pub(super) fn pause(&mut self, core: &Core, id: RequestId) {
         self.pauses.push((id, core.now));
     }

@@ -1,5 +1,5 @@
-//! What the copies of one metadata page say, taken together: which version counts, which copies are bad, and where
-//! each can be written without harm. Pure; the reasons are at the head of pages.rs.
+//! Compares the copies of one metadata page: which version counts, which copies are bad, and where each can
+//! be written without harm. Pure; the reasons are at the head of `store.rs`.
 //!
 //! A place that cannot be read is unknown, and never taken for old or damaged (rule T3).
 //!
@@ -12,7 +12,7 @@ use crate::units::MemberIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Places {
     First,
-    /// The first, as the only one: the second is blank.
+    /// The first, as the only one in use: the second is blank.
     Alone,
     Second,
     Both,
@@ -23,12 +23,12 @@ impl Places {
         if place == 0 { Places::First } else { Places::Second }
     }
 
-    /// The place that the next write goes to once these hold the newest version.
+    /// The places of the next write once these hold the newest version.
     pub(super) fn next(self) -> Places {
         if matches!(self, Places::First | Places::Alone) { Places::Second } else { Places::First }
     }
 
-    /// Bytes from the start of the copy.
+    /// Offset from the start of the copy, in bytes.
     pub(super) fn offset(self) -> u64 {
         if self == Places::Second { PAGE_BYTES as u64 } else { 0 }
     }
@@ -41,11 +41,12 @@ impl Places {
 /// Whether a page's writes may have been cut off by a crash since it was last known to be whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum Torn {
-    /// Only for a page that the log names at the start after an unclean stop, and until replay has written it. Copies
-    /// that are behind or half written are then nobody's fault.
+    /// Only for a page that the log names at the start after an unclean stop, and until replay has written
+    /// it. Copies that are behind or half written are then no fault.
     Possible,
-    /// Only for other pages of the stripe map at the start after an unclean stop: marks that the loss of a member leaves on
-    /// stripes are in no log, so a write of them may have been cut off. That it was this and not damage is not known.
+    /// Only for other pages of the stripe map at the start after an unclean stop: the marks that the loss of
+    /// a member leaves on stripes are in no log, so a write of them may have been cut off. A damaged copy may
+    /// come from that or from a fault.
     Unnamed,
     Impossible,
 }
@@ -57,9 +58,9 @@ pub(in crate::array) enum CopyFault {
     Damaged,
     /// The device could not read all of it.
     Unreadable,
-    /// It shows an older version than other copies: a write was lost.
+    /// It shows an older version than other copies: it has lost a write.
     Stale,
-    /// It shows nothing where other copies show a version.
+    /// It shows no version where other copies show one.
     Blank,
 }
 
@@ -78,14 +79,14 @@ pub(super) enum Place {
     Unreadable,
     Blank,
     Damaged,
-    /// Of the other place nothing is known.
+    /// Valid. Nothing is known of the other place.
     Valid(Version),
     /// Valid, and the other place had a version when this was written.
     Paired(Version),
 }
 
-/// A copy as a load has found it; none where its member is not usable.
-// Plain data: what a load has read.
+/// A copy as a load has found it; no places where its member is not usable.
+// Plain data: the result of reading a copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyFound {
     pub member: MemberIndex,
@@ -96,28 +97,28 @@ pub(super) struct CopyFound {
 #[derive(Debug)]
 pub(super) struct Copies(pub Vec<CopyFound>);
 
-/// What is remembered of a page's newest version.
+/// How the newest remembered version of a page compares with the one in question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Remembered {
     Nothing,
-    /// It is the one in question, or older.
+    /// It is the same, or older.
     Same,
-    /// It is newer than the one in question.
+    /// It is newer.
     Newer,
 }
 
-/// What the copies of a page, taken together, say of the newest version that they show.
+/// What the copies of a page, taken together, prove about the newest version that they show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// It is the newest there is.
     Newest,
-    /// It is the newest there is, provided that what is damaged was cut off by a crash. A copy that gave an error could
-    /// tell.
+    /// It is the newest there is, provided that damaged copies come from writes that a crash cut off. A copy
+    /// that gave an error could settle that.
     Likely,
-    /// A newer one may be in copies that were not read: because of an error, or because their members are not there (rule
-    /// T3).
+    /// A newer one may be in copies that were not read: because of an error, or because their members are not
+    /// here (rule T3).
     Unknown,
-    /// Every copy was read, and every one is at fault: a newer one may have been there and is gone.
+    /// Every copy was read, and every one is at fault: there may have been a newer one that is gone.
     Doubtful,
 }
 
@@ -125,14 +126,16 @@ pub(super) enum Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     At(Places),
-    /// To both places: what they hold counts for nothing, as their member was not in service, or missed a write.
+    /// To both places: their content does not count, because their member was not in service, or missed a
+    /// write.
     Anywhere,
     /// A place could not be read, so the newest version may be there: it is read again first (rule T3).
     Unread,
 }
 
 impl Copies {
-    /// What to think of `truth`, the newest version that any copy shows; none when no copy shows one.
+    /// What the copies prove about `truth`, the newest version that any of them shows; none when none shows
+    /// one.
     pub(super) fn standing(&self, truth: Option<Version>, remembered: Remembered, torn: Torn) -> Standing {
         if remembered == Remembered::Same {
             return Standing::Newest;
@@ -152,17 +155,17 @@ impl Copies {
         }
     }
 
-    /// Whether a copy was not read, wholly or in part: its member is not there, or gave an error.
+    /// Whether a copy was not read, wholly or in part: its member is not here, or returned an error.
     pub(super) fn has_unread(&self) -> bool {
         self.0.iter().any(|copy| copy.places.is_none()) || self.has_errors()
     }
 
-    /// Whether a member gave an error.
+    /// Whether a member returned an error.
     pub(super) fn has_errors(&self) -> bool {
         self.0.iter().any(CopyFound::is_unreadable)
     }
 
-    /// What keeps the newest version from being known, in words.
+    /// Why the newest version is not known, in words.
     pub(super) fn hindrances(&self) -> String {
         let of = |what: &str, is_so: &dyn Fn(&CopyFound) -> bool| {
             let members = self.0.iter().filter(|copy| is_so(copy)).map(|copy| copy.member.to_string());
@@ -177,14 +180,14 @@ impl Copies {
         parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
-    /// Those that are at fault when `truth` is the page's version, none for a page without one.
+    /// The copies that are at fault when `truth` is the page's version, none for a page without one.
     pub(super) fn faults(&self, truth: Option<Version>, torn: Torn) -> Vec<(MemberIndex, CopyFault)> {
         self.0.iter().filter_map(|copy| Some((copy.member, copy.fault(truth, torn)?))).collect()
     }
 }
 
 impl Copies {
-    /// The members whose copies were read, and are as they should be.
+    /// The members whose copies were read, and are right.
     pub(super) fn good(&self, truth: Option<Version>) -> MemberSet {
         let is_good =
             |copy: &&CopyFound| copy.places.is_some() && copy.fault(truth, Torn::Impossible).is_none();
@@ -201,7 +204,8 @@ impl CopyFound {
         self.places.iter().flatten().enumerate().filter_map(valid).max()
     }
 
-    /// Whether a place that had a version, as the other one says, is blank: its beginning is gone.
+    /// Whether a place is blank although the other one says that it had a version: that place has lost its
+    /// content.
     fn has_lost_a_place(&self) -> bool {
         matches!(self.places, Some([Place::Paired(_), Place::Blank] | [Place::Blank, Place::Paired(_)]))
     }
@@ -220,9 +224,9 @@ impl CopyFound {
         self.count(Place::Unreadable) == 2
     }
 
-    /// Whether this copy, with no fault of its own, says that there is no newer version than `truth`. Of the m + 1 copies at
-    /// most m are at fault, so one that says so decides. Where a crash may have cut off a write, a copy that shows anything
-    /// shows no less than the version before that write, and that is enough.
+    /// Whether this copy, with no fault of its own, proves that there is no newer version than `truth`. At
+    /// most m of the m + 1 copies are at fault, so one such copy decides. Where a crash may have cut off a
+    /// write, a copy that shows any version shows at least the one before that write, and that is enough.
     fn is_witness(&self, truth: Option<Version>, torn: Torn) -> bool {
         if self.places.is_none() || self.is_unreadable() {
             return false;
@@ -236,8 +240,8 @@ impl CopyFound {
         }
     }
 
-    /// Whether this copy, with no fault of its own, says that no version was ever written whole. If one had been, all
-    /// m + 1 copies that say no such thing would be at fault, so one copy that says so decides.
+    /// Whether this copy, with no fault of its own, proves that no version was ever written whole. If one had
+    /// been, all m + 1 copies would show a version or a fault, so one that shows neither decides.
     fn may_be_unwritten(&self, torn: Torn) -> bool {
         match torn {
             Torn::Possible => {
@@ -247,7 +251,7 @@ impl CopyFound {
         }
     }
 
-    /// Where the next write of this copy does no harm if it is cut off.
+    /// The place where a write of this copy does no harm if it is cut off.
     pub(super) fn next_write(&self) -> Next {
         if self.is_unreadable() {
             return Next::Unread;
@@ -255,19 +259,20 @@ impl CopyFound {
         match (self.newest(), self.places) {
             (_, None) => Next::Anywhere,
             (Some((_, place)), _) => Next::At(Places::one(1 - place)),
-            // Nothing was ever written whole here, and the second place, still blank, goes on saying so.
+            // Nothing was ever written whole here. The second place, still blank, goes on showing that.
             (None, Some([Place::Blank | Place::Damaged, Place::Blank])) => Next::At(Places::Alone),
-            // Something was, and is gone: there is nothing to lose.
+            // There was a version, and it is gone: nothing can be lost.
             (None, Some(_)) => Next::At(Places::Both),
         }
     }
 
-    /// Where to write version `new` of the page to a copy that was read again just before and still cannot be read whole;
-    /// `newest` is the version that it should have so far, both by their sequences. What cannot be read may be the newest
-    /// this copy has, and may become readable: it is spared unless the other place holds that.
+    /// Where to write version `new` of the page to a copy that was read again just before and still cannot be
+    /// read whole; `newest` is the version that it should have so far, both by their sequences. The
+    /// unreadable place may hold the newest version of this copy, and may become readable: it is spared
+    /// unless the other place holds that version.
     pub(super) fn next_write_unread(&self, newest: u64, new: u64) -> Places {
         match self.places {
-            // Nothing was ever written, here or elsewhere.
+            // No version was ever written, here or elsewhere.
             _ if new == 0 => Places::Both,
             _ if newest == 0 => Places::Alone,
             Some([Place::Unreadable, other] | [other, Place::Unreadable]) if other != Place::Unreadable => {
@@ -279,7 +284,7 @@ impl CopyFound {
         }
     }
 
-    /// Whether a place that could not be read is left as it is by a write to these places.
+    /// Whether a write to these places leaves a place unwritten that could not be read.
     pub(super) fn is_spared_by(&self, places: Places) -> bool {
         let unread = |place: usize| self.places.is_some_and(|both| both[place] == Place::Unreadable);
         match places {

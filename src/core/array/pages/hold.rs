@@ -1,6 +1,7 @@
 //! Metadata pages for operations: an operation holds the pages it works on, and they are loaded for it.
 //!
-//! Between the page store, which knows pages and copies, and the members, which have devices and leave service.
+//! Lies between the page store, which knows pages and copies, and the members, which have devices and leave
+//! service.
 
 use crate::array::Core;
 use crate::array::base::members::Which;
@@ -18,18 +19,20 @@ use std::ops::Range;
 #[derive(Debug, Default)]
 pub(in crate::array) struct PageHold {
     pages: Range<u64>,
-    /// Read the copies of cached pages too: a scrub.
+    /// Whether the copies of cached pages are read too: for a scrub.
     check: bool,
-    /// Wait for no page that cannot be read: a build, which comes back to it.
+    /// Whether it waits for no page that cannot be read: for a build, which comes back to such pages.
     at_once: bool,
-    /// Pages to be checked that were being written, and how often they had been written when that was first found.
+    /// Pages to be checked that were being written, each with how often it had been written when that was
+    /// first found.
     busy: Vec<(PageIndex, u64)>,
-    /// Of these, those to be asked for again after the checkpoint.
+    /// Pages of `busy` that have to be asked for again after the checkpoint.
     later: Vec<PageIndex>,
-    /// Names it towards the page store, once it has asked. The key of its operation would not do: that is another's
-    /// soon after an operation has ended, and pages that it was waiting for arrive all the same.
+    /// Identifies the hold to the page store, once it has asked. The key of its operation would not do:
+    /// another operation gets that key soon after this one has ended, while pages that this one waited for
+    /// still arrive.
     ticket: Option<usize>,
-    /// Pinned for it.
+    /// Pages pinned for it.
     held: Vec<PageIndex>,
     loading: usize,
     /// Pages that cannot be read now.
@@ -40,17 +43,17 @@ pub(in crate::array) struct PageHold {
 /// How far holding pages has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum PagesHeld {
-    /// Not yet: the operation is advanced when that may have changed.
+    /// Not done: the operation is advanced when that may have changed.
     Wait,
-    /// All pages are here and pinned; of those of a scrub, all but so many that cannot be read.
+    /// All pages are here and pinned. For a scrub, all but `unreadable` pages, which cannot be read.
     All { unreadable: usize },
-    /// Some page cannot be read now, and was tried for as long as a request may wait (rule T3): the operation ends with an
-    /// error and changes nothing. Whoever asks next has the page looked at again.
+    /// Some page cannot be read now, although it was tried for as long as a request may wait (rule T3): the
+    /// operation ends with an error and changes nothing. The next request for the page has it read again.
     Unreadable,
 }
 
-/// A page under check that was written this often meanwhile was written in both places of every copy, from the
-/// beginning: the first write may have been under way when it was asked for, the last still is.
+/// A page under check that was written this often meanwhile has a new version in both places of every copy:
+/// the first of these writes may have been under way when the check was asked for, and the last one still is.
 const WRITES_THAT_REPLACE: u64 = 3;
 
 /// A page that was loaded for an operation.
@@ -60,7 +63,7 @@ pub(super) struct Arrival {
     outcome: LoadOutcome,
 }
 
-/// What a page I/O belongs to.
+/// The task that a page I/O belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::array) enum PageTask {
     Read(PageRead),
@@ -72,7 +75,7 @@ impl PageHold {
         PageHold { pages, life, ..PageHold::default() }
     }
 
-    /// The same, but a page that cannot be read is told of at the first try that fails.
+    /// The same, but the first failed try to read a page is reported.
     pub(in crate::array) fn at_once(pages: Range<u64>, life: u64) -> PageHold {
         PageHold { at_once: true, ..PageHold::new(pages, life) }
     }
@@ -82,7 +85,7 @@ impl PageHold {
         PageHold { check: true, ..PageHold::new(pages, life) }
     }
 
-    /// Whether pages are being written, and nothing else is waited for.
+    /// Whether pages are being written, and the hold waits for nothing else.
     pub(in crate::array) fn waits_for_checkpoint(&self) -> bool {
         self.loading == 0 && !self.later.is_empty()
     }
@@ -100,7 +103,7 @@ impl PageHold {
 
 impl Pages {
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have
-    /// changed; with [`PageHold::is_to_ask_later`] also after the next checkpoint, and that is the caller's.
+    /// changed. With [`PageHold::is_to_ask_later`] the caller must also advance it after the next checkpoint.
     pub(in crate::array) fn hold(&mut self, core: &mut Core, key: usize, hold: &mut PageHold) -> PagesHeld {
         let ticket = match hold.ticket {
             Some(ticket) => ticket,
@@ -140,7 +143,7 @@ impl Pages {
         if all { PagesHeld::All { unreadable: hold.unreadable } } else { PagesHeld::Wait }
     }
 
-    /// `at_once`: it is told at the first try that fails.
+    /// `at_once`: the ticket gets its answer at the first try that fails.
     pub(super) fn new_ticket(&mut self, at_once: bool) -> usize {
         let ticket = self.next_ticket | if at_once { AT_ONCE } else { 0 };
         self.next_ticket += 1;
@@ -167,14 +170,14 @@ impl Pages {
             Want::Cached => hold.held.push(page),
             Want::Loading => hold.loading += 1,
             Want::BeingWritten => self.ask_later(hold, page),
-            // The array has failed, and whoever asks ends for that.
+            // The array has failed, and operations that ask end because of that.
             Want::Unavailable => {}
         }
         self.send(core, io);
     }
 
-    /// A page to be checked is being written: it is asked for again when that is over, unless it was written so often
-    /// since that nothing is left to check.
+    /// Puts off a page to be checked that is being written: it is asked for again when that is over, unless
+    /// it was written so often since then that nothing is left to check.
     fn ask_later(&mut self, hold: &mut PageHold, page: PageIndex) {
         let written = self.store.snapshot(page).sequence;
         let known = hold.busy.iter().find(|(other, _)| *other == page).map(|(_, first)| *first);
@@ -190,8 +193,8 @@ impl Pages {
         hold.later.push(page);
     }
 
-    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log than
-    /// `life` went with it.
+    /// Releases the pages, also those still on their way. Pages of a life of the log before `life` ended with
+    /// that life.
     pub(in crate::array) fn release(&mut self, hold: &mut PageHold, life: u64) {
         let hold = std::mem::take(hold);
         if hold.life != life {
@@ -232,29 +235,29 @@ impl Pages {
         }
     }
 
-    /// I/O that was not sent, as its device has left service; it ends so.
+    /// Takes out I/O that was not sent because its device has left service. It ends with that error.
     pub(in crate::array) fn next_gone(&mut self) -> Option<PageTask> {
         self.gone.pop_front()
     }
 
-    /// Whether there is some.
+    /// Whether there is such I/O.
     pub(in crate::array) fn has_gone(&self) -> bool {
         !self.gone.is_empty()
     }
 
-    /// A write has ended.
+    /// Takes the end of a write.
     pub(in crate::array) fn write_done(&mut self, write: PageWrite, succeeded: bool) {
         self.store.write_done(write, succeeded);
     }
 
-    /// A read has ended; some when it was the last of its load, with what is to be made of that.
-    /// `tells_of_nothing`: no slot that the page tells of counts.
+    /// Takes the end of a read. Some when it was the last of its load, with how the result is judged.
+    /// `no_entry_counts`: no slot with entries in the page counts.
     pub(in crate::array) fn read_done(
         &mut self,
         core: &mut Core,
         read: PageRead,
         answer: Answer<'_>,
-        tells_of_nothing: impl FnOnce(&Pages, PageIndex) -> bool,
+        no_entry_counts: impl FnOnce(&Pages, PageIndex) -> bool,
     ) -> Option<Loaded> {
         let mut more = Vec::new();
         let loaded = self.store.read_done(read, answer, &mut more);
@@ -273,17 +276,18 @@ impl Pages {
         if loaded.outcome == LoadOutcome::Ready {
             self.store.outdo_left_alone(page);
         }
-        if loaded.is_kept && tells_of_nothing(self, page) {
+        if loaded.is_kept && no_entry_counts(self, page) {
             let bad = loaded.faults.iter().map(|(member, _)| *member).collect();
             self.store.begin_anew(page, bad);
             (loaded.outcome, loaded.is_kept) = (LoadOutcome::Ready, false);
-            // That they have no version was known when they were written: nobody is to blame for it.
+            // It was known when these copies were written that they hold no version, so they do not count as
+            // errors.
             loaded.faults.retain(|(member, _)| !loaded.marked.contains(*member));
         }
         Some(loaded)
     }
 
-    /// Tells the operations that wait for a page.
+    /// Tells the operations that wait for a page that its load has ended.
     pub(in crate::array) fn arrived(
         &mut self,
         core: &mut Core,
@@ -304,8 +308,9 @@ impl Pages {
         }
     }
 
-    /// Whether a page shows no version on any member although a stripe holds data in one of its slots. The hashes of a
-    /// stripe are written with the entry of the map that says it holds data, and before that they are in the cache.
+    /// Whether a page shows no version on any member although a stripe holds data in one of its slots. The
+    /// hashes of a stripe are written together with the map entry that says it holds data, and until then
+    /// they are in the cache.
     fn is_blank_and_in_use(&self, page: PageIndex) -> bool {
         let holds_data =
             |slot| self.stripes.stripe_at(SlotIndex(slot)).is_some_and(|stripe| self.holds_data(stripe));

@@ -1,8 +1,8 @@
-//! Metadata pages: stripe map and checksums, their copies on the members, and who holds them.
+//! Metadata pages: stripe map and checksums, their copies on the members, and the operations that hold them.
 //!
-//! Invariants: an operation sees only pages that it holds; a page that is asked for by many is loaded once;
-//! nothing is decided about a page that cannot be read. Must not know of batches, checkpoints, passes or
-//! administrators.
+//! Invariants: an operation sees only pages that it holds; a page that several operations ask for is loaded
+//! once; nothing is decided about a page that cannot be read. Must not know of batches, checkpoints, passes
+//! or administrators.
 
 pub(in crate::array) mod copies;
 pub(in crate::array) mod hold;
@@ -25,7 +25,7 @@ use store::PageStore;
 use stripe_map::StripeMap;
 use uuid::Uuid;
 
-/// Pages whose writes are made at one time.
+/// Pages whose writes are encoded at one time.
 const PAGES_AT_ONCE: usize = 8;
 
 /// See the head of this file.
@@ -36,20 +36,19 @@ pub(in crate::array) struct Pages {
     checksums: Option<BlockHasher>,
     /// Where the pages region of every member starts.
     offset: ByteOffset,
-    /// Pages that were loaded for operations which have not looked yet.
+    /// Pages that were loaded for operations which have not seen them yet.
     arrivals: Vec<Arrival>,
     /// Pages that cannot be read for now.
     unreadable: UnreadablePages,
-    /// By the ticket of their hold, the operations that wait for pages; see `hold.rs`.
+    /// Operations that wait for pages, by the ticket of their hold; see `hold.rs`.
     tickets: HashMap<usize, usize>,
     next_ticket: usize,
-    /// I/O for devices that have left service before it was sent.
+    /// I/O for devices that left service before it was sent.
     gone: VecDeque<PageTask>,
 }
 
 impl Pages {
-    /// Pages of which none is loaded. At most `cache_pages_max` pages of hashes are kept unless more are in
-    /// use.
+    /// An empty cache. It keeps at most `cache_pages_max` pages of hashes, unless more are in use.
     pub(in crate::array) fn new(
         geometry: Geometry,
         checksums: Option<BlockHasher>,
@@ -71,22 +70,22 @@ impl Pages {
         }
     }
 
-    /// The page store, to be asked.
+    /// The page store, for reading.
     pub(in crate::array) fn store(&self) -> &PageStore {
         &self.store
     }
 
-    /// Which stripe is in which slot, to be asked.
+    /// Which stripe is in which slot, for reading.
     pub(in crate::array) fn stripes(&self) -> &StripeMap {
         &self.stripes
     }
 
-    /// For a replay, which loads and changes pages while nobody else does.
+    /// The page store for a replay, which loads and changes pages while no other operation does.
     pub(in crate::array) fn store_for_replay(&mut self) -> &mut PageStore {
         &mut self.store
     }
 
-    /// A replay is over, and has found where every stripe is.
+    /// Takes over the map of stripes that a replay has found.
     pub(in crate::array) fn replayed(&mut self, stripes: StripeMap) {
         self.stripes = stripes;
     }
@@ -96,12 +95,12 @@ impl Pages {
         self.checksums
     }
 
-    /// What hashes the blocks that go into the log.
+    /// The hasher of the blocks that go into the log.
     pub(in crate::array) fn log_hasher(&self) -> BlockHasher {
         self.checksums.unwrap_or(BlockHasher::Crc32c)
     }
 
-    /// Where in a member the pages region starts.
+    /// Where the pages region starts in a member.
     pub(in crate::array) fn offset(&self) -> ByteOffset {
         self.offset
     }
@@ -111,7 +110,7 @@ impl Pages {
         if self.checksums.is_some() { self.store.layout().hash_pages(slot, rows) } else { 0..0 }
     }
 
-    /// What the block should hash to; none where the array has no checksums.
+    /// The expected hash of the block; none where the array has no checksums.
     pub(in crate::array) fn block_hash(
         &self,
         slot: SlotIndex,
@@ -121,7 +120,7 @@ impl Pages {
         self.checksums.map(|_| self.store.hash(slot, row, ColumnIndex(column as u16)))
     }
 
-    /// Whether bytes read from a member are what they should be.
+    /// Whether bytes read from a member match their checksum.
     pub(in crate::array) fn verifies(
         &self,
         slot: SlotIndex,
@@ -133,7 +132,7 @@ impl Pages {
             .is_none_or(|hasher| hasher.hash(bytes) == self.store.hash(slot, row, ColumnIndex(column as u16)))
     }
 
-    /// Which of the blocks of a column, from this row on, are what they should be.
+    /// Which of the blocks of a column, from this row on, match their checksums.
     pub(in crate::array) fn verify_blocks(
         &self,
         slot: SlotIndex,
@@ -161,7 +160,7 @@ impl Pages {
         }
     }
 
-    /// No block of the slot was written, where the array has checksums.
+    /// Records that no block of the slot was written, where the array has checksums.
     pub(in crate::array) fn clear_slot(&mut self, slot: SlotIndex) {
         if self.checksums.is_some() {
             self.store.clear_slot(slot);
@@ -173,9 +172,9 @@ impl Pages {
         self.store.map_entry(stripe)
     }
 
-    /// Changes what the map says of a stripe that stays where it is.
+    /// Changes the map entry of a stripe that stays where it is.
     pub(in crate::array) fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
-        // Most writes in place change nothing here, and a page that stays as it is need not be written.
+        // Most writes in place change nothing here, and an unchanged page need not be written.
         if self.store.map_entry(stripe) != entry {
             self.store.set_map_entry(stripe, entry);
         }
@@ -216,8 +215,8 @@ impl Pages {
         self.store.freeze(epoch);
     }
 
-    /// Sends writes of frozen pages to every device in service or being built, while fewer than so many are
-    /// under way.
+    /// Sends writes of frozen pages to every device in service or being built, while fewer than
+    /// `in_flight_max` are under way.
     pub(in crate::array) fn write_back(&mut self, core: &mut Core, in_flight_max: usize) {
         if self.store.writes_pending() >= in_flight_max || self.store.all_sent() {
             return;
@@ -249,18 +248,18 @@ impl Pages {
         self.store.thaw();
     }
 
-    /// A member is out of service.
+    /// Records that a member is out of service.
     pub(in crate::array) fn left(&mut self, member: MemberIndex) {
         self.store.left(member);
     }
 
-    /// The device that was being built in the place of a member is none any more.
+    /// Records that the device that was being built to replace a member is given up.
     pub(in crate::array) fn given_up(&mut self, member: MemberIndex) {
         self.store.given_up(member);
     }
 
-    /// A device that was built for a member is in service: pages that were given up are looked at again, as
-    /// there are copies that were not there before.
+    /// Records that a device that was built for a member is in service. Pages that were given up are looked
+    /// at again, since there are new copies.
     pub(in crate::array) fn joined(&mut self, member: MemberIndex, which: Which, now: Timestamp) {
         self.store.joined(member, which);
         self.unreadable.look_soon(now);

@@ -1,12 +1,12 @@
-//! Pages that cannot be read for now (rule T3): what waits for them, when they are looked at again,
-//! and when a request that waits gets an error. Nothing is decided about what they hold.
+//! Pages that cannot be read for now (rule T3): which requests wait for them, when they are read again, and
+//! when a waiting request gets an error. Nothing is decided about their content.
 //!
-//! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then those
-//! that wait are told, and from then on each request has the page looked at once, until it can be
-//! read; and so does the array by itself, a few pages at a time.
+//! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then the waiting
+//! requests get an error. From then on each request has the page read once, until it can be read, and the
+//! array itself reads a few such pages at a time.
 //!
-//! The build of a device does not wait for any one page, but goes on and comes back: however many
-//! cannot be read, they cost their reads ([`AT_ONCE`]).
+//! The build of a device waits for no single page: it goes on and comes back. However many pages cannot be
+//! read, they cost no more than their reads ([`AT_ONCE`]).
 
 use crate::array::geometry::Map;
 use crate::array::pages::Pages;
@@ -17,17 +17,17 @@ use crate::format::PageIndex;
 use crate::units::{ROW_BYTES, SlotIndex, Timestamp, VolumeOffset};
 use std::collections::BTreeMap;
 
-/// A request waits this long for a page that cannot be read: longer than a path of a disk takes to come back, and far below
-/// the 30 s after which the kernel's NBD client gives a request up.
+/// A request waits this long for a page that cannot be read: longer than a path of a disk takes to come back,
+/// and far below the 30 s after which the kernel's NBD client gives up a request.
 const PATIENCE_NS: u64 = 3_000_000_000;
 /// The first interval between two tries; each is twice as long as the one before.
 const INTERVAL_MIN_NS: u64 = 50_000_000;
 /// The longest interval between two tries.
 const INTERVAL_MAX_NS: u64 = 800_000_000;
-/// Pages that were given up are remembered up to so many: of one more, the next request waits as for any page.
+/// Most pages that are remembered as given up. Requests for another one wait as for any page.
 const GIVEN_UP_MAX: usize = 65_536;
 
-/// A ticket with this bit is told at the first try that fails.
+/// A ticket with this bit gets its answer at the first try that fails.
 pub(super) const AT_ONCE: usize = 1 << (usize::BITS - 1);
 
 /// See the head of this file.
@@ -36,11 +36,11 @@ pub(in crate::array) struct UnreadablePages {
     pages: BTreeMap<PageIndex, Trial>,
     /// Counts changes of which pages are given up.
     revision: u64,
-    /// Behind this page the next look begins.
+    /// The next look begins behind this page.
     looked_at: Option<PageIndex>,
     /// When pages that were given up are looked at again.
     look_at: Timestamp,
-    /// Pages with data behind them that a device went without, and of which no request was told.
+    /// Pages with data behind them that a device was built without, and for which no request got an error.
     lacked: usize,
     /// The page that could not be read last, and why.
     last: Option<(PageIndex, String)>,
@@ -55,27 +55,28 @@ struct Trial {
 
 #[derive(Debug)]
 enum Stage {
-    /// Is being read.
+    /// It is being read.
     Trying,
-    /// Is read again at this time, for these tickets.
+    /// It is read again at this time, for these tickets.
     Waiting(Timestamp, Vec<usize>),
-    /// Requests were told so.
+    /// Requests got an error for it.
     GivenUp,
-    /// A device was built without it, and no request was told; whether data is behind it.
+    /// A device was built without it, and no request got an error for it; whether there is data behind it.
     Lacked(bool),
 }
 
-/// Pages that were given up are looked at again so many at a time, and this long after each other: a look costs a read of each
-/// copy.
+/// How many pages that were given up are looked at again at a time, and how long after each other: a look
+/// costs a read of each copy.
 const LOOK_ROUND: usize = 16;
 const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
-/// The same after a page of the last round was readable: others are then likely to be.
+/// The interval after a page of the last round was readable: others are then likely to be.
 const LOOK_INTERVAL_FOUND_NS: u64 = 100_000_000;
-/// Pages of which the blocks are listed: the status is asked for with every tick.
+/// Most pages whose blocks are listed: the status is asked for with every tick.
 const LISTED_MAX: usize = 2048;
 
 impl UnreadablePages {
-    /// Whether the page waits to be read again; the ticket then waits with it, unless it is one that is told at once.
+    /// Whether the page waits to be read again. The ticket then waits with it, unless it gets its answer at
+    /// the first try.
     pub(super) fn joins(&mut self, page: PageIndex, ticket: usize) -> bool {
         match self.pages.get_mut(&page).map(|trial| &mut trial.stage) {
             Some(Stage::Waiting(_, tickets)) => {
@@ -88,7 +89,8 @@ impl UnreadablePages {
         }
     }
 
-    /// A try has failed. Returns the tickets that are to be told, and whether they are the first to be.
+    /// Records that a try has failed. Returns the tickets that get an error, and whether they are the first
+    /// to.
     fn failed(
         &mut self,
         page: PageIndex,
@@ -99,7 +101,7 @@ impl UnreadablePages {
         let (at_once, waiting): (Vec<usize>, Vec<usize>) =
             tickets.into_iter().partition(|ticket| ticket & AT_ONCE != 0);
         if waiting.is_empty() && !at_once.is_empty() {
-            // What is known of the page stays so.
+            // What is recorded of the page does not change.
             if matches!(self.pages.get(&page), Some(Trial { stage: Stage::Trying, .. })) {
                 self.pages.remove(&page);
             }
@@ -126,7 +128,8 @@ impl UnreadablePages {
         (!at_once.is_empty()).then_some((at_once, false))
     }
 
-    /// A device is built without this page, which is looked at again like one that was given up; whether data is behind it.
+    /// Records that a device is built without this page, and whether there is data behind it. The page is
+    /// looked at again like one that was given up.
     fn lacks(&mut self, page: PageIndex, has_data: bool) {
         if self.pages.len() < GIVEN_UP_MAX && !self.pages.contains_key(&page) {
             let stage = Stage::Lacked(has_data);
@@ -136,7 +139,7 @@ impl UnreadablePages {
         }
     }
 
-    /// The page that could not be read last, and why, in words.
+    /// The page that could not be read last and the reason, in words.
     fn last_of_all(&self) -> String {
         self.last.as_ref().map_or_else(String::new, |(page, why)| format!(" (page {}: {why})", page.0))
     }
@@ -147,7 +150,7 @@ impl UnreadablePages {
         self.pages.iter().filter(move |(_, trial)| is_looked_for(trial)).map(|(&page, _)| page)
     }
 
-    /// Of these, those that requests were told of, or would be, ascending.
+    /// Pages for which requests got an error, or would, ascending.
     fn given_up(&self) -> impl Iterator<Item = PageIndex> + '_ {
         let is_given_up = |trial: &Trial| matches!(trial.stage, Stage::GivenUp | Stage::Lacked(true));
         self.pages.iter().filter(move |(_, trial)| is_given_up(trial)).map(|(&page, _)| page)
@@ -169,7 +172,7 @@ impl UnreadablePages {
         round
     }
 
-    /// The page was read. Whether requests had been told that it cannot be.
+    /// Records that the page was read. Returns whether requests had got an error for it.
     fn readable(&mut self, page: PageIndex, now: Timestamp) -> bool {
         let trial = self.pages.remove(&page);
         let was_given_up = matches!(trial, Some(Trial { stage: Stage::GivenUp, .. }));
@@ -182,12 +185,13 @@ impl UnreadablePages {
         was_given_up
     }
 
-    /// Pages that were given up are looked at again now: there are copies that were not there before.
+    /// Has pages that were given up looked at soon, since there are new copies.
     pub(super) fn look_soon(&mut self, now: Timestamp) {
         self.look_at = self.look_at.min(now);
     }
 
-    /// The pages that are to be read again, with the operations that wait; all, if `all`.
+    /// The pages that are due to be read again, with the operations that wait for them; all such pages, if
+    /// `all`.
     fn take_due(&mut self, now: Timestamp, all: bool) -> Vec<(PageIndex, Vec<usize>)> {
         let mut due = Vec::new();
         for (&page, trial) in &mut self.pages {
@@ -203,9 +207,9 @@ impl UnreadablePages {
 }
 
 impl Pages {
-    /// A load has ended without a page.
+    /// Handles a load that has ended without its page.
     pub(in crate::array) fn not_read(&mut self, core: &mut Core, page: PageIndex, loaded: Loaded) {
-        // Waiting brings back no member.
+        // Waiting does not bring a member back.
         let is_hopeless = loaded.unread.as_ref().is_some_and(|unread| !unread.by_error);
         let told = self.unreadable.failed(page, core.now, is_hopeless, loaded.waiters);
         self.unreadable.last = loaded.unread.as_ref().map(|unread| (page, unread.text.clone()));
@@ -222,7 +226,7 @@ impl Pages {
         self.arrived(core, page, LoadOutcome::Unreadable, tickets);
     }
 
-    /// A page was loaded after all.
+    /// Handles a load that has brought a page that could not be read before.
     pub(in crate::array) fn read(&mut self, core: &mut Core, page: PageIndex) {
         let lacked = self.unreadable.lacked;
         let was_told = self.unreadable.readable(page, core.now);
@@ -236,7 +240,7 @@ impl Pages {
         }
     }
 
-    /// Tick: pages that could not be read are read again.
+    /// Tick: reads pages again that could not be read.
     pub(in crate::array) fn retry(&mut self, core: &mut Core) {
         let usable = core.online();
         for (page, tickets) in self.unreadable.take_due(core.now, false) {
@@ -250,7 +254,7 @@ impl Pages {
                 match self.store.want(page, ticket, Torn::Impossible, &usable, &mut io) {
                     Want::Loading => {}
                     Want::Cached => ended.push((ticket, LoadOutcome::Ready)),
-                    // The array has failed, and whoever asks ends for that.
+                    // The array has failed, and operations that ask end because of that.
                     Want::BeingWritten | Want::Unavailable => ended.push((ticket, LoadOutcome::Unreadable)),
                 }
             }
@@ -264,12 +268,12 @@ impl Pages {
         }
     }
 
-    /// Tick: pages that were given up are looked at again, a few at a time.
+    /// Tick: looks at pages again that were given up, a few at a time.
     pub(in crate::array) fn look(&mut self, core: &mut Core) {
         let usable = core.online();
         let mut io = Vec::new();
         for page in self.unreadable.take_round(core.now) {
-            // Of nobody: what comes of it shows in whether the page is still given up.
+            // No operation holds this ticket: the result shows in whether the page is still given up.
             let ticket = self.new_ticket(true);
             let usable = |member| usable.contains(member);
             match self.store.want(page, ticket, Torn::Impossible, &usable, &mut io) {
@@ -283,17 +287,17 @@ impl Pages {
         self.send(core, io);
     }
 
-    /// A device is built without this page; whether data is behind it.
+    /// Records that a device is built without this page, and whether there is data behind it.
     pub(in crate::array) fn lacks(&mut self, page: PageIndex, has_data: bool) {
         self.unreadable.lacks(page, has_data);
     }
 
-    /// The page that could not be read last, and why, in words.
+    /// The page that could not be read last and the reason, in words.
     pub(in crate::array) fn last_unreadable(&self) -> String {
         self.unreadable.last_of_all()
     }
 
-    /// Changes whenever a page is given up, or can be read again.
+    /// A number that changes whenever a page is given up, or can be read again.
     pub(in crate::array) fn given_up_revision(&self) -> u64 {
         self.unreadable.revision
     }
@@ -303,7 +307,8 @@ impl Pages {
         self.unreadable.given_up().count() as u64
     }
 
-    /// What cannot be read or written because pages with its checksums cannot be read, as byte ranges of the volume, in no order.
+    /// Byte ranges of the volume that cannot be read or written because pages with their checksums cannot be
+    /// read, in no order.
     pub(in crate::array) fn ranges_given_up(&self, map: &Map) -> Vec<(VolumeOffset, u64)> {
         let layout = self.store.layout();
         let rows = map.chunk / ROW_BYTES as usize;
@@ -327,7 +332,7 @@ impl Pages {
         ranges
     }
 
-    /// The array has failed, or stops: whoever waits for a page is told at once.
+    /// Ends all waiting for pages at once: the array has failed, or stops.
     pub(in crate::array) fn end_trials(&mut self, core: &mut Core) {
         for (page, tickets) in self.unreadable.take_due(core.now, true) {
             self.arrived(core, page, LoadOutcome::Unreadable, tickets);
@@ -388,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn who_builds_a_device_is_told_at_once_and_nothing_is_known_of_the_page_by_that() {
+    fn a_build_gets_its_answer_at_once_and_nothing_is_recorded_of_the_page() {
         let mut pages = UnreadablePages::default();
         let (page, now, build) = (PageIndex(3), Timestamp(5), 7 | AT_ONCE);
         assert_eq!(pages.failed(page, now, false, vec![build]), Some((vec![build], false)));
@@ -419,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_members_that_are_not_there() {
+    fn no_request_waits_for_members_that_are_not_here() {
         let mut pages = UnreadablePages::default();
         assert_eq!(pages.failed(PageIndex(0), Timestamp(5), true, vec![1]), Some((vec![1], true)));
     }

@@ -1,26 +1,28 @@
 //! The metadata pages of a logged array in memory: a bounded cache of block hashes, and the whole stripe map.
 //!
-//! Sans-IO like the rest of the array: reads and writes of page copies come out as [`PageIo`] and come back as
-//! [`PageStore::read_done`] and [`PageStore::write_done`]. A page has m + 1 copies on different members and each copy
-//! two places (docs/on-disk-format.md, "Pages"). The rules, for at most m faults of one page (members gone, copies
-//! damaged, unreadable or behind) and any number of crashes:
-//! * A load reads both places of every usable copy; the newest valid version of all counts, if it is known to be the newest
-//!   there is (rule T3): a copy without a fault shows it, or it is remembered. A copy that does not show it counts as its
-//!   member's error and is written again with the next write-back.
-//! * A copy that cannot be read is unknown, and so is one whose member is not there. If that leaves it open what the newest
-//!   version is, nothing enters the cache and nothing is written: whoever asks is told [`LoadOutcome::Unreadable`], and
-//!   the next to ask looks again. Only what every copy says without an error makes a page lost.
-//! * A write never goes over the newest valid version of its copy, so one that is cut off leaves the version before. Where
-//!   a place could not be read it is read again just before the write.
-//!   A copy without a valid version keeps one blank place until a write has succeeded: that tells "never written
-//!   whole" from "written, and damaged". Only a copy that can be no witness for either is written in both places.
-//! * A device under construction tells nothing of a page, but for one that has missed nothing of it, where nobody else can tell
-//!   (`pages/offers.rs`).
-//! * Which place holds a copy's newest version is believed from [`PageStore::thaw`] on, when the write is flushed.
-//! * What is written back is what the page was at [`PageStore::freeze`] (rule W2 of the crash-safety design): later
-//!   changes wait for the next one. Pages that are changed, or frozen and not thawed, are never evicted.
+//! Sans-IO like the rest of the array: reads and writes of page copies come out as [`PageIo`] and come back
+//! as [`PageStore::read_done`] and [`PageStore::write_done`]. A page has m + 1 copies on different members
+//! and each copy two places (docs/on-disk-format.md, "Pages"). These rules hold for at most m faults of one
+//! page (members gone, copies damaged, unreadable or behind) and any number of crashes:
+//! * A load reads both places of every usable copy. The newest valid version of all counts, if it is known to
+//!   be the newest there is (rule T3): a copy without a fault shows it, or it is remembered. A copy that
+//!   lacks it counts as its member's error and is rewritten at the next write-back.
+//! * A copy that cannot be read is unknown, and so is one whose member is not here. If it stays open for that
+//!   reason which version is the newest, nothing enters the cache and nothing is written: waiting operations
+//!   get [`LoadOutcome::Unreadable`], and the next request has the page read again. A page is lost only if
+//!   every copy was read without an error and too many are bad.
+//! * A write never goes over the newest valid version of its copy, so one that is cut off leaves the version
+//!   before. Where a place could not be read it is read again just before the write. A copy without a valid
+//!   version keeps one blank place until a write has succeeded: that distinguishes "never written whole" from
+//!   "written, and damaged". Only a copy that can be no witness for either is written in both places.
+//! * The copy on a device under construction does not count. The exception is one that has missed no change
+//!   of the page, where no other copy can be read (`pages/offers.rs`).
+//! * Which place holds a copy's newest version is known from [`PageStore::thaw`] on, when the write is
+//!   flushed.
+//! * The page is written back as it was at [`PageStore::freeze`] (rule W2 of the crash-safety design): later
+//!   changes wait for the next write-back. Pages that are changed, or frozen and not thawed, stay cached.
 //!
-//! Must not know of devices, epochs beyond their number, the log, or what waits.
+//! Must not know of devices, epochs beyond their number, the log, or the operations that wait.
 
 mod blank;
 mod eviction;
@@ -54,7 +56,7 @@ pub(in crate::array) struct PageRead {
     page: PageIndex,
     copy: u16,
     places: Places,
-    /// It tells where the copy is to be written: see [`Next::Unread`].
+    /// Its result decides where the copy is to be written: see [`Next::Unread`].
     before_write: bool,
 }
 
@@ -65,7 +67,7 @@ pub(in crate::array) struct PageWrite {
     copy: u16,
     places: Places,
     which: Which,
-    /// It says nothing of the page, but that this copy holds none of its versions: see [`PageStore::void`].
+    /// It writes no version of the page, only a mark that this copy holds none: see [`PageStore::void`].
     is_void: bool,
 }
 
@@ -90,47 +92,50 @@ pub(in crate::array) enum PageIo {
     Write { write: PageWrite, member: MemberIndex, which: Which, offset: u64, bytes: Buf },
 }
 
-/// What a read brought.
+/// The result of a read.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::array) enum Answer<'a> {
     /// As many bytes as were asked for.
     Bytes(&'a [u8]),
-    /// The device says that it cannot read them.
+    /// The device reports that it cannot read them.
     Unreadable,
     /// The member is not in service any more.
     Gone,
 }
 
-/// What becomes of a request for a page.
+/// Result of requesting a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum Want {
     /// It is in the cache, pinned for the caller.
     Cached,
-    /// The asker's key will be among the waiters of a [`Loaded`], and the page is then pinned for it.
+    /// It is being loaded: the key will be among the waiters of a [`Loaded`], and the page is then pinned for
+    /// it.
     Loading,
-    /// It is to be checked, and being written: a check after [`PageStore::thaw`] can tell more. Nothing is pinned.
+    /// It is to be checked, and is being written: a check after [`PageStore::thaw`] shows more. It is not
+    /// pinned.
     BeingWritten,
     /// No copy is on a usable member: the array has failed. Nothing is pinned.
     Unavailable,
 }
 
-/// What came of a load.
+/// Result of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum LoadOutcome {
     /// The page is in the cache.
     Ready,
-    /// Every copy was read, and more are bad than the array survives. The page is in the cache with every entry
-    /// [`BlockHash::LOST`]; a lost page of the stripe map makes [`crate::array::pages::stripe_map::MapBuild::step`] fail.
+    /// Every copy was read, and more are bad than the array survives. The page is in the cache with every
+    /// entry [`BlockHash::LOST`]; a lost page of the stripe map makes
+    /// [`crate::array::pages::stripe_map::MapBuild::step`] fail.
     Lost,
-    /// A page of the stripe map of which every copy was read and none is without a fault: it is in the cache as the newest
-    /// copy shows it, and may have been changed since. (In such a page of hashes what is old does not match its block; so
-    /// only its blank entries are not believed, and become [`BlockHash::LOST`].)
+    /// A page of the stripe map of which every copy was read and none is without a fault. It is in the cache
+    /// as the newest copy shows it, and may have been changed since. (A page of hashes is then
+    /// [`LoadOutcome::Ready`]: an old hash does not match its block, so only its blank entries become
+    /// [`BlockHash::LOST`].)
     Behind,
-    /// The newest version is not known, because of copies that could not be read (rule T3). Nothing was put into the cache,
-    /// and nothing is pinned.
+    /// The newest version is not known, because copies could not be read (rule T3). The page is not cached.
     Unreadable,
-    /// A member left or joined service meanwhile, or a page under check was written: nothing was put into the cache, and
-    /// nothing is pinned; every waiter has to ask again.
+    /// A member left or joined service meanwhile, or a page under check was written: nothing was put into the
+    /// cache, and nothing is pinned; every waiter has to ask again.
     AskAgain,
 }
 
@@ -142,44 +147,43 @@ impl LoadOutcome {
 }
 
 /// The end of a load.
-// Plain data: what the copies of a page say, told to those that wait for it.
+// Plain data: the result of comparing the copies of a page, given to the operations that wait for it.
 #[derive(Debug)]
 pub(in crate::array) struct Loaded {
     pub waiters: Vec<usize>,
     pub outcome: LoadOutcome,
-    /// To be counted; the next write-back repairs them, unless `is_kept`.
+    /// Faults to count. The next write-back repairs these copies, unless `is_kept`.
     pub faults: Vec<(MemberIndex, CopyFault)>,
-    /// Every copy is at fault, and none is written until the page is changed: they may show more
-    /// when they are read again.
+    /// Every copy is at fault. None is written until the page is changed, since another read may show more.
     pub is_kept: bool,
-    /// Members whose copies were read and are as they should be.
+    /// Members whose copies were read and are right.
     pub good: MemberSet,
     /// Members whose copies say that they hold no version: see [`PageStore::void`].
     pub marked: MemberSet,
-    /// Why the page is not to be had, in words, or would not be if it were blank; none where every copy was read.
+    /// Why the page cannot be had, in words, or could not if it were blank; none where every copy was read.
     pub unread: Option<Unread>,
 }
 
 /// Copies that could not be read.
-// Plain data: told with the end of a load.
+// Plain data: part of the result of a load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Unread {
-    /// Which, in words.
+    /// The copies, in words.
     pub text: String,
-    /// A member gave an error, which may pass; otherwise members are not there.
+    /// A member returned an error, which may pass; otherwise members are not here.
     pub by_error: bool,
-    /// What was read is the newest version, provided that damage comes from a crash: see [`Settle::Likely`].
+    /// The version read is the newest, provided that damage comes from a crash: see [`Settle::Likely`].
     pub is_likely: bool,
 }
 
-/// What a load settles for where copies could not be read.
+/// Which version a load accepts where copies could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::array) enum Settle {
     /// The version that is known to be the newest.
     Known,
-    /// Also one that is the newest if what is damaged was cut off by a crash, where a crash may have done that.
+    /// Also one that is the newest if damage comes from writes cut off by a crash, where that is possible.
     Likely,
-    /// Anything: an administrator has said so. What cannot be read counts as damaged.
+    /// Any: an administrator has permitted it. A copy that cannot be read counts as damaged.
     Anything,
 }
 
@@ -190,9 +194,9 @@ struct Load {
     copies: Copies,
     pending: usize,
     newest: Option<Page>,
-    /// What it finds is not what counts: a member has left service or joined it, or the page was being written.
+    /// Its result does not count: a member has left service or joined it, or the page was being written.
     is_void: bool,
-    /// The page is in the cache with this version: its copies are to be compared with it.
+    /// The page is in the cache with this version: its copies are to be compared with that one.
     check: Option<Version>,
     /// Members whose copies say that they hold no version: see [`PageStore::void`].
     marked: MemberSet,
@@ -201,7 +205,7 @@ struct Load {
 #[derive(Debug)]
 struct Cached {
     page: Arc<Page>,
-    /// For each copy where its next write goes.
+    /// Where the next write of each copy goes.
     next: Box<[Next]>,
     pins: u32,
     used: bool,
@@ -212,9 +216,9 @@ struct Cached {
 /// Copies that are to be written although the page has not changed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
-    /// Bad ones, in the place where a write harms nothing.
+    /// Bad copies, in the place where a write harms nothing.
     heal: MemberSet,
-    /// In both places, whatever they hold: on members under construction...
+    /// In both places, whatever they hold: copies on members under construction...
     whole: MemberSet,
     /// ...and on the replacements of members.
     replacement: MemberSet,
@@ -231,15 +235,14 @@ impl Due {
 #[derive(Debug)]
 struct Frozen {
     image: Arc<Page>,
-    /// A new version: every copy is written. Otherwise only those due.
+    /// There is a new version, so every copy is written. Otherwise only those due.
     changed: bool,
     due: Due,
-    /// The copies whose write has succeeded on the member's device in service, and where.
+    /// The copies whose write has succeeded on the member's device in service, and their places.
     written: Vec<(u16, Places)>,
-    /// Copies that turned out to be as they should be when they were read before they were to be healed, and where
-    /// their next write goes.
+    /// Copies that proved to be right when they were read before a repair, and where their next write goes.
     whole: Vec<(u16, Next)>,
-    /// Members on whose copy a place that could not be read was left as it is.
+    /// Members on whose copy a place that could not be read was left unwritten.
     spared: MemberSet,
 }
 
@@ -253,7 +256,7 @@ struct Probe {
 /// See the head of this file.
 pub(in crate::array) struct PageStore {
     site: Site,
-    /// Bound of the pages of hashes; pages of the stripe map come on top.
+    /// Most pages of hashes in the cache; pages of the stripe map are not counted.
     cache_pages_max: usize,
     cached: FxHashMap<PageIndex, Cached>,
     loads: FxHashMap<PageIndex, Load>,
@@ -265,20 +268,20 @@ pub(in crate::array) struct PageStore {
     away: MemberSet,
     write_back: WriteBack,
     void: VoidCopies,
-    /// What devices that are caught up hold of pages that cannot be read elsewhere.
+    /// Copies, on devices that are caught up, of pages that cannot be read elsewhere.
     offers: BTreeMap<PageIndex, Offer>,
-    /// Pages that were left as they are on a device that was caught up, as they could not be read:
-    /// what it shows may be older than what others may show again, and the same in all that counts.
+    /// Pages that could not be read, and so were left unchanged on a device that was caught up. Its version
+    /// may be older than ones that become readable again, but says the same of all that counts.
     left_alone: BTreeSet<PageIndex>,
-    /// The versions of pages that were seen, cached or not.
+    /// The newest versions seen of pages, cached or not.
     versions: Versions,
-    /// Pages of the stripe map that have a version on the members, of those that were loaded. A page is loaded once, and counted
-    /// then or when its first version is flushed.
+    /// Pages of the stripe map that have a version on the members, among those that were loaded. A page is
+    /// loaded once, and counted then or when its first version is flushed.
     map_written: u64,
     settles_for: Settle,
 }
 
-/// Which array it is, and where its pages are.
+/// The array, and the places of its pages.
 struct Site {
     geometry: Geometry,
     layout: PageLayout,
@@ -289,7 +292,7 @@ struct Site {
 /// The write-back under way.
 struct WriteBack {
     frozen: BTreeMap<PageIndex, Frozen>,
-    /// Frozen pages below this have had their writes given out.
+    /// The writes of frozen pages below this page were given out.
     sent_below: PageIndex,
     /// Writes, and reads before writes, that were given out and are not over.
     writes_pending: usize,
@@ -297,20 +300,19 @@ struct WriteBack {
     probes: BTreeMap<(PageIndex, u16), Probe>,
 }
 
-/// Devices under construction that are to be told of a page that they hold none of its versions; true for a
-/// replacement.
+/// Devices under construction whose copies get a mark that they hold no version; true for a replacement.
 #[derive(Default)]
 struct VoidCopies {
     all: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// Of these, those that the next write-back tells.
+    /// Copies that the next write-back marks.
     due: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// And those that the one under way has not told so far.
+    /// Copies that the present write-back has still to mark.
     frozen: BTreeSet<(PageIndex, MemberIndex, bool)>,
 }
 
 impl PageStore {
-    /// An empty cache for the pages of an array, with block hashes or without. It holds at most `cache_pages_max` pages
-    /// of hashes unless more are in use or changed, and the whole stripe map besides.
+    /// An empty cache for the pages of an array, with block hashes or without. It holds at most
+    /// `cache_pages_max` pages of hashes unless more are in use or changed, and the whole stripe map besides.
     pub(in crate::array) fn new(
         geometry: Geometry,
         checksums: bool,
@@ -342,13 +344,13 @@ impl PageStore {
         }
     }
 
-    /// Where entries are.
+    /// Where the pages and their entries are.
     pub(in crate::array) fn layout(&self) -> &PageLayout {
         &self.site.layout
     }
 
-    /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`].
-    /// Unless it is cached it is loaded from the members that are `usable`, once for all that ask.
+    /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`]. Unless it
+    /// is cached it is loaded from the members that are `usable`, once for all that ask.
     pub(in crate::array) fn want(
         &mut self,
         page: PageIndex,
@@ -367,8 +369,8 @@ impl PageStore {
         }
     }
 
-    /// Like [`PageStore::want`], but reads the copies of a cached page too, to find those that are bad (scrub). If they
-    /// are written meanwhile, the askers have to ask again.
+    /// Like [`PageStore::want`], but also reads the copies of a cached page, to find bad ones (scrub). If
+    /// they are written meanwhile, the operations have to ask again.
     pub(super) fn check(
         &mut self,
         page: PageIndex,
@@ -410,10 +412,10 @@ impl PageStore {
         }
     }
 
-    /// Takes the end of a read; some when it was the last of its load.
+    /// Takes the end of a read. Some when it was the last of its load.
     ///
     /// # Panics
-    /// When no such read was given out, or the bytes are not as many as were asked for.
+    /// When no such read was given out, or the number of bytes is not the one asked for.
     pub(in crate::array) fn read_done(
         &mut self,
         read: PageRead,
@@ -433,7 +435,7 @@ impl PageStore {
         *pending -= 1;
         let (mut newest, mut is_marked) = (None, false);
         match answer {
-            // A bad sector in one place must not hide what the other holds.
+            // A bad sector in one place must not hide the content of the other.
             Answer::Unreadable if places == Places::Both => {
                 let (member, offset) =
                     self.site.layout.copies(page).nth(usize::from(copy)).expect("a copy of the page");
@@ -474,11 +476,10 @@ impl PageStore {
         Some(self.end_load(page, load))
     }
 
-    /// The page as it is now; later changes do not show in it. Block hashes are in it where
-    /// [`PageLayout::hash_entry`] says.
+    /// The page as it is now; later changes do not show in it. For hashes see [`PageLayout::hash_entry`].
     ///
     /// # Panics
-    /// When the page is not cached, as all that read and change entries: what uses a page has pinned it.
+    /// When the page is not cached, as for all functions on entries: users of a page have pinned it.
     pub(super) fn snapshot(&self, page: PageIndex) -> Arc<Page> {
         Arc::clone(&self.at(page).page)
     }
@@ -490,15 +491,14 @@ impl PageStore {
         MapEntry::decode(stripe.0, self.at(page).page.entries[entry])
     }
 
-    /// Sets the stripe map's entry of a logical stripe. Who changes the slot of a stripe while the array serves does so
-    /// through [`crate::array::pages::stripe_map::StripeMap::moved`].
+    /// Sets the stripe map's entry of a logical stripe. While the array serves, the slot of a stripe is
+    /// changed through [`crate::array::pages::stripe_map::StripeMap::moved`] only.
     pub(in crate::array) fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
         let (page, at) = self.site.layout.map_entry(stripe.0);
         self.set(page, at, entry.encode(stripe.0));
     }
 
-    /// Has a new version of the page written back although no entry changes (R8: replay writes every page that the
-    /// log names).
+    /// Has a new version of the page written back without a change (R8: every page that the log names).
     pub(super) fn touch(&mut self, page: PageIndex) {
         let cached = self.cached.get_mut(&page).expect("a page that is changed is cached");
         if !cached.dirty {
@@ -515,10 +515,11 @@ impl PageStore {
     }
 
     #[cfg(test)]
-    /// The pages whose copy on `member` the cache knows nothing of, because the member was not usable when they were
-    /// loaded or has missed a write. A member that comes back without being rebuilt must have none left when it becomes
-    /// usable again, or a write could go over the only valid version of its copy. A [`PageStore::check`] with this
-    /// member among the usable ones tells what is there, unless the page is being written: then a write-back to it does.
+    /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable when
+    /// they were loaded or has missed a write. A member that comes back without being rebuilt must have none
+    /// left when it becomes usable again; otherwise a write could go over the only valid version of its copy.
+    /// A [`PageStore::check`] with this member among the usable ones finds out what the copy holds, unless
+    /// the page is being written: then a write-back to it does.
     pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
         let copy_of = |page| self.site.layout.copy_on(page, member);
         let cached = self.cached.iter().filter(|&(&page, cached)| {
@@ -534,7 +535,7 @@ impl PageStore {
         pages.into_iter().collect()
     }
 
-    /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or on its way.
+    /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or under way.
     pub(in crate::array) fn forget_all(&mut self) {
         assert!(self.loads.is_empty() && self.write_back.frozen.is_empty(), "nothing is on its way");
         assert!(self.cached.values().all(|cached| cached.pins == 0), "nothing is in use");
@@ -548,7 +549,7 @@ impl PageStore {
         self.settles_for = Settle::Known;
     }
 
-    /// What loads settle for that end from now on.
+    /// Sets which versions loads that end from now on accept.
     pub(in crate::array) fn settle_for(&mut self, settle: Settle) {
         self.settles_for = settle;
     }
@@ -565,8 +566,7 @@ impl PageStore {
     }
 
     #[cfg(test)]
-    /// Number of the epoch in which the version on the members, or on its way to them, was written; 0 for a page that
-    /// was never written.
+    /// Number of the epoch in which the newest version was written, flushed or not; 0 for a blank page.
     pub(super) fn epoch_written(&self, page: PageIndex) -> u64 {
         self.at(page).page.epoch
     }
@@ -576,12 +576,12 @@ impl PageStore {
         self.dirty.len()
     }
 
-    /// Pages that the next [`PageStore::freeze`] would take: changed ones, and those with copies to be written again.
+    /// Pages that the next [`PageStore::freeze`] takes: changed ones, and those with copies to rewrite.
     pub(in crate::array) fn dirty_pages(&self) -> usize {
         self.dirty.len() + self.due.len() + self.void.due.len()
     }
 
-    /// Whether these are as many as the cache may hold pages of hashes, divided by so many.
+    /// Whether these are at least the most pages of hashes that the cache may hold, divided by `divisor`.
     pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
         self.dirty_pages() >= self.cache_pages_max / divisor
     }
@@ -668,7 +668,7 @@ impl PageStore {
             unread,
         };
         if is_void {
-            // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
+            // The pins of a check end with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
                     waiters.len() as u32;
@@ -681,7 +681,8 @@ impl PageStore {
             let read = |copy: &CopyFound| copy.places.is_some() && !self.away.contains(copy.member);
             for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| read(copy)) {
                 *next = match copy.next_write() {
-                    // What could not be read is where it was; of a copy without a readable place, both are to be written.
+                    // An unread version is still in its place; both places of a copy without a readable one
+                    // are written.
                     Next::Unread if matches!(next, Next::At(_)) && !copy.is_wholly_unreadable() => *next,
                     told => told,
                 };
@@ -733,7 +734,7 @@ impl PageStore {
         if is_doubted {
             content.doubt();
         }
-        // Without a version it is blank until the caller has judged that.
+        // A page without a version counts as blank until the caller has judged that.
         let was_left_alone = truth.is_some() && self.left_alone.remove(&page);
         if was_left_alone {
             content.sequence += trust::AHEAD;
@@ -757,7 +758,7 @@ impl PageStore {
             self.rebuild_void(page);
         }
         if was_left_alone {
-            // What was decided stays so, whichever copies the next load finds.
+            // The decision stands, whichever copies the next load finds.
             self.touch(page);
         }
         if !self.is_map_page(page) {
@@ -778,8 +779,7 @@ impl PageStore {
         Loaded { waiters, outcome, faults, is_kept, good, marked, unread }
     }
 
-    /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for and was
-    /// not blamed for yet.
+    /// Marks bad copies for writing. Returns those that count as errors and were not counted yet.
     fn note_bad_copies(
         &mut self,
         page: PageIndex,
@@ -836,7 +836,7 @@ pub(super) mod tests {
         store
     }
 
-    /// A store whose stripe map is loaded as far as possible: all copies of one of its pages are damaged.
+    /// A store whose stripe map is loaded except for one page: all copies of that are damaged.
     pub(in crate::array) fn array_without_map_page(geometry: Geometry, page: PageIndex) -> PageStore {
         let mut store = new_array(geometry);
         let mut disks = Disks::new(&store);
@@ -873,7 +873,7 @@ pub(super) mod tests {
             !self.dead.contains(member)
         }
 
-        /// Serves every read that comes, and the reads that these lead to.
+        /// Serves every read that the store gives out, and the reads that follow from these.
         fn serve(&self, store: &mut PageStore, mut reads: Vec<PageIo>) -> Vec<Loaded> {
             let mut ended = Vec::new();
             while let Some(io) = reads.pop() {
@@ -896,7 +896,7 @@ pub(super) mod tests {
             loaded.pop().unwrap()
         }
 
-        /// The same; what may have been cut off by a crash is taken to have been.
+        /// As [`Disks::load`], but damage that a crash may have caused counts as caused by one.
         fn load_patiently(&self, store: &mut PageStore, page: PageIndex, torn: Torn) -> Loaded {
             let loaded = self.load(store, page, torn);
             if !loaded.unread.as_ref().is_some_and(|unread| unread.is_likely) {
@@ -915,7 +915,8 @@ pub(super) mod tests {
             loaded
         }
 
-        /// Performs the sectors of a write that are in `sectors`; a bad sector that is written is good again.
+        /// Performs those sectors of a write that are in `sectors`. A bad sector that is written is good
+        /// again.
         fn write(&mut self, io: &PageIo, sectors: u16) -> PageWrite {
             let PageIo::Write { write, member, offset, bytes, .. } = io else {
                 panic!("a write-back reads nothing")
@@ -930,7 +931,7 @@ pub(super) mod tests {
             *write
         }
 
-        /// Writes everything back that is due, and flushes it.
+        /// Writes back everything that is due, and flushes it.
         fn write_back(&mut self, store: &mut PageStore, epoch: u64) {
             store.freeze(epoch);
             for io in self.frozen_writes(store) {
@@ -989,12 +990,12 @@ pub(super) mod tests {
         store.site.layout.copies(page).nth(copy).unwrap().0
     }
 
-    /// Makes every entry of a page say `value`.
+    /// Sets every entry of a page to `value`.
     fn fill(store: &mut PageStore, page: PageIndex, value: u8) {
         (0..PAGE_ENTRIES).for_each(|entry| store.set(page, entry, [value; 16]));
     }
 
-    /// What every entry of a cached page says.
+    /// The value in every entry of a cached page.
     fn value(store: &PageStore, page: PageIndex) -> u8 {
         let entries = &store.at(page).page.entries;
         assert!(entries.iter().flatten().all(|&byte| byte == entries[0][0]), "a mix of versions");
@@ -1007,11 +1008,11 @@ pub(super) mod tests {
     #[derive(Clone, Debug)]
     struct Life {
         changes: bool,
-        /// For each copy the sectors of the write-back that make it; none when the write-back ends well.
+        /// For each copy the sectors of the write-back that reach it; none when the write-back succeeds.
         cut: Option<Vec<u16>>,
-        /// Harm done to the sick copies afterwards: which of them, place, what.
+        /// Harm done to the sick copies afterwards: copy, place, kind.
         harm: Vec<(usize, usize, Harm)>,
-        /// The sick copies lose the writes of this life without saying so.
+        /// The sick copies lose the writes of this life without an error.
         lost_writes: bool,
     }
 
@@ -1026,9 +1027,9 @@ pub(super) mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
-        /// Lives that end in a crash during a write-back, each followed by the loss of every set of members that the
-        /// array survives, with some copies sick all along. Loads must give a version that can be right: the last that
-        /// was written back whole, or one that has been begun since.
+        /// Lives that end in a crash during a write-back, each followed by the loss of every set of members
+        /// that the array survives, with some copies sick throughout. Loads must give a version that can be
+        /// right: the last that was written back whole, or one that was begun since.
         #[test]
         fn crashes_and_any_m_faults_never_lose_a_page(
             data in 1u16..4, parity in 0u16..4, page in 0u64..16, sick in 0usize..16,
@@ -1049,7 +1050,7 @@ pub(super) mod tests {
                 prop_assert_eq!(loaded.outcome, LoadOutcome::Ready);
                 prop_assert!(possible.contains(&value(&store, page)));
                 let new = number as u8 + 1;
-                // Replay writes what the log names although nothing is new about it (R8).
+                // Replay writes the pages that the log names although nothing in them is new (R8).
                 let changes = life.changes || torn == Torn::Possible;
                 if changes {
                     fill(&mut store, page, new);
@@ -1086,7 +1087,7 @@ pub(super) mod tests {
                     if torn == Torn::Impossible && life.cut.is_none() {
                         prop_assert_eq!(value(&after, page), possible[0]);
                     }
-                    // Only what is sick is ever blamed, but for a repair that was cut off.
+                    // Only sick copies ever count as errors, except for a repair that was cut off.
                     let blamed: MemberSet = loaded.faults.iter().map(|(member, _)| *member).collect();
                     let sick: MemberSet =
                         (0..copies).filter(|&copy| is_sick(copy)).map(|copy| member_of(&store, page, copy)).collect();
@@ -1096,7 +1097,7 @@ pub(super) mod tests {
             }
         }
 
-        /// What a load finds wrong is charged to the member that is to blame, and whole again after
+        /// A copy that a load finds wrong counts as an error of the right member, and is whole again after
         /// the next write-back.
         #[test]
         fn bad_copies_are_named_and_healed(
@@ -1106,7 +1107,8 @@ pub(super) mod tests {
             let geometry = geometry(data, parity);
             let page = PageIndex(page);
             let mut disks = Disks::new(&new_store(geometry, 4));
-            // Some lives first, so that copies differ in which place is the newest: a copy misses one now and then.
+            // Some lives first, so that copies differ in which place is the newest: now and then a copy
+            // misses one.
             for version in 1..=versions {
                 let mut store = new_store(geometry, 4);
                 disks.load(&mut store, page, Torn::Possible);
@@ -1152,20 +1154,20 @@ pub(super) mod tests {
             prop_assert_eq!(value(&store, page), versions);
             prop_assert_eq!(&loaded.faults, &expected);
             prop_assert_eq!(store.dirty_pages(), usize::from(!expected.is_empty()));
-            // A place that might have been the newest is written when the other one is.
+            // A place that might have been the newest is written when the other one has been.
             disks.write_back(&mut store, 2);
             disks.write_back(&mut store, 2);
             prop_assert_eq!(store.dirty_pages(), 0);
             prop_assert_eq!(disks.check(&mut store, page).faults, vec![]);
             let mut again = new_store(geometry, 4);
             prop_assert_eq!(disks.load(&mut again, page, Torn::Impossible).faults, vec![]);
-            // Healing is no new version: only what was bad was written.
+            // A repair makes no new version: only bad copies were written.
             prop_assert_eq!(version_of(&again.at(page).page), version_of(&store.at(page).page));
             prop_assert_eq!(again.epoch_written(page), 1);
         }
     }
 
-    /// What a step of the cache's model does.
+    /// A step in the model of the cache.
     #[derive(Clone, Debug)]
     enum Step {
         Want(u64),
@@ -1194,8 +1196,8 @@ pub(super) mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// However loads, changes, evictions and write-backs interleave: a page reads as it was last set, what is
-        /// written is what it was at the freeze, and the members end up with all of it.
+        /// In whatever order loads, changes, evictions and write-backs come: a page reads as it was last set,
+        /// it is written as it was at the freeze, and the members end up with all changes.
         #[test]
         fn a_small_cache_is_as_good_as_memory(
             data in 1u16..4, parity in 0u16..3, steps in prop::collection::vec(step(), 0..300),
@@ -1215,7 +1217,7 @@ pub(super) mod tests {
                         if store.want(PageIndex(at), 7, Torn::Impossible, &|_| true, &mut reads) == Want::Loading {
                             let loaded = disks.serve(&mut store, reads).pop().unwrap();
                             prop_assert_eq!(loaded.waiters, vec![7]);
-                            // A copy whose write is under way elsewhere is never read: nothing looks bad.
+                            // A copy whose write is still under way is never read: none looks bad.
                             prop_assert_eq!(loaded.faults, vec![]);
                         }
                         pins[at as usize] += 1;
@@ -1294,7 +1296,7 @@ pub(super) mod tests {
     /// A page of hashes of [`small`].
     const PAGE: PageIndex = PageIndex(9);
 
-    /// An array of 2 + 1 with one page written in some versions, whose store is gone.
+    /// An array of 2 + 1 with one page written in some versions, without its store.
     fn small(versions: u8) -> (Geometry, Disks) {
         let geometry = geometry(2, 1);
         let mut disks = Disks::new(&new_store(geometry, 4));
@@ -1322,17 +1324,17 @@ pub(super) mod tests {
                 assert_eq!(value(&store, PAGE), LOST);
                 assert!(store.is_lost(PAGE));
                 assert_eq!(store.dirty_pages(), 0, "what may still be there is not written over");
-                // Nobody has changed it: the next to ask looks again.
+                // The page was not changed: the next request has it read again.
                 store.release(PAGE);
             }
         }
     }
 
-    /// T3: an error is no content. Whatever else is wrong, the page is not had, nothing is written, and when the error has
-    /// passed all is as it was.
+    /// T3: an error is no content. Whatever else is wrong, the page cannot be had, nothing is written, and
+    /// when the error has passed everything is as it was.
     #[test]
     fn a_page_is_neither_lost_nor_old_because_of_errors() {
-        // What reads as zeroes may read as never written: that is a lie, and no error.
+        // A copy that reads as zeroes may pass for one that was never written: wrong content, not an error.
         let harms = [Harm::BadSector, Harm::Flip];
         let others = harms.into_iter().flat_map(|harm| [Some((harm, 0)), Some((harm, 1))]).chain([None]);
         let others: Vec<_> = others.collect();
@@ -1364,7 +1366,7 @@ pub(super) mod tests {
                     let is_damaged = matches!(other, Some((Harm::Flip, _)));
                     let unread = loaded.unread.expect("a copy was not read");
                     assert_eq!(loaded.outcome, LoadOutcome::Unreadable, "{context} {torn:?}");
-                    assert_eq!(loaded.faults, [], "nobody is blamed as long as nothing is known");
+                    assert_eq!(loaded.faults, [], "no error is counted as long as nothing is known");
                     assert!(unread.by_error);
                     assert_eq!(
                         unread.is_likely,
@@ -1405,7 +1407,7 @@ pub(super) mod tests {
         disks.write_back(&mut store, 3);
         assert_eq!(store.cached_pages(), 0);
         disks.unreadable.clear();
-        // A copy without any fault, but for what is remembered.
+        // A copy without any fault, except that a newer version is remembered.
         let (old, place) = (small(2).1, disks.place(&store, PAGE, 1, 0).to_vec());
         let (member, offset) = store.site.layout.copies(PAGE).nth(1).unwrap();
         let bytes = &old.members[usize::from(member.0)][offset as usize..][..2 * PAGE_BYTES];
@@ -1415,16 +1417,16 @@ pub(super) mod tests {
             LoadOutcome::Ready
         );
         assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Unreadable);
-        // It was lost in the cache of the device, and is there again.
+        // The write was lost in the cache of the device, and is there again.
         disks.place(&store, PAGE, 1, 0).copy_from_slice(&place);
         assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Ready);
         assert_eq!(value(&store, PAGE), 3);
     }
 
-    /// T3: what could not be read of a copy is read again before the copy is written. So a power cut in that write leaves
-    /// the copy its newest version, if it can be read by then.
+    /// T3: a place of a copy that could not be read is read again before the copy is written. So a power cut
+    /// in that write leaves the copy its newest version, if it can be read by then.
     #[test]
-    fn what_could_not_be_read_is_not_written_over() {
+    fn a_place_that_could_not_be_read_is_not_written_over() {
         for (places, clears, changes) in [vec![0], vec![1], vec![0, 1]].into_iter().flat_map(|places| {
             [(true, true), (true, false), (false, true), (false, false)]
                 .map(|(clears, changes)| (places.clone(), clears, changes))
@@ -1453,7 +1455,7 @@ pub(super) mod tests {
                 for io in &writes {
                     disks.write(io, 0b1111);
                 }
-                // After the cut nothing is unreadable any more, and the other copy is gone.
+                // After the cut everything can be read, and the other copy is gone.
                 disks.unreadable.clear();
                 disks.dead.insert(other);
                 let mut after = new_store(geometry, 4);
@@ -1468,7 +1470,8 @@ pub(super) mod tests {
                     assert!(newest || !changes, "{context}");
                     assert!(!newest || value(&after, PAGE) == versions, "{context}");
                 } else {
-                    // The fault was there at the cut: with the other copy gone that is more than the array survives.
+                    // The fault was there at the cut: with the other copy gone that is more than the array
+                    // survives.
                     assert_ne!(loaded.outcome, LoadOutcome::Behind, "{context}");
                 }
             }
@@ -1506,7 +1509,7 @@ pub(super) mod tests {
                 store.set(page, 0, [3; 16]);
             } else {
                 assert_eq!(loaded.outcome, LoadOutcome::Behind);
-                // Healed as it is, it is no question any more.
+                // Repaired unchanged, it is settled.
             }
             disks.write_back(&mut store, 3);
             let mut again = new_store(geometry, 4);
@@ -1549,7 +1552,8 @@ pub(super) mod tests {
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
     }
 
-    /// A device that was built while a page could not be read says so, and not that the page was never written.
+    /// The copy on a device that was built while a page could not be read is marked so, and does not look as
+    /// if the page was never written.
     #[test]
     fn a_device_built_without_a_page_is_no_witness_for_it() {
         for recovers_before_it_joins in [true, false] {
@@ -1608,7 +1612,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn all_who_ask_for_a_page_share_one_load_and_its_pins() {
+    fn all_requests_for_a_page_share_one_load_and_each_pins_it() {
         let (geometry, disks) = small(1);
         let mut store = new_store(geometry, 4);
         let mut reads = Vec::new();
@@ -1649,7 +1653,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_check_finds_what_went_bad_behind_the_cache_and_mends_it() {
+    fn a_check_finds_a_copy_that_went_bad_behind_the_cache_and_mends_it() {
         let (geometry, mut disks) = small(3);
         let mut store = new_store(geometry, 4);
         disks.load(&mut store, PAGE, Torn::Impossible);
@@ -1717,7 +1721,7 @@ pub(super) mod tests {
         store.left(new);
         disks.dead.insert(new);
         store.void(PAGE, new, Which::Primary);
-        // The other copy shows no version, and the page has one as its slots hold data.
+        // The other copy shows no version, and the page must have one because its slots hold data.
         let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
         assert!(loaded.outcome == LoadOutcome::Ready && loaded.unread.is_some());
         store.retract_blank(PAGE);
@@ -1747,7 +1751,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_load_has_read_of_a_device_says_nothing_of_the_one_in_its_place() {
+    fn a_load_that_read_from_a_device_proves_nothing_about_the_one_in_its_place() {
         let (geometry, _) = small(2);
         let mut store = new_store(geometry, 4);
         let disks = Disks::new(&store);
@@ -1761,8 +1765,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_check_has_read_before_a_copy_was_healed_is_not_believed() {
-        // The copy is behind, or shows nothing: its heal is all it has.
+    fn a_check_that_read_a_copy_before_its_repair_is_not_believed() {
+        // The copy is behind, or shows nothing: its repair is the only version it has.
         for places in [vec![1], vec![0, 1]] {
             let (geometry, mut disks) = small(2);
             let mut store = new_store(geometry, 4);
@@ -1771,14 +1775,14 @@ pub(super) mod tests {
             assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).faults.len(), 1);
             let mut reads = Vec::new();
             assert_eq!(store.check(PAGE, 1, &|_| true, &mut reads), Want::Loading);
-            // One device has answered the check; the other takes its time, and a whole write-back goes by.
+            // One device has answered the check; the other takes long, and a whole write-back passes.
             let at =
                 reads.iter().position(|io| matches!(io, PageIo::Read { member: of, .. } if *of == member));
             let early = reads.remove(at.expect("a read of either copy"));
             assert!(disks.serve(&mut store, vec![early]).is_empty());
             disks.write_back(&mut store, 2);
             let told = disks.serve(&mut store, reads).pop().unwrap();
-            assert_eq!(told.faults, [], "nobody is blamed for what is healed");
+            assert_eq!(told.faults, [], "no error is counted for a repaired copy");
             // A power cut in the next write leaves the version before on the copy.
             fill(&mut store, PAGE, 9);
             store.freeze(3);
@@ -1793,7 +1797,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_check_finds_what_went_bad_under_a_changed_page_and_blames_for_it_once() {
+    fn a_check_finds_a_copy_that_went_bad_under_a_changed_page_and_counts_it_once() {
         let (geometry, mut disks) = small(3);
         for place in 0..2 {
             let mut store = new_store(geometry, 4);
@@ -1827,7 +1831,7 @@ pub(super) mod tests {
                 disks.load(&mut store, page, Torn::Impossible);
             }
             assert_eq!(store.unknown_on(member).is_empty(), was_in_service);
-            // The device has been in the array before, and shows more than there ever was.
+            // The device was in the array before, and shows a version newer than the array ever had.
             let mut old = Page::blank();
             (old.sequence, old.epoch) = (50, 2);
             for ((page, copy), place) in pages.into_iter().flat_map(|page| [(page, 0), (page, 1)]) {
@@ -1911,7 +1915,7 @@ pub(super) mod tests {
             disks.write_back(&mut store, 1);
             assert_eq!(disks.check(&mut store, PAGE).faults, []);
             let mut store = new_store(geometry, 4);
-            // As it goes on in one life: healed, then written.
+            // As within one life: repaired, then written.
             for &place in &places {
                 if matches!(harm, Harm::Flip) {
                     disks.place(&store, PAGE, 1, place)[16..32].copy_from_slice(ARRAY.as_bytes());
@@ -1973,7 +1977,7 @@ pub(super) mod tests {
         fill(&mut store, PAGE, 9);
         disks.write_back(&mut store, 3);
         assert_eq!(store.unknown_on(member), [PAGE]);
-        // While it is away more pages come in, and one is on its way when it is asked for.
+        // While it is away more pages are loaded, and one is being loaded when the list is asked for.
         let next = PageIndex(PAGE.0 + 3);
         assert_eq!(member_of(&store, next, 1), member);
         let mut reads = Vec::new();

@@ -1,9 +1,11 @@
-//! The in-memory side of the stripe map of a logged array: which slots are free, and which stripe is in which slot.
+//! The in-memory side of the stripe map of a logged array: which slots are free, and which stripe is in which
+//! slot.
 //!
-//! Where each stripe is stands in the map pages ([`PageStore::map_entry`]), which never leave the cache; this is the
-//! inverse, 8 bytes for each slot. Invariants: every stripe is in exactly one slot, written or not; a slot is free,
-//! taken, retired, or holds one stripe, and only a free slot is given out. A slot that a stripe has left stays retired
-//! until whoever knows about durability and writes in flight says otherwise (W3 of the crash-safety design).
+//! The map pages, which never leave the cache, say where each stripe is ([`PageStore::map_entry`]); this is
+//! the inverse, 8 bytes for each slot. Invariants: every stripe is in exactly one slot, written or not; a
+//! slot is free, taken, retired, or holds one stripe, and only a free slot is given out. A slot that a stripe
+//! has left stays retired until the log, which knows about durability and writes in flight, frees it (W3 of
+//! the crash-safety design).
 //!
 //! Must not know of the log, of members, or of when anything is durable.
 
@@ -12,8 +14,8 @@ use crate::format::{Geometry, MapEntry, PageIndex};
 use crate::units::{SlotIndex, StripeIndex};
 use std::ops::Range;
 
-/// A slot that is not the home of a stripe has one of the top bits set; what is left of the word is the next free slot
-/// or the stripe, both far below 2^62 since devices are.
+/// A slot that is not the home of a stripe has one of the top bits set. The rest of the word is the next free
+/// slot or the stripe; both are far below 2^62 because devices are.
 const FREE: u64 = 1 << 63;
 const TAG: u64 = 3 << 62;
 /// Taken for a write that is under way.
@@ -23,7 +25,7 @@ const RETIRED: u64 = (1 << 62) | 2;
 /// The end of the queue of free slots.
 const END: u64 = !TAG;
 
-/// Why the map pages make no map.
+/// Why no map can be made of the map pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::array) enum MapFault {
     /// More copies of a map page are bad than the array survives.
@@ -49,7 +51,7 @@ pub(in crate::array) enum MapFault {
         stripe: StripeIndex,
         /// Its slot.
         slot: SlotIndex,
-        /// Slots there are.
+        /// Number of slots.
         slots: u64,
     },
     /// Two stripes are in one slot.
@@ -76,8 +78,8 @@ pub(in crate::array) struct StripeMap {
     free: u64,
 }
 
-/// For each slot the stripe it holds, or one of the words above. Memory that the system has zeroed says that every slot is
-/// retired: making it takes no time, however large it is.
+/// For each slot the stripe it holds, or one of the words above. Zeroed memory means that every slot is
+/// retired, so making it takes no time, however large it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Words(Box<[u64]>);
 
@@ -96,7 +98,8 @@ impl Words {
     }
 }
 
-/// Reads the map from its pages, all of which are cached, a step at a time; after a replay, which only sets entries.
+/// Reads the map from its pages, all of which are cached, a step at a time. Used after a replay, which only
+/// sets entries.
 #[derive(Debug)]
 pub(in crate::array) struct MapBuild {
     geometry: Geometry,
@@ -112,7 +115,7 @@ impl MapBuild {
         MapBuild { geometry, map, stripes: 0, slots: 0 }
     }
 
-    /// So many stripes or slots further; the map, once it is whole.
+    /// Goes through `count` more stripes or slots. Returns the map once it is whole.
     ///
     /// # Errors
     /// When the pages are lost or contradict each other: the array cannot be served.
@@ -138,7 +141,7 @@ impl MapBuild {
         Ok(is_whole.then(|| std::mem::take(&mut self.map)))
     }
 
-    /// Notes where these stripes are.
+    /// Records where these stripes are.
     fn place(&mut self, stripes: Range<u64>, pages: &PageStore) -> Result<(), MapFault> {
         let mut last_page = None;
         for stripe in stripes.map(StripeIndex) {
@@ -160,7 +163,7 @@ impl MapBuild {
     }
 }
 
-/// That of an array whose pages are not loaded yet: no slot is free.
+/// The map of an array whose pages are not loaded yet: no slot is free.
 impl Default for StripeMap {
     fn default() -> StripeMap {
         StripeMap { slots: Words::default(), first_free: END, last_free: END, free: 0 }
@@ -184,7 +187,8 @@ impl StripeMap {
         self.free
     }
 
-    /// Takes the slot that has been free for longest. It ends up in [`StripeMap::moved`] or [`StripeMap::give_back`].
+    /// Takes the slot that has been free for longest. The caller ends that with [`StripeMap::moved`] or
+    /// [`StripeMap::give_back`].
     pub(in crate::array) fn take_free(&mut self) -> Option<SlotIndex> {
         if self.first_free == END {
             return None;
@@ -199,24 +203,24 @@ impl StripeMap {
         Some(slot)
     }
 
-    /// A slot was taken and not used: nothing that counts was written to it.
+    /// Gives back a slot that was taken and not used: nothing that counts was written to it.
     ///
     /// # Panics
-    /// When it was not taken.
+    /// When the slot was not taken.
     pub(in crate::array) fn give_back(&mut self, slot: SlotIndex) {
         self.leave(slot, TAKEN);
     }
 
-    /// A retired slot can be used again: the record that freed it is durable and nothing is being written to it.
+    /// Frees a retired slot: the record that freed it is durable and nothing is being written to it.
     ///
     /// # Panics
-    /// When it is not retired.
+    /// When the slot is not retired.
     pub(in crate::array) fn free(&mut self, slot: SlotIndex) {
         self.leave(slot, RETIRED);
     }
 
-    /// A stripe was written whole, in epoch `epoch`, to a slot that was taken, and is there from now on. Returns its
-    /// old slot, which is retired.
+    /// Moves a stripe to a slot that was taken, where it was written whole in epoch `epoch`. Returns its old
+    /// slot, which is retired.
     ///
     /// # Panics
     /// When the slot was not taken.
@@ -237,7 +241,11 @@ impl StripeMap {
     }
 
     fn leave(&mut self, slot: SlotIndex, state: u64) {
-        assert_eq!(self.slots.get(slot), state, "slot {slot} is given up by one who does not have it");
+        assert_eq!(
+            self.slots.get(slot),
+            state,
+            "slot {slot} is given up by an operation that does not have it"
+        );
         self.slots.set(slot, FREE | END);
         match self.last_free {
             END => self.first_free = slot.0,
@@ -257,7 +265,7 @@ mod tests {
 
     const CHUNK: u32 = 4096;
 
-    /// Reads the map in steps of so many.
+    /// Reads the map in steps of `count`.
     fn load_by(pages: &PageStore, geometry: &Geometry, count: u64) -> Result<StripeMap, MapFault> {
         let mut build = MapBuild::new(*geometry);
         loop {
@@ -287,8 +295,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken, moved, given back and freed: no slot is given out twice or before it is freed, slots are
-        /// given out in the order in which they became free, and a map loaded from the pages knows the same stripes.
+        /// In whatever order slots are taken, moved to, given back and freed: none is given out twice or
+        /// before it is freed, they are given out in the order in which they became free, and a map loaded
+        /// from the pages knows the same stripes.
         #[test]
         fn slots_are_given_out_once_and_only_when_free(
             reserve in 1u64..20, stripes in 1u64..300, step in 1u64..400, steps in prop::collection::vec((0u8..4, any::<u64>()), 0..400),
@@ -376,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "slot 11 is given up by one who does not have it")]
+    #[should_panic(expected = "slot 11 is given up by an operation that does not have it")]
     fn a_slot_is_not_freed_twice() {
         let geometry = geometry(12, 10);
         let mut map = load(&new_array(geometry), &geometry).unwrap();

@@ -1,4 +1,4 @@
-//! What walks over all slots: rebuild, scrub of data, pages and superblocks, repair.
+//! Operations that walk over all slots: rebuild, scrub of data, pages and superblocks, repair.
 
 pub(in crate::array) mod page_pass;
 pub(in crate::array) mod page_scrub;

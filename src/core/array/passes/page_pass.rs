@@ -1,16 +1,18 @@
 //! The metadata pages of a device under construction, and how it joins.
 //!
-//! A pass walks the pages that have a copy on the member and has each written whole with a checkpoint. When that is
-//! over and every slot is built, the log is emptied, so that no image in it is missing on the new device, and the
-//! device joins with a new epoch.
+//! A pass walks over the pages that have a copy on the member and has each written whole with a checkpoint.
+//! When that is over and every slot is built, the log is emptied, so that no image in it is missing on the
+//! new device, and the device joins with a new epoch.
 //!
-//! A page that the others cannot give is marked as damaged on the device. But of a device that is only caught up, its own copy
-//! may be all that is left: where its member has missed no block that the page tells of, it is read, and the page is taken from
-//! there (`pages/offers.rs`). If that does not tell what the page is, its copy stays as it is.
+//! A page that the other members cannot give is marked as damaged on the device. But where a device is only
+//! caught up, its own copy may be the only one left: if its member has missed no block with an entry in the
+//! page, that copy is read, and the page taken from it (`pages/offers.rs`). If it does not decide the content
+//! of the page, it stays as it is.
 //!
-//! Pages that cannot be read are tried again before the device joins, as slots are: once it is in service, another member may
-//! leave, whose copy is the only other one. The pass waits for none of them alone: it goes on at the first error, and comes back
-//! to those that failed in rounds. Pages that tell of no data are not waited for.
+//! Pages that cannot be read are tried again before the device joins, as slots are: once it is in service,
+//! another member may leave, and with it the only other copy. The pass does not wait for single pages: it
+//! goes on at the first error, and comes back in rounds to those that failed. It does not wait for pages
+//! without data behind them.
 
 use crate::array::base::members::{MemberDevice, PagesBuilt, Progress, Which};
 use crate::array::mutation::{Mutation, is_off};
@@ -24,39 +26,40 @@ use std::collections::{BTreeSet, VecDeque};
 /// Time between two tries of pages that cannot be read.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// They are tried for so long, if slots have used up the time that a device waits.
+/// How long they are tried where slots have used up the time that a device waits.
 const ROUNDS_MIN_NS: u64 = 4_000_000_000;
 
-/// Pages that are tried again at one time: with more, the members that should give them are as good as gone.
+/// Most pages that are tried again at one time: with more, the members that should give them are as good as
+/// gone.
 const TRIED_AGAIN_MAX: usize = 4096;
 
 pub(in crate::array) struct PagePass {
     device: MemberDevice,
     next: PageIndex,
     hold: Option<(PageIndex, PageHold)>,
-    /// The copy that the device itself has of a page, being read; what it holds was offered for the
-    /// page named last, and may tell something, at least later.
+    /// The copy of a page on the device itself, being read. Its content was offered for the page named last,
+    /// and may be of use, now or later.
     own: Option<OwnCopy>,
     offered: Option<(PageIndex, bool)>,
     retries: Retries,
-    /// All pages were asked for; the checkpoint that must have ended.
+    /// The checkpoint that must have ended, once all pages were asked for.
     last: Option<u64>,
     life: u64,
 }
 
 /// Pages that could not be read, and are tried again.
 struct Retries {
-    /// How often it has come back to pages that could not be read, and those that are left of this
-    /// round, which begins at this time.
+    /// How often it has come back to pages that could not be read; and those left of the present round, which
+    /// begins at this time.
     rounds: u32,
     again: VecDeque<PageIndex>,
     not_before: Timestamp,
-    /// Pages that could not be read, of which the copy of the device itself may count: it is asked
-    /// when another try has failed.
+    /// Pages that could not be read, of which the copy on the device itself may count: it is read when
+    /// another try has failed.
     aside: VecDeque<PageIndex>,
-    /// Pages that the device lacks and that are waited for.
+    /// Pages that the device lacks and that it waits for.
     lacking: BTreeSet<PageIndex>,
-    /// They are, at least until then.
+    /// Until when it waits for them at least.
     patient_until: Timestamp,
     is_last_try: bool,
 }
@@ -68,12 +71,12 @@ struct OwnCopy {
     pending: usize,
 }
 
-/// Whether a device that is caught up lacks blocks that a page tells of.
+/// Whether a device that is caught up lacks blocks with entries in a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missed {
     None,
     Some,
-    /// A crash could bring back some: after a checkpoint it cannot.
+    /// A crash could bring back some. After a checkpoint it cannot.
     AskLater,
 }
 
@@ -85,7 +88,7 @@ impl PagePass {
 }
 
 impl Array {
-    /// Whether a device whose slots are built may join. If not, what that takes is on its way.
+    /// Whether a device whose slots are built may join. If not, this starts what is still to be done.
     pub(in crate::array) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
         match self.core.pages_built(member, which) {
             Some(PagesBuilt::No) => {
@@ -97,8 +100,8 @@ impl Array {
             Some(PagesBuilt::Done) => {}
         }
         self.redo.hold_writes();
-        // Pages that it was built without and that were readable since: it counts as one that has
-        // them once it is in service.
+        // Pages that it was built without and that were readable since: it counts as having them once it is
+        // in service.
         if self.pages.store().is_due_on(member, which) {
             self.redo.want_checkpoint();
             return false;
@@ -107,8 +110,9 @@ impl Array {
         if !drained {
             self.redo.want_checkpoint();
         }
-        // The update that tells of the device says that all members have in place what it has no log of (T6). The pages that it was
-        // built with went through a checkpoint, so this update began when it was built: a copy of it from before shows as well.
+        // The update that records the device says that all members have everything in place that the device
+        // has no log of (T6). The pages that it was built with went through a checkpoint, so this update
+        // began when it was built: a copy of it from before is recognised as well.
         if drained && !self.supers.is_known_quiet() {
             self.supers.want_quiet();
             return false;
@@ -116,8 +120,8 @@ impl Array {
         drained && self.supers.acknowledgements_allowed(&self.core)
     }
 
-    /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one
-    /// that has joined is complete.
+    /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one that has
+    /// joined is complete.
     pub(in crate::array) fn end_hold(&mut self) {
         if !self.redo.holds_writes() || !self.supers.acknowledgements_allowed(&self.core) {
             return;
@@ -127,7 +131,7 @@ impl Array {
             .core
             .builds_mut()
             .any(|(_, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
-        // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
+        // No device joins an array that is stopping, and it stops only when the writes that wait have ended.
         if !waits || self.core.stop.stopping.is_some() {
             self.redo.release_writes(&mut self.core);
         }
@@ -192,7 +196,7 @@ impl Array {
                             return Flow::Wait;
                         }
                         Missed::None
-                            if pass.retries.rounds == 0 && !self.redo.tells_of_nothing(&self.pages, page) =>
+                            if pass.retries.rounds == 0 && !self.redo.no_entry_counts(&self.pages, page) =>
                         {
                             pass.retries.aside.push_back(page);
                         }
@@ -241,12 +245,12 @@ impl Array {
                 continue;
             }
             self.note_lacking_pages(pass);
-            // Not a checkpoint that has begun already: it may have frozen the pages before.
+            // Not a checkpoint that has already begun: it may have frozen the pages before.
             pass.last = Some(self.redo.next_checkpoint());
         }
     }
 
-    /// Begins to ask for the pages again that could not be read. False: none is waited for.
+    /// Begins to ask again for the pages that could not be read. False: it waits for none.
     fn begin_round(&mut self, pass: &mut PagePass) -> bool {
         let pages = self.pages.store();
         pass.retries.lacking.retain(|page| pages.is_void_on(*page, pass.device.member, pass.device.which));
@@ -279,8 +283,8 @@ impl Array {
         true
     }
 
-    /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
-    /// waited for it may be readable by now.
+    /// Asks once more for all pages that the device lacks, also for those that it did not wait for because no
+    /// data is behind them: with the others they may be readable by now.
     fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
         if pass.retries.rounds == 0
             || pass.retries.is_last_try
@@ -295,20 +299,20 @@ impl Array {
         !pass.retries.again.is_empty()
     }
 
-    /// The page cannot be read, and the device has no good copy of it, as far as is known.
+    /// Handles a page that cannot be read, and of which the device has no good copy, as far as is known.
     fn page_lacks(&self, pass: &mut PagePass, page: PageIndex) {
-        if pass.retries.lacking.len() < TRIED_AGAIN_MAX && !self.redo.tells_of_nothing(&self.pages, page) {
+        if pass.retries.lacking.len() < TRIED_AGAIN_MAX && !self.redo.no_entry_counts(&self.pages, page) {
             pass.retries.lacking.insert(page);
         }
     }
 
-    /// The device joins without pages that cannot be read.
+    /// Reports that the device joins without pages that cannot be read.
     fn note_lacking_pages(&mut self, pass: &PagePass) {
         let void: Vec<PageIndex> =
             self.pages.store().void_on(pass.device.member, pass.device.which).collect();
         let mut with_data = 0;
         for &page in &void {
-            let has_data = !self.redo.tells_of_nothing(&self.pages, page);
+            let has_data = !self.redo.no_entry_counts(&self.pages, page);
             with_data += usize::from(has_data);
             self.pages.lacks(page, has_data);
         }
@@ -334,13 +338,14 @@ impl Array {
         self.core.notice(NoticeKind::PageUnreadable, level, None, text);
     }
 
-    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does
-    /// if it is not caught up.
+    /// Whether the device lacks blocks with entries in a page that cannot be read elsewhere. It does if it is
+    /// not caught up.
     fn own_copy_counts(&mut self, pass: &PagePass, page: PageIndex) -> Missed {
         self.core.caught_up_since(pass).map_or(Missed::Some, |since| self.missed_of(page, since))
     }
 
-    /// Whether a member that is as it was at the end of epoch `since` has missed blocks that a page tells of.
+    /// Whether a member that is as it was at the end of epoch `since` has missed blocks with entries in a
+    /// page.
     fn missed_of(&self, page: PageIndex, since: u64) -> Missed {
         if is_off(Mutation::ReturningCopyVoided) {
             return Missed::Some;
@@ -356,7 +361,7 @@ impl Array {
                 }
                 Some(stripe) if redo.is_in_log(stripe) => missed = Missed::AskLater,
                 None if pages.stripes().is_retired(slot) => missed = Missed::AskLater,
-                // What the page says of a slot without data is written anew with the first data.
+                // The entries of a slot without data are written anew with its first data.
                 Some(_) | None => {}
             }
         }
@@ -388,13 +393,14 @@ impl Array {
         match result {
             Ok(IoValue::Data(bytes)) => own.places[item] = Some(bytes),
             Ok(_) => unreachable!("a read yields data"),
-            // What the fault says of the device was judged before.
+            // The meaning of the fault for the device was judged before.
             Err(_) => {}
         }
         self.advance_page_pass(key, pass)
     }
 
-    /// The copy was read: the page is asked for once more, and taken from it if it is needed still.
+    /// Offers the copy that was read. The page is asked for once more, and taken from the copy if that is
+    /// still needed.
     fn offer_own_copy(&mut self, pass: &mut PagePass, own: &OwnCopy) {
         let page = own.page;
         let since = self.core.caught_up_since(pass);
@@ -427,7 +433,7 @@ impl Array {
 }
 
 impl Core {
-    /// How far the device that is being built for a member is, if one is.
+    /// The progress of the device that is being built for a member, if there is one.
     fn build_of(&mut self, member: MemberIndex, which: Which) -> Option<&mut Progress> {
         let mut builds = self.builds_mut();
         builds.find(|(of, _)| (of.member, of.which) == (member, which)).map(|(_, progress)| progress)
@@ -443,8 +449,8 @@ impl Core {
         }
     }
 
-    /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
-    /// before it was tried.
+    /// The next page of a round. The round is over when it waits for no more pages; but pages put aside are
+    /// tried before they are decided.
     fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
         if !pass.retries.again.is_empty() && !pass.retries.is_last_try && !self.waits_for_pages(pass) {
             pass.retries.again.clear();
@@ -455,7 +461,7 @@ impl Core {
         pass.retries.aside.pop_front().or_else(|| pass.retries.again.pop_front())
     }
 
-    /// Whether pages that the device lacks are waited for still.
+    /// Whether it still waits for pages that the device lacks.
     fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
         let now = self.now;
         let build = self.build_of(pass.device.member, pass.device.which);
@@ -471,8 +477,7 @@ impl Core {
         }
     }
 
-    /// The epoch until whose end the member was in service, if the device is its own and only
-    /// caught up.
+    /// The epoch until whose end the member was in service, if the device is its own and is only caught up.
     fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
         match pass.device.which {
             Which::Primary => self.build_of(pass.device.member, pass.device.which)?.since,

@@ -1,9 +1,10 @@
-//! The last part of a scrub of a logged array: all copies of all metadata pages are read and compared, in turns of a
-//! few pages each. They come after the slots in the scrub's order, see [`Array::scrub_turns`].
+//! The last part of a scrub of a logged array: all copies of all metadata pages are read and compared, in
+//! turns of a few pages each. In the scrub's order they come after the slots, see [`Array::scrub_turns`].
 //!
-//! Nothing is locked: a page that is being written is looked at after that. What is found bad is written again with the
-//! next checkpoint, which the scrub waits for; then its copies are read once more, and those that are good count as repaired. A
-//! page that cannot be read now is left alone and counted as an error that was not repaired.
+//! Nothing is locked: a page that is being written is looked at after that. Bad copies are rewritten by the
+//! next checkpoint, which the scrub waits for; then the copies of these pages are read once more, and those
+//! that are good count as repaired. A page that cannot be read now is left alone and counted as an error that
+//! was not repaired.
 
 use crate::array::pages::hold::{PageHold, PagesHeld};
 use crate::array::{Array, Flow, Op};
@@ -11,7 +12,7 @@ use crate::format::{MemberSet, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
-/// Pages of a turn: with all copies about as many bytes as a stripe.
+/// Pages of a turn: with all their copies about as many bytes as a stripe.
 pub(super) const PAGES_PER_TURN: u64 = 32;
 
 pub(in crate::array) struct PageScrub {
@@ -24,8 +25,8 @@ pub(in crate::array) struct PageScrub {
 enum Stage {
     /// The turn at this place in the scrub's order.
     Turn(u64),
-    /// These pages had bad copies, which were written since. Scrubs that had been stopped when it began: of another one it is
-    /// no part.
+    /// These pages had bad copies, which were written since. `scrubs_stopped`: how many scrubs had been
+    /// stopped when it began; after another stop it belongs to no scrub under way.
     Reread { first: u64, end: u64, scrubs_stopped: u64 },
 }
 
@@ -37,7 +38,8 @@ impl PageScrub {
 }
 
 impl Array {
-    /// How many turns a scrub has: one for each slot, then those of the pages. Superblocks come before (super_scrub.rs).
+    /// How many turns a scrub has: one for each slot, then those of the pages. Superblocks come before
+    /// (`super_scrub.rs`).
     pub(super) fn scrub_turns(&self) -> u64 {
         let pages = self.pages.store().layout().pages();
         self.core.map.slots + pages.div_ceil(PAGES_PER_TURN)
@@ -52,7 +54,7 @@ impl Array {
         self.core.work.ready.push_back(key);
     }
 
-    /// Reads the copies of these pages again, which were bad.
+    /// Reads the copies of these pages again, some of which were bad.
     pub(super) fn start_page_reread(&mut self, pages: Range<u64>) {
         let life = self.redo.lives();
         let scrubs_stopped = self.passes.scrubs_stopped();
@@ -100,13 +102,14 @@ impl Array {
             return;
         }
         for page in pages.map(PageIndex) {
-            // One that is here and was not read was written in every place meanwhile, time and again.
+            // A page that is here and was not read has been written in every place meanwhile, several times
+            // over.
             let is_written = hold.has(page) && !self.pages.store().is_lost(page);
             self.note_reread(page, if is_written { self.core.online() } else { MemberSet::default() });
         }
     }
 
-    /// The copies of a page that these members have are good.
+    /// Counts the copies of a page on these members as good.
     pub(in crate::array) fn note_reread(&mut self, page: PageIndex, good: MemberSet) {
         let Some(pass) = self.passes.scrub_mut() else { return };
         for member in pass.reread(page, good) {

@@ -1,4 +1,4 @@
-//! Which slot is rebuilt next, and on which devices. What happens on a slot is in `walk.rs`.
+//! Chooses the slot that is rebuilt next, and the devices to build it on. The work on a slot is in `walk.rs`.
 
 use crate::array::Array;
 use crate::array::Core;
@@ -6,14 +6,15 @@ use crate::array::base::members::{Device, MemberDevice, Progress, Which};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
-// Plain data: handed to the operation that builds it.
+// Plain data: given to the operation that builds it.
 pub(in crate::array) struct Target {
     pub device: MemberDevice,
     pub column: usize,
 }
 
 impl Array {
-    /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
+    /// Records that a slot is built except for blocks that a target lacks, because they cannot be read for
+    /// now.
     pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
         let (slots, now) = (self.core.map.slots, self.core.now);
         let goes_without = self
@@ -48,8 +49,8 @@ impl Core {
         })
     }
 
-    /// The next slot that a device under construction needs: the lowest of all, so that devices which join later
-    /// catch up and then share the reads of the others.
+    /// The next slot that a device under construction needs. The lowest of all, so that devices which join
+    /// later catch up and then share the reads of the others.
     pub(super) fn next_build_slot(&self) -> Option<SlotIndex> {
         let progresses = self.roster.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
@@ -85,7 +86,7 @@ impl Core {
         }
     }
 
-    /// The epoch up to which a device under construction is current anyway.
+    /// The epoch up to which a device under construction is current already.
     pub(super) fn needs_since(&self, target: &Target) -> Option<u64> {
         let MemberDevice { member, which, id } = target.device;
         let member = self.member(member);

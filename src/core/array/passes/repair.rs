@@ -1,9 +1,10 @@
-//! `calpe repair`: looks again at every block that is set aside or called lost, on disk or in the list of damage, and says what
-//! is truly gone. And `calpe clear`: forgets counts and what nothing shows any more.
+//! `calpe repair`: looks again at every block that is set aside or called lost, on disk or in the list of
+//! damage, and reports which are truly gone. And `calpe clear`: clears counts, and forgets errors that no bad
+//! place shows any more.
 //!
-//! The walk reads the hashes of every stripe that holds data, without locks, and starts an operation with locks for each block
-//! that it finds; the results come back through the list of damage. Damage that no hash records is for a scrub to find, which
-//! reads everything. Must not know how a block is decoded.
+//! The walk reads the hashes of every stripe that holds data, without locks, and starts an operation with
+//! locks for each block that it finds. The results come back through the list of damage. Damage that no hash
+//! records is left to a scrub, which reads everything. Must not know how a block is decoded.
 
 use crate::array::blocks::{BlockName, Why};
 use crate::array::pages::hold::{PageHold, PagesHeld};
@@ -16,11 +17,11 @@ pub(in crate::array) struct Repair {
     /// The next slot of the walk.
     next: u64,
     hold: Option<PageHold>,
-    /// Blocks found and not looked at.
+    /// Blocks found and not yet looked at.
     found: VecDeque<(BlockName, bool)>,
-    /// Blocks in the list of damage, those added meanwhile included: the walk skips them.
+    /// Blocks in the list of damage, including those added meanwhile: the walk skips them.
     listed: BTreeSet<BlockName>,
-    /// Rows that are counted already as undecodable.
+    /// Rows that are already counted as undecodable.
     bad_rows: BTreeSet<(StripeIndex, u32)>,
     /// Unlisted blocks that were found in the current slot.
     of_slot: BTreeSet<BlockName>,
@@ -30,7 +31,7 @@ pub(in crate::array) struct Repair {
     life: u64,
 }
 
-/// What came of the blocks of the volume that were looked at.
+/// Results for the blocks of the volume that were looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     readable: u64,
@@ -60,7 +61,7 @@ pub(in crate::array) struct RepairProgress {
 const LOOKS_AT_ONCE: usize = 64;
 
 impl Array {
-    /// Starts a repair; its end is a notice.
+    /// Starts a repair. A notice reports its end.
     pub(in crate::array) fn start_repair(&mut self) -> String {
         let found: VecDeque<(BlockName, bool)> =
             self.damage.iter().map(|(block, why)| (block, why.is_aside())).collect();
@@ -68,7 +69,7 @@ impl Array {
         let text = match of_volume.count() {
             0 => "looks for blocks that are set aside or lost".into(),
             known => format!(
-                "looks again at {}, and for others that are set aside or lost",
+                "looks again at {}, and searches for others that are set aside or lost",
                 Count::of(known, "block")
             ),
         };
@@ -174,7 +175,7 @@ impl Array {
         }
     }
 
-    /// Blocks of parity in the row of this one that no list has, since their members are out.
+    /// Counts blocks of parity in the row of this one that are in no list, because their members are out.
     fn parity_away(&self, op: &Repair, (stripe, _, row): BlockName) -> u64 {
         let slot = self.pages.map_entry(stripe).slot;
         let is_away = |column: &usize| {
@@ -220,7 +221,7 @@ impl Array {
         }
         self.repair = None;
         let Tally { readable, set_aside, unreadable, lost, parity } = op.tally;
-        let word = if complete { "repair is complete" } else { "repair ended before its end" };
+        let word = if complete { "repair is complete" } else { "repair ended early" };
         let mut text = format!(
             "{word}: {} {} readable again, {set_aside} are still set aside, {unreadable} cannot be read for \
              now, {lost} are beyond repair",
@@ -230,14 +231,14 @@ impl Array {
         if parity > 0 {
             text += &format!("; {} of parity cannot be had either", Count(parity, "block"));
         }
-        // Where the list of damage was lost, a scrub may know more.
+        // Where the list of damage was lost, a scrub may have found more.
         let scrubbed =
             self.passes.last_scrub().map_or(0, |scrub| scrub.errors.saturating_sub(scrub.repaired));
         let is_less = scrubbed > op.tally.bad() + readable;
         if is_less {
             text += &format!(
-                ". The last scrub found {} that it could not repair, which is more than were looked at: a scrub tells \
-                 whether the others are good by now",
+                ". The last scrub found {} that it could not repair, more than this repair looked at: another scrub \
+                 shows whether the others are good now",
                 Count(scrubbed, "block")
             );
         }
@@ -247,7 +248,7 @@ impl Array {
         Flow::Finished
     }
 
-    /// For the status.
+    /// The repair under way, for the status.
     pub(super) fn repair_activity(&self) -> Option<Activity> {
         let RepairProgress { next, errors, repaired } = self.repair?;
         let bytes = |slot: u64| slot * self.core.map.stripe_bytes() as u64;
@@ -263,8 +264,8 @@ impl Array {
         })
     }
 
-    /// Forgets the counts of a member, or of all and of the array. Damage stays listed until it is read or written:
-    /// clearing a count repairs nothing.
+    /// Clears the counts of a member, or of all members and of the array. Damage stays listed until it is
+    /// read or written: clearing a count repairs nothing.
     pub(in crate::array) fn clear(&mut self, member: Option<MemberIndex>) {
         if let Some(index) = member {
             self.core.member_mut(index).clear();

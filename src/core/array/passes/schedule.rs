@@ -1,7 +1,8 @@
-//! Background passes over all slots: which one runs, how far it has come, and how much bandwidth it may take.
+//! Background passes over all slots: chooses which one runs, and keeps how far it has come and how much
+//! bandwidth it may take.
 //!
-//! Rebuild before scrub, which waits. While clients are busy a pass keeps to the floor
-//! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
+//! Rebuild runs before scrub, which waits. While clients are busy a pass keeps to the floor `rebuild_min`,
+//! otherwise to the ceiling `rebuild_max`.
 
 use crate::array::base::members::{Progress, Replaced, Which};
 use crate::array::geometry::Map;
@@ -18,46 +19,49 @@ pub(in crate::array) struct Passes {
     scrub_paused: bool,
     last_scrub: Option<ScrubResult>,
     slots: u64,
-    /// Slot operations under way, of all passes; looks at superblocks have no position, and are not among them.
+    /// Slot operations under way, of all passes. Looks at superblocks have no position, and are not counted.
     running: usize,
-    /// Scrubs that were stopped: what one of them still has under way counts for no other.
+    /// Number of scrubs that were stopped: operations of a stopped scrub that are still under way do not
+    /// count for a later one.
     scrubs_stopped: u64,
     draining: bool,
-    /// Bytes of user data that may be started now, and when that was last topped up.
+    /// Bytes of user data that may be started now, and when they were last topped up.
     allowance: f64,
     topped_up: Timestamp,
-    /// Nanoseconds for which rebuilds waited for blocks that cannot be read, since a slot was last built whole.
+    /// Nanoseconds for which rebuilds waited for blocks that cannot be read, since a slot was last built
+    /// whole.
     patience_spent: u64,
 }
 
-/// A pass that verifies superblocks (super_scrub.rs), and beside them slots in ascending order; then metadata pages
-/// (page_scrub.rs).
+/// A pass that verifies superblocks (`super_scrub.rs`), and beside them slots in ascending order; then
+/// metadata pages (`page_scrub.rs`).
 pub(in crate::array) struct Pass {
     progress: Progress,
     supers: SupersTurn,
     errors: u64,
     repaired: u64,
-    /// Members that were out of service when a slot with data was verified, or that a shortage of
-    /// this host kept from being read.
+    /// Members that were out of service when a slot with data was verified, or that could not be read for a
+    /// shortage of this host.
     unchecked: MemberSet,
-    /// Members that a shortage keeps from being read in slots that are read again: these slots are
-    /// lacking in `progress`.
+    /// Members that cannot be read, for a shortage, in slots that are read again: `progress` lists these
+    /// slots as lacking.
     short: MemberSet,
-    /// Copies of metadata pages that were found bad, of `errors`: the next checkpoint writes them, then they are read again,
-    /// and those that are good count as repaired. The pass ends after that.
+    /// Copies of metadata pages that were found bad, and are counted in `errors`. The next checkpoint writes
+    /// them, then they are read again, and those that are good count as repaired. The pass ends after that.
     owed: BTreeSet<(PageIndex, MemberIndex)>,
-    /// The checkpoint that is waited for.
+    /// The checkpoint that it waits for.
     settles: Option<u64>,
-    /// Copies that were bad once more: of one with a place that cannot be read, the first write goes to the other place.
+    /// Copies that were bad a second time: if a copy has a place that cannot be read, the first write goes to
+    /// the other place.
     owed_again: BTreeSet<(PageIndex, MemberIndex)>,
-    /// How often the copies were begun to be read again: what is found bad from then on is left to the next scrub.
+    /// How often reading the copies again was begun. From a limit on, bad copies are left to the next scrub.
     rereads: u32,
-    /// An operation that does so is under way.
+    /// Whether an operation that does so is under way.
     rereading: bool,
 }
 
-/// Whether a scrub has looked at the superblocks. It does so first of all: its own progress is recorded in them, which would
-/// mend what is to be found.
+/// Whether a scrub has looked at the superblocks. It does so before anything else, because its own progress
+/// is recorded in them, which would mend the damage that it looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SupersTurn {
     Due,
@@ -65,7 +69,7 @@ enum SupersTurn {
     Over,
 }
 
-/// What a pass is to begin with now.
+/// What a pass begins with now.
 enum Turn {
     /// A slot of the rebuild.
     Rebuild,
@@ -73,36 +77,36 @@ enum Turn {
     Scrub(SlotIndex),
 }
 
-/// How it stands with what a scrub that is through has found bad.
+/// How far a scrub that has been through everything is with repairing what it found bad.
 enum Settling {
     /// All of it was written and read again.
     Over,
     /// It is being written or read, or the scrub is paused.
     UnderWay,
-    /// A checkpoint is to write it.
+    /// A checkpoint must write it.
     NeedsCheckpoint,
-    /// These pages were written, and are to be read again.
+    /// These pages were written, and must be read again.
     Reread(Range<u64>),
 }
 
 impl Pass {
-    /// This many inconsistencies were found. How many there are so far.
+    /// Counts inconsistencies that were found. Returns their number so far.
     pub(in crate::array) fn note_errors(&mut self, found: u64) -> u64 {
         self.errors += found;
         self.errors
     }
 
-    /// This many of what was found are repaired.
+    /// Counts repaired inconsistencies.
     pub(super) fn note_repaired(&mut self, repaired: u64) {
         self.repaired += repaired;
     }
 
-    /// A member was not checked everywhere.
+    /// Notes that a member was not checked everywhere.
     pub(super) fn note_unchecked(&mut self, member: MemberIndex) {
         self.unchecked.insert(member);
     }
 
-    /// The operation that reads copies again has ended.
+    /// Notes that the operation that reads copies again has ended.
     pub(super) fn reread_ended(&mut self) {
         self.rereading = false;
     }
@@ -130,9 +134,9 @@ impl Pass {
         self.supers == SupersTurn::Over && self.progress.is_over(turns)
     }
 
-    /// A shortage of this host kept members from being read in a slot. True: the slot is read
-    /// again, when the scrub is through with all others. False: that was tried for long enough, or
-    /// too many slots wait for it, and these members count as not checked.
+    /// Notes members that could not be read in a slot for a shortage of this host. True: the slot is read
+    /// again, when the scrub is through with all others. False: that was tried for long enough, or too many
+    /// slots wait for it, and these members count as not checked.
     pub(super) fn was_short(
         &mut self,
         slot: SlotIndex,
@@ -147,13 +151,13 @@ impl Pass {
         again
     }
 
-    /// The members that it has not checked, or not so far in slots that it has been through.
+    /// The members that it has not checked, or not yet in slots that it has been through.
     fn not_checked(&self) -> MemberSet {
         let short = self.short.iter().filter(|_| self.progress.retried() > 0);
         self.unchecked.iter().chain(short).collect()
     }
 
-    /// The copy of a page was found bad, and is due to be written.
+    /// Notes that the copy of a page was found bad, and has to be written.
     pub(in crate::array) fn owe_page(&mut self, page: PageIndex, member: MemberIndex) {
         if self.rereads > 0 {
             return;
@@ -167,7 +171,8 @@ impl Pass {
         (self.owed.len() + self.owed_again.len()) as u64
     }
 
-    /// The copies of a page were read again, and those of these members are good: the members whose copies were bad before.
+    /// Takes the result of reading the copies of a page again: those of the members `good` are. Returns the
+    /// members whose copies were bad before and are good now.
     pub(super) fn reread(&mut self, page: PageIndex, good: MemberSet) -> Vec<MemberIndex> {
         if self.rereads == 0 {
             return Vec::new();
@@ -189,7 +194,7 @@ impl Pass {
         self.owed.range(first..=last).map(|(_, member)| *member)
     }
 
-    /// Pages whose copies are to be read again: the first, and those that follow it, so many at most.
+    /// Pages whose copies must be read again: the first, and those that follow it, at most `pages_max`.
     fn next_reread(&self, pages_max: u64) -> Option<Range<u64>> {
         let first = self.owed.first()?.0;
         let follow =
@@ -198,19 +203,22 @@ impl Pass {
     }
 }
 
-/// Memory that slot operations of passes may hold at one time, in bytes: what a device that verifies and decodes in batches
-/// of 16 MiB takes to be kept full, with one batch on it, one waiting and two being read and written.
+/// Memory that slot operations of passes may hold at one time, in bytes: enough to keep a device full that
+/// verifies and decodes in batches of 16 MiB, with one batch on it, one waiting and two being read and
+/// written.
 const WINDOW_BYTES: usize = 64 << 20;
-/// Slots under way at one time at most, which is what small chunks come to: each has locks and pages of its own.
+/// Most slots under way at one time, a limit that small chunks reach: each has locks and pages of its own.
 const WINDOW_SLOTS: usize = 128;
-/// Slots that a scrub remembers to read again: with more the shortage is not one that passes within
-/// moments.
+/// Most slots that a scrub remembers to read again: with more of them the shortage is not one that passes
+/// within moments.
 const SHORT_SLOTS_MAX: usize = 4096;
-/// How often a scrub has the bad copies of a page written and reads them again: once for each place of a copy.
+/// How often a scrub has the bad copies of a page written and reads them again: once for each place of a
+/// copy.
 const REREADS_MAX: u32 = 2;
 /// Clients count as busy for this long after their last request.
 const CLIENT_BUSY_NS: u64 = 5_000_000;
-/// Allowance that may pile up, in seconds of the rate: more than a tick, so that a slow tick does not cost rate.
+/// Most allowance that may pile up, in seconds of the rate: more than a tick, so that a slow tick does not
+/// cost rate.
 const BURST_SECONDS: f64 = 0.25;
 
 impl Passes {
@@ -241,8 +249,8 @@ impl Passes {
         }
     }
 
-    /// The log begins a new life, which knows nothing of copies that were to be written: a scrub that has found some
-    /// begins anew, and finds them again.
+    /// The log begins a new life, in which copies that were to be written are not known: a scrub that has
+    /// found some begins anew, and finds them again.
     pub(in crate::array) fn forget_owed_pages(&mut self) {
         let Some(pass) = self.scrub.as_mut().filter(|pass| pass.open_pages() > 0) else { return };
         pass.errors -= pass.open_pages();
@@ -258,7 +266,8 @@ impl Passes {
         self.scrub.as_ref().is_some_and(|pass| pass.settles.is_some())
     }
 
-    /// Nothing new starts until every slot operation under way has ended: they belong to positions that are void.
+    /// Starts nothing new until every slot operation under way has ended, because these belong to positions
+    /// that are void.
     pub(in crate::array) fn drain(&mut self) {
         self.draining = true;
     }
@@ -285,7 +294,7 @@ impl Passes {
         self.scrub.as_mut()
     }
 
-    /// How the last complete scrub ended.
+    /// The result of the last complete scrub.
     pub(in crate::array) fn last_scrub(&self) -> Option<ScrubResult> {
         self.last_scrub
     }
@@ -295,27 +304,28 @@ impl Passes {
         self.scrubs_stopped
     }
 
-    /// A slot operation, which was counted when it began, has ended.
+    /// Counts a slot operation that has ended.
     pub(super) fn ended(&mut self) {
         self.running -= 1;
     }
 
-    /// For how long rebuilds have waited for blocks that cannot be read, since a slot was last built whole.
+    /// Nanoseconds for which rebuilds have waited for blocks that cannot be read, since a slot was last built
+    /// whole.
     pub(super) fn patience_spent_ns(&self) -> u64 {
         self.patience_spent
     }
 
-    /// A rebuild waits for blocks that cannot be read.
+    /// Adds time for which a rebuild waits for blocks that cannot be read.
     pub(super) fn spend_patience(&mut self, ns: u64) {
         self.patience_spent += ns;
     }
 
-    /// A slot was built whole: rebuilds may wait anew.
+    /// Lets rebuilds wait anew, because a slot was built whole.
     pub(super) fn restore_patience(&mut self) {
         self.patience_spent = 0;
     }
 
-    /// Starts a scrub, or continues a paused one. False: it was running already.
+    /// Starts a scrub, or continues a paused one. False: it was already running.
     pub(in crate::array) fn start_scrub(&mut self) -> bool {
         let fresh = self.scrub.is_none();
         if fresh {
@@ -325,12 +335,12 @@ impl Passes {
         fresh || was_paused
     }
 
-    /// Whether there is a scrub, and nobody has paused it.
+    /// Whether there is a scrub that is not paused.
     pub(in crate::array) fn scrub_is_running(&self) -> bool {
         self.scrub.is_some() && !self.scrub_paused
     }
 
-    /// Whether there is a scrub that somebody has paused.
+    /// Whether there is a scrub that is paused.
     pub(in crate::array) fn scrub_is_paused(&self) -> bool {
         self.scrub.is_some() && self.scrub_paused
     }
@@ -345,7 +355,8 @@ impl Passes {
         self.scrub_paused = self.scrub.is_some();
     }
 
-    /// The scrub that has yet to look at the superblocks now begins to, if there is one that may go on.
+    /// Marks the look at the superblocks as begun, if a scrub that may go on has yet to begin it. Returns
+    /// whether it did.
     fn take_supers_turn(&mut self) -> bool {
         let scrub = self.scrub.as_mut().filter(|pass| !self.scrub_paused && pass.supers == SupersTurn::Due);
         scrub.map(|pass| pass.supers = SupersTurn::UnderWay).is_some()
@@ -359,14 +370,14 @@ impl Passes {
         self.scrubs_stopped += 1;
     }
 
-    /// Whether slot operations may begin: not before all have ended of positions that are void.
+    /// Whether slot operations may begin: not before all that belong to void positions have ended.
     fn goes_on(&mut self) -> bool {
         let is_drained = !self.draining || self.running == 0;
         self.draining &= !is_drained;
         is_drained
     }
 
-    /// What is to begin now, while the window and the allowance permit. `turns`: how many a scrub has.
+    /// The turn that begins now, while the window and the allowance permit. `turns`: how many a scrub has.
     fn next_turn(&mut self, core: &Core, turns: u64) -> Option<Turn> {
         let window = (WINDOW_BYTES / (core.map.width() * core.map.chunk)).clamp(1, WINDOW_SLOTS);
         if self.running >= window {
@@ -412,19 +423,19 @@ impl Passes {
         granted
     }
 
-    /// A turn of the scrub has ended; one that was not complete is started again.
+    /// Ends a turn of the scrub. One that was not complete is started again.
     pub(super) fn verified(&mut self, now: Timestamp, slot: SlotIndex, complete: bool) {
         self.ended();
         if let Some(pass) = &mut self.scrub {
             pass.progress.running.remove(&slot.0);
-            // What is read again comes again alone.
+            // A turn that is read again comes back alone.
             if !complete && !pass.progress.put_back(slot.0, now) {
                 pass.progress.rewind_to(slot.0);
             }
         }
     }
 
-    /// The scrub takes note of members that it cannot check in a slot.
+    /// Notes the members that the scrub cannot check in a slot.
     pub(super) fn note_unchecked_in(&mut self, core: &Core, slot: SlotIndex) {
         let Some(scrub) = &mut self.scrub else { return };
         let members = (0..core.map.width()).map(|column| core.member_at(slot, column));
@@ -433,7 +444,7 @@ impl Passes {
             .for_each(|member| scrub.note_unchecked(member));
     }
 
-    /// The superblocks were looked at, or will be again.
+    /// Notes that the superblocks were looked at, or have to be looked at again.
     pub(super) fn verified_supers(&mut self, complete: bool) {
         if let Some(pass) = &mut self.scrub {
             pass.supers = if complete { SupersTurn::Over } else { SupersTurn::Due };
@@ -445,8 +456,9 @@ impl Passes {
         self.scrub.as_ref().is_some_and(|pass| pass.finished(turns))
     }
 
-    /// Whether what a scrub that is through has found bad was written, and read again. `next`: how many
-    /// checkpoints will have ended with the next that begins; `ended`: how many have.
+    /// Whether everything that a scrub found bad was written and read again; the scrub has been through
+    /// everything. `next`: how many checkpoints will have ended with the next that begins; `ended`: how many
+    /// have.
     fn settle_scrub(&mut self, next: u64, ended: u64) -> Settling {
         let Some(pass) = self.scrub.as_mut() else { return Settling::Over };
         if pass.owed.is_empty() && !pass.rereading {
@@ -458,7 +470,7 @@ impl Passes {
             pass.rereads += 1;
         }
         let Some(checkpoint) = pass.settles else {
-            // Not one under way, which may have begun before.
+            // Not the one under way, which may have begun before.
             pass.settles = Some(next);
             return Settling::NeedsCheckpoint;
         };
@@ -471,14 +483,14 @@ impl Passes {
         Settling::Reread(pages)
     }
 
-    /// The scrub is over: what is told of it. `has_checksums`: blocks are compared with them.
+    /// Ends the scrub, and returns its report. `has_checksums`: blocks are compared with checksums.
     fn end_scrub(&mut self, core: &Core, has_checksums: bool) -> Option<(NoticeLevel, String)> {
         let pass = self.scrub.take()?;
-        // Two scrubs are told apart by when they ended, also over a restart.
+        // Two scrubs are distinguished by when they ended, also across a restart.
         let earlier = self.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
         let was_compared = has_checksums || pass.unchecked.len() < core.map.m;
-        // What was not looked at, or not compared, does not refute what an earlier scrub has
-        // found.
+        // A place that was not looked at, or not compared, does not refute what an earlier scrub has found
+        // there.
         let stands = |last: &ScrubResult| last.errors.saturating_sub(last.repaired) > pass.errors;
         let saw_all = was_compared && pass.unchecked.is_empty();
         let standing = self.last_scrub.filter(|last| !saw_all && stands(last));
@@ -515,7 +527,7 @@ impl Passes {
         Some((level, text))
     }
 
-    /// For the status. `rest`: why nothing of it is done now, if nobody has paused it.
+    /// The scrub, for the status. `rest`: why it does nothing now, if it is not paused.
     fn scrub_activity(&self, map: &Map, rest: Option<Rest>) -> Option<Activity> {
         let pass = self.scrub.as_ref()?;
         let bytes = |slot: u64| slot * map.stripe_bytes() as u64;
@@ -533,7 +545,7 @@ impl Passes {
 }
 
 impl Array {
-    /// A scrub that was under way when the array was stopped was paused then, and stays so.
+    /// Keeps a scrub paused that was under way when the array was stopped.
     pub fn keep_scrub_paused(&mut self) {
         self.passes.pause_scrub();
     }
@@ -582,7 +594,8 @@ impl Array {
         self.pump_supers();
     }
 
-    /// Whether what a scrub that is through has found bad was written, and read again.
+    /// Whether everything that a scrub found bad was written and read again; the scrub has been through
+    /// everything.
     fn scrub_has_settled(&mut self) -> bool {
         match self.passes.settle_scrub(self.redo.next_checkpoint(), self.redo.checkpoints_ended()) {
             Settling::Over => return true,
@@ -646,7 +659,7 @@ impl Array {
             member.progress = None;
             member.reason = None;
             self.core.count_members();
-            // The old device stays until the exchange is on disk: until then it is what a restart would look for.
+            // The old device stays until the exchange is on disk: until then a restart would look for it.
             self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
             self.pages.joined(index, Which::Replacement, self.core.now);
@@ -658,7 +671,7 @@ impl Array {
                 Some(index),
                 format!("member {index} is replaced and online"),
             );
-            // Where its old device was in service, nothing was missing by it.
+            // Where its old device was in service, the member was not missing.
             if was != MemberState::Online {
                 self.core.notice_if_whole();
             }
@@ -700,7 +713,7 @@ impl Array {
         all
     }
 
-    /// Ends slot operations that wait for a lock: its holder may never let go.
+    /// Ends slot operations that wait for a lock, because its holder may never release it.
     pub(in crate::array) fn end_waiting_passes(&mut self) {
         let waiting: Vec<usize> = self
             .ops

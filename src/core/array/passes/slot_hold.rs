@@ -1,11 +1,13 @@
-//! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
-//! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
+//! Holds a slot of a logged array still for a pass: no stripe moves into it or out of it, its stripe is not
+//! written, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots held
+//! like this.
 //!
-//! A slot that a stripe has left, or whose stripe was discarded, is empty only once a crash cannot bring that back: a
-//! device under construction that skipped it sooner would count as built and lack it.
+//! A slot that a stripe has left, or whose stripe was discarded, is empty only once a crash cannot bring that
+//! back. If a device under construction skipped the slot sooner, it would count as built and lack the stripe.
 //!
-//! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
-//! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
+//! Where a stripe is in the slot, its lock is enough: no operation moves the stripe without it. A free slot
+//! is locked as a slot, like the target of a whole-stripe write. Never both, so that no two operations wait
+//! for each other here.
 
 use crate::array::Array;
 use crate::array::base::lock::{LockKey, LockMode};
@@ -21,7 +23,7 @@ pub(super) struct SlotHold {
     stripe: Option<StripeIndex>,
     stage: Stage,
     pages: PageHold,
-    /// For devices under construction.
+    /// Needs of devices under construction, if it is held for those.
     builds: Option<Builds>,
     life: u64,
 }
@@ -29,7 +31,7 @@ pub(super) struct SlotHold {
 /// What devices under construction need.
 #[derive(Clone, Copy, Debug)]
 struct Builds {
-    /// What was written later than in this epoch; all, if none.
+    /// The devices need data written later than in this epoch; all data, if none.
     since: Option<u64>,
 }
 
@@ -45,14 +47,15 @@ enum Stage {
 /// How far holding has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
-    /// Not yet: the operation is advanced when that may have changed.
+    /// Not done: the operation is advanced when that may have changed.
     Wait,
-    /// The slot is free, its stripe holds no data, or the devices under construction have what it holds. Its pages are not
-    /// loaded.
+    /// The slot is free, its stripe holds no data, or the devices under construction have its content. Its
+    /// pages are not loaded.
     Empty,
     /// It holds this stripe, and its pages are loaded.
     Stripe(StripeIndex),
-    /// Its pages cannot be read now; unless it is held to build devices, they were tried for as long as a request may wait.
+    /// Its pages cannot be read now. They were tried for as long as a request may wait, unless the slot is
+    /// held to build devices.
     Unreadable,
 }
 
@@ -61,13 +64,13 @@ impl SlotHold {
         SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), builds: None, life }
     }
 
-    /// For devices that need what was written later than in epoch `since`, or all: an empty slot is then one that a crash
-    /// leaves empty.
+    /// For devices that need data written later than in epoch `since`, or all data: an empty slot is then one
+    /// that a crash leaves empty.
     pub(super) fn to_build(slot: SlotIndex, since: Option<u64>, life: u64) -> SlotHold {
         SlotHold { builds: Some(Builds { since }), ..SlotHold::new(slot, life) }
     }
 
-    /// The slot that is held, or is to be.
+    /// The slot that is held, or will be.
     pub(super) fn slot(&self) -> SlotIndex {
         self.slot
     }
@@ -109,7 +112,7 @@ impl Array {
                     if self.pages.stripes().stripe_at(hold.slot).is_none() {
                         return Held::Empty;
                     }
-                    // A stripe was written into it while its lock was waited for.
+                    // A stripe was written into it while it waited for the lock.
                     self.core.unlock(slot_lock, key);
                     hold.stage = Stage::New;
                 }
@@ -119,7 +122,7 @@ impl Array {
                         return Held::Wait;
                     }
                     if self.pages.stripes().stripe_at(hold.slot) != Some(stripe) {
-                        // It moved away while its lock was waited for.
+                        // The stripe moved away while it waited for the lock.
                         self.core.unlock(LockKey::Stripe(stripe), key);
                         hold.stripe = None;
                         hold.stage = Stage::New;
@@ -133,7 +136,7 @@ impl Array {
                     }
                     let pages = self.pages.hash_pages(hold.slot, 0..self.core.map.chunk / ROW_BYTES as usize);
                     hold.pages = match hold.builds {
-                        // Its build comes back to it.
+                        // The build comes back to such pages.
                         Some(_) => PageHold::at_once(pages, hold.life),
                         None => PageHold::new(pages, hold.life),
                     };
@@ -163,19 +166,19 @@ impl Array {
         }
     }
 
-    /// Waits with the lock, so that clients cannot put it off for ever; but not while the
-    /// checkpoint itself waits for room on a member, which may take as long as somebody needs to
-    /// make some: clients read and write the stripe meanwhile.
+    /// Waits with the lock, so that clients cannot put it off for ever. But not while the checkpoint itself
+    /// waits for room on a member, which may take until a person makes some: clients read and write the
+    /// stripe meanwhile.
     fn wait_for_checkpoint(&mut self, key: usize, hold: &mut SlotHold) -> Held {
         if self.core.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
-            self.let_slot_go(key, hold);
+            self.release_slot(key, hold);
         }
         self.redo.wait_for_checkpoint(key);
         Held::Wait
     }
 
-    /// Gives up what is held or waited for.
-    pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
+    /// Gives up the slot, held or waited for.
+    pub(super) fn release_slot(&mut self, key: usize, hold: &mut SlotHold) {
         self.release_pages(&mut hold.pages);
         if let Some(stripe) = hold.stripe.take() {
             self.core.unlock(LockKey::Stripe(stripe), key);

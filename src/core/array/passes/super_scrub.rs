@@ -1,11 +1,10 @@
-//! Superblocks in a scrub: every copy of every member's is read, and compared with what was written
-//! last. This begins with the scrub, and goes on beside its first slots.
+//! Superblocks in a scrub: every copy of every member's superblock is read, and compared with the one written
+//! last. The scrub begins with this, and its first slots follow beside it.
 //!
-//! A copy that is damaged, overwritten or that cannot be read costs nothing while the array runs,
-//! and may keep its member from being found at the next start. It is written anew by the next
-//! update that goes to its slot; then all copies are read again, and those that are whole count as
-//! repaired. The scrub records its own progress after the first look. Must not know when updates
-//! are made otherwise, nor what they say.
+//! A copy that is damaged or overwritten, or that cannot be read, costs nothing while the array runs, but may
+//! keep its member from being found at the next start. The next update that goes to its slot rewrites it;
+//! then all copies are read again, and those that are whole count as repaired. The scrub records its own
+//! progress only after the first look. Must not know when updates are made otherwise, nor their content.
 
 use crate::array::Core;
 use crate::array::base::members::{Device, Which};
@@ -20,13 +19,13 @@ use crate::units::{MemberIndex, Timestamp};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Time between two looks at an update that is under way.
+/// Time between two checks whether an update under way is over.
 const RETRY_NS: u64 = 100_000_000;
 
-/// How long copies are read again that a shortage of the host keeps from being read.
+/// How long copies are read again that cannot be read for a shortage of the host.
 const SHORT_PATIENCE_NS: u64 = 30_000_000_000;
 
-/// What was read of a copy: an I/O error as text, or what it decodes to.
+/// The result of reading a copy: an I/O error as text, or the result of decoding it.
 type CopyRead = Result<Result<Superblock, FormatError>, String>;
 
 /// A damaged copy: its device, and which of [`CopyPlace::ALL`] it is.
@@ -34,26 +33,26 @@ type BadCopy = (DeviceId, usize);
 
 /// See the head of this file.
 pub(in crate::array) struct SuperScrub {
-    /// Scrubs that had been stopped when it began: of another one it is no part.
+    /// How many scrubs had been stopped when it began; after another stop it belongs to no scrub under way.
     scrubs_stopped: u64,
     life: u64,
     stage: Stage,
     devices: Vec<OfDevice>,
     pending: usize,
-    /// The update that had been made when the copies were asked for.
+    /// The latest update when the copies were asked for.
     update: u64,
-    /// Since when a shortage keeps copies from being read.
+    /// Since when copies cannot be read for a shortage.
     short_since: Option<Timestamp>,
-    /// What the first look has found.
+    /// The bad copies that the first look has found.
     found: Option<BTreeMap<BadCopy, String>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The copies are to be read.
+    /// The copies have to be read.
     Look,
     Read,
-    /// The bad copies that were found are to be written anew.
+    /// The bad copies that were found have to be rewritten.
     Update,
 }
 
@@ -67,7 +66,7 @@ struct OfDevice {
     copies: [Option<CopyRead>; 4],
 }
 
-/// What a look at superblocks goes by.
+/// The state that a look at superblocks depends on.
 pub(super) struct Around<'a> {
     core: &'a mut Core,
     supers: &'a mut Supers,
@@ -108,7 +107,7 @@ impl Array {
 }
 
 impl SuperScrub {
-    /// `life`: the log's. `scrubs_stopped`: scrubs that have been so far.
+    /// `life`: the log's. `scrubs_stopped`: how many scrubs were stopped so far.
     fn new(life: u64, scrubs_stopped: u64) -> SuperScrub {
         SuperScrub {
             scrubs_stopped,
@@ -178,7 +177,7 @@ impl SuperScrub {
         if self.pending > 0 { Flow::Wait } else { self.end(around, key, true) }
     }
 
-    /// A copy was read. A fault that says something of its device was judged before.
+    /// Takes the end of a read of a copy. A fault that counts for its device was judged before.
     fn io_ended(
         &mut self,
         around: &mut Around<'_>,
@@ -196,7 +195,7 @@ impl SuperScrub {
         self.advance(around, key)
     }
 
-    /// All copies were read.
+    /// Judges the copies, once all were read.
     fn judge_copies(&mut self, around: &mut Around<'_>, key: usize) -> Flow {
         self.stage = Stage::Look;
         let is_short = self.waits_for_copies(around);
@@ -204,7 +203,7 @@ impl SuperScrub {
             return around.core.look_later(key);
         }
         if around.supers.is_busy() || around.supers.template().update != self.update {
-            // They were being written. A look that takes long would be in vain each time.
+            // The copies were being written. A look that takes long would be in vain each time.
             return match is_short {
                 None => around.core.look_later(key),
                 Some(_) => self.end(around, key, true),
@@ -249,9 +248,8 @@ impl SuperScrub {
         self.end(around, key, true)
     }
 
-    /// Whether copies are to be read again that a shortage has kept from being read; none where
-    /// there are none. When that was done for long enough, their members count as not checked
-    /// everywhere.
+    /// Whether copies are read again that could not be read for a shortage; none if there are no such copies.
+    /// When that was done for long enough, their members count as not checked everywhere.
     fn waits_for_copies(&mut self, around: &mut Around<'_>) -> Option<bool> {
         let is_short = |of: &&OfDevice| of.copies.iter().any(Option::is_none);
         let short = self.devices.iter().filter(is_short).map(|of| of.device);
@@ -279,7 +277,7 @@ impl SuperScrub {
             around.passes.verified_supers(complete);
         }
         if complete {
-            // The scrub has kept back its own.
+            // The scrub has held back its own update.
             around.supers.want();
         }
         Flow::Finished
@@ -301,7 +299,7 @@ impl Core {
         Flow::Wait
     }
 
-    /// The devices in use whose superblocks are to be looked at.
+    /// The devices in use whose superblocks are looked at.
     fn recorded_devices(&self) -> Vec<OfDevice> {
         let recorded = self.devices().into_iter().filter(|(_, _, device)| device.recorded);
         let of_device = |(index, which, device): (MemberIndex, Which, Device)| {
@@ -317,7 +315,7 @@ impl Core {
         recorded.map(of_device).collect()
     }
 
-    /// Asks for the copies that were not read so far.
+    /// Asks for the copies that were not read yet.
     fn read_missing_copies(&mut self, key: usize, scrub: &mut SuperScrub) {
         for (index, _, device) in self.devices() {
             let Some(at) = scrub.devices.iter().position(|of| of.device == device.id) else { continue };
@@ -331,7 +329,8 @@ impl Core {
         }
     }
 
-    /// Copies of a member that comes back were damaged while it was away, in words: which, and what is wrong.
+    /// Reports that copies of the superblock of a member that comes back were damaged while it was away:
+    /// which, and what is wrong, in words.
     pub(in crate::array) fn note_bad_supers(&mut self, index: MemberIndex, copies: &[String]) {
         self.member_mut(index).counters.checksum_errors += copies.len() as u64;
         for copy in copies {
@@ -344,7 +343,7 @@ impl Core {
         for ((device, copy), why) in bad {
             let Some((index, which)) = self.find_device(*device) else { continue };
             let of = scrub.devices.iter().find(|of| of.device == *device);
-            // That it gave an error was counted when it did.
+            // An error of the device was counted when it happened.
             let was_read = of.is_some_and(|of| matches!(of.copies[*copy], Some(Ok(_))));
             if was_read && which == Which::Primary {
                 self.member_mut(index).counters.checksum_errors += 1;
@@ -360,9 +359,9 @@ impl Core {
 }
 
 impl OfDevice {
-    /// The copies that are not as they should be, and why.
+    /// The bad copies, and why each is bad.
     fn bad(&self, array: Uuid) -> Vec<(usize, String)> {
-        // What is not known is taken for what it should be.
+        // A copy that is not known counts as right.
         let known: Vec<bool> = self.copies.iter().map(Option::is_some).collect();
         let as_read = |copy: &Option<CopyRead>| copy.clone().unwrap_or(Ok(Err(FormatError::Cleared)));
         let copies = [0, 1, 2, 3].map(|at: usize| as_read(&self.copies[at]));

@@ -1,7 +1,7 @@
-//! What a scrub makes of a slot whose data and parity disagree and whose blocks have no checksums.
+//! How a scrub judges a slot whose data and parity disagree and whose blocks have no checksums.
 //!
-//! It believes nobody: where at least two parities are there to judge by, the single column whose removal makes the row
-//! consistent is the liar and is rewritten; otherwise the row is reported.
+//! No column is trusted: where there are at least two parities to judge by, the single column without which
+//! the row is consistent is the wrong one and is rewritten; otherwise the row is reported.
 
 use crate::array::passes::schedule::Passes;
 use crate::array::{Core, NoticeKind, NoticeLevel};
@@ -9,7 +9,7 @@ use crate::block_io::{Buf, BufMut, DeviceId};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex};
 
 /// A column of a slot as it was read.
-// Plain data: handed over by the operation that has read it.
+// Plain data: given by the operation that has read it.
 pub(super) struct Column {
     pub column: usize,
     pub member: MemberIndex,
@@ -19,7 +19,7 @@ pub(super) struct Column {
 }
 
 /// A rewrite of one row of one column.
-// Plain data: handed back to that operation.
+// Plain data: given back to that operation.
 pub(super) struct Repair {
     pub member: MemberIndex,
     pub device: DeviceId,
@@ -28,11 +28,11 @@ pub(super) struct Repair {
     pub buf: Buf,
 }
 
-/// Inconsistent rows that are named one by one in notices, for each scrub; the rest is only counted.
+/// Most inconsistent rows that one scrub names in notices one by one; the others are only counted.
 const ROW_NOTICES_MAX: u64 = 16;
 
 impl Passes {
-    /// Finds out which rows are inconsistent and, where that can be told, because of which column.
+    /// Finds the rows that are inconsistent and, where possible, the column that is wrong.
     pub(super) fn scrub_columns(
         &mut self,
         core: &mut Core,
@@ -82,8 +82,8 @@ impl Passes {
 }
 
 impl Core {
-    /// The one column without which the row is consistent; none when several qualify, or none does, or when no
-    /// redundancy would be left to judge by.
+    /// The one column without which the row is consistent; none when several qualify, when none does, or when
+    /// no redundancy would be left to judge by.
     fn single_liar(&self, rows: &[(usize, &[u8])]) -> Option<usize> {
         if rows.len() < self.map.k + 2 {
             return None;

@@ -1,7 +1,7 @@
 //! One slot of a rebuild or of a scrub of a logged array: held still, fetched, and written or repaired.
 //!
-//! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
-//! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
+//! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub
+//! knows by its checksum which block is wrong; without checksums it falls back on parity (`verify.rs`).
 
 use crate::array::Core;
 use crate::array::blocks::{Missing, Why, runs};
@@ -25,30 +25,30 @@ pub(in crate::array) struct LoggedPass {
     stage: Stage,
     fetch: Fetch,
     writing: usize,
-    /// The slot is read again at this time.
+    /// When the slot is read again.
     not_before: Timestamp,
     /// When a block of the slot could not be read for the first time.
     unreadable_since: Option<Timestamp>,
-    /// Blocks that were bad, those of them that are repaired, and columns with blocks that cannot
-    /// be had for now.
+    /// Counts of blocks that were bad, of those that are repaired, and of columns with blocks that cannot be
+    /// had for now.
     bad: u64,
     repaired: u64,
     unread: Vec<usize>,
 }
 
-/// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them until all others are
-/// built, and they are tried again (`Progress::lacking`).
+/// How long a rebuild reads a slot again where blocks cannot be read. After that the new device lacks them
+/// until all others are built, and they are tried again (`Progress::lacking`).
 const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// Time between two tries.
 const RETRY_NS: u64 = 500_000_000;
 
-/// A rebuild waits this long altogether without building a slot whole: after that slots are read once.
+/// How long a rebuild waits in total without building a slot whole. After that it reads each slot once.
 const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
 
 enum Work {
     Rebuild(Vec<Target>),
-    /// Of a device that went into service without blocks of the slot.
+    /// Builds blocks of the slot on a device that went into service without them.
     Build(Target),
     Scrub,
 }
@@ -57,19 +57,19 @@ enum Work {
 enum Stage {
     Hold,
     Fetch,
-    /// Has found blocks to repair while a loss was not recorded (E3).
+    /// Waits, with blocks to repair, while a loss is not recorded (E3).
     Gate,
     Write,
 }
 
 impl LoggedPass {
-    /// Whether what it writes must be on its devices.
+    /// Whether its writes must reach its devices.
     pub(in crate::array) fn is_rebuild(&self) -> bool {
         matches!(self.work, Work::Rebuild(_))
     }
 
-    /// The slot, where it is being built, and blocks of it could not be read: it is read again
-    /// before it counts as lacking them.
+    /// The slot, if it is being built and blocks of it could not be read: it is read again before it counts
+    /// as lacking them.
     pub(in crate::array) fn unreadable_build(&self) -> Option<SlotIndex> {
         self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot())
     }
@@ -89,7 +89,7 @@ impl Array {
         self.start_logged_pass(slot, Work::Scrub);
     }
 
-    /// Looks at the blocks of a device in service that it went into service without, and builds them.
+    /// Looks at the blocks that a device went into service without, and builds them.
     pub(in crate::array) fn start_build_of(&mut self, slot: SlotIndex, target: Target) {
         self.start_logged_pass(slot, Work::Build(target));
     }
@@ -158,7 +158,7 @@ impl Array {
             Work::Scrub => (0..self.core.map.width()).collect(),
             Work::Build(target) => vec![target.column],
             Work::Rebuild(targets) => {
-                // A device that only missed some time needs what was written since.
+                // A device that was only away for some time needs the data written since.
                 let needs = |target: &&Target| {
                     self.core.needs_since(target).is_none_or(|since| self.is_missed(stripe, since))
                 };
@@ -174,7 +174,7 @@ impl Array {
         }
         let mut wanted = 0;
         for column in columns {
-            // A scrub of a degraded array verifies what is there.
+            // A scrub of a degraded array verifies the members that are there.
             let slot = pass.hold.slot();
             if !pass.is_rebuild() && self.core.readable(self.core.member_at(slot, column), slot).is_none() {
                 continue;
@@ -182,7 +182,8 @@ impl Array {
             pass.fetch.want(column, rows.clone(), self.core.pool.alloc(self.core.map.chunk));
             wanted += 1;
         }
-        // Equal hashes prove equal bytes only where nobody can make them collide; a CRC is looked at again, below.
+        // Equal hashes prove equal bytes only where nobody can make them collide; with a CRC the bytes are
+        // compared too, below.
         let proves = self.pages.checksums() == Some(BlockHasher::Blake3);
         if matches!(pass.work, Work::Scrub)
             && proves
@@ -205,9 +206,9 @@ impl Array {
         }
     }
 
-    /// The checksums of the slot cannot be read now (rule T3). A device under construction goes without its blocks for now, and
-    /// in the end for good: once the checksums can be read, what it holds does not match them, and is decoded from others and
-    /// repaired.
+    /// Ends a pass over a slot whose checksums cannot be read now (rule T3). A device under construction goes
+    /// without its blocks for now, and in the end for good: once the checksums can be read, its content does
+    /// not match them, and is decoded from others and repaired.
     fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot();
         match &pass.work {
@@ -218,7 +219,7 @@ impl Array {
             }
             Work::Build(_) => {}
             Work::Rebuild(targets) => {
-                // Others follow it, and all of them again and again.
+                // Others follow it, and all of them are tried again and again: only the first is reported.
                 if self.core.builds_mut().all(|(_, progress)| progress.retried() == 0) {
                     let text = format!(
                         "slot {slot} was not built, as its checksums cannot be read for now: it is tried again, as are \
@@ -272,7 +273,7 @@ impl Array {
         self.end_logged_pass(key, pass, !self.core.is_failed())
     }
 
-    /// Takes the end of a job: what was read is verified.
+    /// Takes the end of a job that has verified what was read.
     pub(in crate::array) fn logged_pass_coded(
         &mut self,
         key: usize,
@@ -312,7 +313,7 @@ impl Array {
         }
         let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
         if !pass.fetch.missing().is_empty() && self.pages.checksums().is_none() {
-            // Nothing would tell these blocks from good ones later.
+            // Nothing would distinguish these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
                 self.fault_device(
@@ -327,7 +328,7 @@ impl Array {
         let targets = std::mem::take(targets);
         let missing = pass.fetch.take_missing();
         match self.pages.stripes().stripe_at(slot).filter(|_| !missing.is_empty()) {
-            // Clients read the others of these rows, not what is missing here.
+            // Clients read the other blocks of these rows, not those that are missing here.
             Some(stripe) => {
                 self.note_missing(stripe, slot, &pass.fetch.missing_data(&missing, self.core.map.width()));
             }
@@ -340,8 +341,7 @@ impl Array {
             } else if pass.fetch.wants(target.column) {
                 self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id);
             }
-            // A device that needs nothing of what was written since it left goes on without what it
-            // lacked then.
+            // A device that needs no data written since it left goes on without what it lacked then.
         }
         let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device.id);
         let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
@@ -355,7 +355,8 @@ impl Array {
             if self.core.find_device(target.device.id).is_none() {
                 continue;
             }
-            // What cannot be had is left as it is: the device may hold the only copy of it (T1). So is what it has given itself.
+            // Blocks that cannot be had are left as they are: the device may hold their only copy (T1). So
+            // are blocks that it has given itself.
             let has = |row: usize| {
                 is_off(Mutation::RebuildWritesWhatItLacks)
                     || !own.contains(&row)
@@ -374,7 +375,7 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
-    /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
+    /// Handles a slot with blocks that cannot be read. True: the slot is released, to be read again later.
     fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
         let since = *pass.unreadable_since.get_or_insert(self.core.now);
         let is_over = self.core.now.nanos_since(since) >= PATIENCE_NS
@@ -385,7 +386,7 @@ impl Array {
         }
         self.passes.spend_patience(RETRY_NS);
         let slot = pass.hold.slot();
-        self.let_slot_go(key, &mut pass.hold);
+        self.release_slot(key, &mut pass.hold);
         pass.hold = self.new_hold(slot, &pass.work);
         pass.fetch = Fetch::new(slot, FetchRules { background: true, ..FetchRules::default() });
         pass.stage = Stage::Hold;
@@ -394,10 +395,10 @@ impl Array {
         true
     }
 
-    /// Repairs what the device lacks.
+    /// Repairs the blocks that the device lacks.
     fn build_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         if let Work::Build(Target { column, .. }) = pass.work {
-            // What others are found to have wrong on the way is a scrub's to repair.
+            // Wrong blocks that are found on others are left to a scrub.
             pass.fetch.repair_only(|_, of| of == column);
         }
         self.core.note_found(pass);
@@ -409,7 +410,8 @@ impl Array {
         self.end_logged_pass(key, pass, true)
     }
 
-    /// What a pass has read, and repaired where it was bad, is on the devices in service.
+    /// Takes slots off the list of those that devices in service lack, because a pass has read them, and
+    /// repaired what was bad.
     fn forget_built(&mut self, pass: &LoggedPass) {
         if pass.repaired < pass.bad || pass.is_rebuild() {
             return;
@@ -421,7 +423,7 @@ impl Array {
                 Work::Build(target) => target.column == column,
                 _ => true,
             };
-            // What was decoded because a shortage kept its member from being read may not be there.
+            // A block that was decoded because its member could not be read for a shortage may not be there.
             if was_read
                 && !pass.unread.contains(&column)
                 && !pass.fetch.short_columns().contains(&column)
@@ -433,11 +435,11 @@ impl Array {
         }
     }
 
-    /// Nothing of a slot is needed that holds no data.
+    /// Takes a slot that holds no data off that list, since nothing of it is needed.
     fn forget_empty(&mut self, pass: &LoggedPass) {
         let slot = pass.hold.slot();
         match &pass.work {
-            // What a device lacks of a slot that a crash may bring back is found by a look.
+            // A slot that a device lacks and that a crash may bring back is left to a look.
             Work::Scrub => self.note_slot_not_needed(slot),
             Work::Build(target) => {
                 self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id)
@@ -454,15 +456,15 @@ impl Array {
         }
     }
 
-    /// Counts what was wrong and repairs it; then data must agree with parity.
+    /// Counts wrong blocks and repairs them; then data must agree with parity.
     fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot();
         if self.reads_again(slot, &pass.fetch) {
             return self.end_logged_pass(key, pass, true);
         }
-        // Members may have left before they gave what they have.
+        // Members may have left before they gave their blocks.
         self.passes.note_unchecked_in(&self.core, slot);
-        // A member that has left service meanwhile needs none.
+        // A member that has left service meanwhile needs no repair.
         pass.fetch.repair_only(|device, _| self.core.find_device(device).is_some());
         self.core.note_found(pass);
         let repairs = pass.bad;
@@ -509,9 +511,9 @@ impl Array {
         self.end_logged_pass(key, pass, true)
     }
 
-    /// Whether the scrub reads the slot again later, as a shortage of this host kept members from
-    /// being read: only then is anything of it judged. Where that was tried for long enough, the
-    /// scrub says that it has not checked these members.
+    /// Whether the scrub reads the slot again later, because members could not be read for a shortage of this
+    /// host: the slot is judged only then. Where that was tried for long enough, the scrub reports that it
+    /// has not checked these members.
     fn reads_again(&mut self, slot: SlotIndex, fetch: &Fetch) -> bool {
         if fetch.short_columns().is_empty() {
             return false;
@@ -522,8 +524,8 @@ impl Array {
         scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
     }
 
-    /// Blocks of data that the fetch did not ask for, as their members are out, and that their entries call set aside or lost:
-    /// they are missing although their rows are whole otherwise.
+    /// Blocks of data whose entries call them set aside or lost, and that the fetch did not ask for because
+    /// their members are out: they are missing although their rows are whole otherwise.
     fn given_up_unread(&self, slot: SlotIndex, fetch: &Fetch) -> Vec<Missing> {
         let is_out = |column: &usize| self.core.readable(self.core.member_at(slot, *column), slot).is_none();
         let known = fetch.missing_data(&[], self.core.map.k);
@@ -543,8 +545,8 @@ impl Array {
         all
     }
 
-    /// What was read, or decoded, is not damaged any more, whatever was known of it. A block of a
-    /// member that is out, in a row that is whole otherwise, becomes due for a look.
+    /// Takes blocks that were read, or decoded, off the list of damage, whatever was known of them. A block
+    /// of a member that is out, in a row that is whole otherwise, becomes due for a look.
     fn forget_verified(
         &mut self,
         slot: SlotIndex,
@@ -569,8 +571,9 @@ impl Array {
         }
     }
 
-    /// Whether hashes of the parities of data that was found good, column after column, are those of the parities that
-    /// should be there. None of these is lost, so each is there, or was decoded, with the hash it should have.
+    /// Whether these hashes of parities, computed from data that was found good, are the expected ones,
+    /// column after column. None of these parities is lost, so each was read, or decoded, with its expected
+    /// hash.
     fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
         let rows = 0..self.core.map.chunk / BLOCK;
         let parities = (self.core.map.k..self.core.map.width()).map(|column| ColumnIndex(column as u16));
@@ -578,7 +581,7 @@ impl Array {
         expected.eq(hashes.iter().copied())
     }
 
-    /// Without checksums: the one column without which a row is consistent is the liar.
+    /// Without checksums: the one column without which a row is consistent is the wrong one.
     fn judge_by_parity(
         &mut self,
         key: usize,
@@ -602,10 +605,10 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
-    /// `complete`: the slot is done; otherwise it will be started again.
+    /// `complete`: the slot is done; otherwise it is started again.
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
         let slot = pass.hold.slot();
-        self.let_slot_go(key, &mut pass.hold);
+        self.release_slot(key, &mut pass.hold);
         self.core.work.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => {
@@ -620,7 +623,7 @@ impl Array {
 }
 
 impl Core {
-    /// Takes note of what a pass that repairs has found.
+    /// Notes what a pass that repairs has found.
     fn note_found(&mut self, pass: &mut LoggedPass) {
         pass.bad = pass.fetch.repair_count() as u64;
         let unread = pass.fetch.missing().iter().filter(|block| block.why == Why::Unreadable);

@@ -1,8 +1,9 @@
-//! The log as the usable members hold it: batches with what each member has of them, and the chain they form.
+//! The log as the usable members hold it: its batches, the pieces that each member holds of them, and the
+//! chain that they form.
 //!
-//! Pure: what was found goes in, the batches that count come out (rules R2 and R3 of the crash-safety design). A
-//! batch's manifest is kept once, however many members hold it; of payloads only one bit for each block is kept.
-//! A durable batch is on every member that was live, so a batch that no member shows does not exist, unless
+//! Pure: finds go in, the batches that count come out (rules R2 and R3 of the crash-safety design). A batch's
+//! manifest is kept once, however many members hold it; of payloads only one bit for each block is kept. A
+//! durable batch is on every member that was live, so a batch that no member shows does not exist, unless
 //! blocks that could not be read hide it (R5). Must not know how rings are read or rows are decoded.
 
 use crate::array::geometry::Map;
@@ -14,11 +15,11 @@ use crate::format::{Batch, BatchHash, EpochStamp, LogRecord, LogStart, MemberSet
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{HashMap, VecDeque};
 
-/// What one member holds of a batch.
-// Plain data: what a scan has found.
+/// The part of a batch that one member holds.
+// Plain data: a find of a scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Whose piece it is.
+    /// The member that holds it.
     pub member: MemberIndex,
     /// Whether its header verifies.
     pub header: bool,
@@ -35,7 +36,7 @@ pub(super) struct LogBatch {
     hash: BatchHash,
     /// Blocks of header of each piece.
     header_blocks: u32,
-    /// What the members hold of it.
+    /// The pieces that members hold of it.
     pieces: Vec<Piece>,
     /// For each record the index in `ordinals` of its first column.
     starts: Vec<u32>,
@@ -82,7 +83,7 @@ impl LogBatch {
         Ok(LogBatch { batch, hash, header_blocks, pieces: Vec::new(), starts, ordinals, payloads })
     }
 
-    /// What its manifest says.
+    /// Its manifest.
     #[must_use]
     pub(super) fn batch(&self) -> &Batch {
         &self.batch
@@ -94,7 +95,7 @@ impl LogBatch {
         self.hash
     }
 
-    /// Where the piece of a member is: its first block in the ring; none when it had no part.
+    /// Place of a member's piece: its first block in the ring; none when the member had no part in it.
     #[must_use]
     pub(super) fn place(&self, member: MemberIndex) -> Option<u32> {
         Some(self.batch.places[usize::from(member.0)]).filter(|&place| place != NO_PLACE)
@@ -112,7 +113,8 @@ impl LogBatch {
         self.place(member).map(|place| place + self.header_blocks + self.payload_blocks(member))
     }
 
-    /// Where in its member's payload the images of a record's column start; `at` counts in the record's columns.
+    /// Where the images of a record's column start in its member's payload; `at` counts in the record's
+    /// columns.
     #[must_use]
     pub(super) fn ordinal(&self, record: usize, at: usize) -> u32 {
         self.ordinals[self.starts[record] as usize + at]
@@ -139,13 +141,13 @@ impl LogBatch {
         hashes
     }
 
-    /// What a member holds of it, when anything was found.
+    /// The piece that a member holds of it, if any was found.
     #[must_use]
     pub(super) fn piece(&self, member: MemberIndex) -> Option<&Piece> {
         self.pieces.iter().find(|piece| piece.member == member)
     }
 
-    /// Takes what was found on a member, in place of what was known before.
+    /// Takes the piece that was found on a member, in place of an earlier one.
     pub(super) fn set_piece(&mut self, piece: Piece) {
         match self.pieces.iter_mut().find(|known| known.member == piece.member) {
             Some(known) => *known = piece,
@@ -168,7 +170,7 @@ impl LogBatch {
 
 /// Whether a record can be in a log of an array of this shape.
 fn possible(record: &LogRecord, map: &Map) -> bool {
-    // What the format itself makes sure of is asked again: what follows relies on it.
+    // Checks again what the format itself ensures, because the code below relies on it.
     let rows = map.chunk / ROW_BYTES as usize;
     let slot = |slot: SlotIndex| slot.0 < map.slots;
     // There are never more stripes than slots.
@@ -198,33 +200,35 @@ fn possible(record: &LogRecord, map: &Map) -> bool {
 
 /// The batches that count, in order.
 ///
-/// Replay starts at the highest tail of any usable member: below it everything is in place. But a member that was rolled back, or
-/// did not get the newest tail, shows a lower one; what batches between its own tail and the highest one wrote on it, it redoes
-/// itself (T6, own redo). So the chain starts at the lowest tail, and says for each member where its own starts.
+/// Replay starts at the highest tail of any usable member: below it everything is in place. But a member that
+/// was rolled back, or did not get the newest tail, shows a lower one. It redoes by itself what batches
+/// between its own tail and the highest one wrote on it (T6, own redo). So the chain starts at the lowest
+/// tail, and names for each member where its own part starts.
 #[derive(Debug)]
 pub(super) struct Chain {
     /// Sequence of the first batch: the lowest tail of any usable member.
     tail: u64,
-    /// Place of the first batch at the highest tail: from there on batches are replayed on all members.
+    /// Place of the first batch at the highest tail. Batches from there on are replayed on all members.
     top: u32,
     /// For each member, by index, the place of the first batch that may not be in place on it: at most `top`.
     floors: Vec<u32>,
-    /// How many batches from the first on some note covers.
+    /// How many batches, from the first on, some note covers.
     noted: u32,
-    /// For each member, by index, how many a note in its own log covers: it had flushed them when it got the note.
+    /// For each member, by index, how many a note in its own log covers: it had flushed them when it got the
+    /// note.
     own_noted: Vec<u32>,
     /// The batches of sequences `tail`, `tail + 1`, ...
     batches: Vec<LogBatch>,
     /// By epoch: batches below this sequence are covered by a note that was written in it.
     notes: HashMap<u64, u64>,
-    /// Batches of the sequence before the tail that were found: they tell where the first batch was written.
+    /// Batches of the sequence before the tail that were found: they show where the first batch was written.
     before: Vec<LogBatch>,
-    /// What could not be read of the rings.
+    /// Blocks of the rings that could not be read.
     unread: UnreadBlocks,
 }
 
 impl Chain {
-    /// A chain of no batches whose next is `sequence`, in an array of so many members.
+    /// A chain of no batches, the next of which is `sequence`, in an array of `width` members.
     #[must_use]
     pub(super) fn empty(sequence: u64, width: usize) -> Chain {
         Chain {
@@ -240,7 +244,7 @@ impl Chain {
         }
     }
 
-    /// A chain of these batches from sequence 0 on, as many of which a note covers in every member's log.
+    /// A chain of these batches from sequence 0 on; a note in every member's log covers `noted` of them.
     #[cfg(test)]
     pub(super) fn of(batches: Vec<LogBatch>, noted: u32, width: usize) -> Chain {
         let notes = HashMap::from([(1, noted.into())]);
@@ -265,19 +269,19 @@ impl Chain {
         self.tail + u64::from(batch)
     }
 
-    /// The first batch at the highest tail: from there on batches are replayed on all members.
+    /// The first batch at the highest tail. Batches from there on are replayed on all members.
     #[must_use]
     pub(super) fn top(&self) -> u32 {
         self.top
     }
 
-    /// How many batches from the first on some note covers.
+    /// How many batches, from the first on, some note covers.
     #[must_use]
     pub(super) fn noted(&self) -> u32 {
         self.noted
     }
 
-    /// What could not be read of the rings.
+    /// Blocks of the rings that could not be read.
     #[must_use]
     pub(super) fn unread(&self) -> &UnreadBlocks {
         &self.unread
@@ -287,14 +291,14 @@ impl Chain {
         &mut self.unread
     }
 
-    /// Takes what a member holds of the batch of this sequence and identity.
+    /// Takes the piece that a member holds of the batch of this sequence and identity.
     pub(super) fn set_piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece) {
         let known = &mut self.batches[(sequence - self.tail) as usize];
         debug_assert_eq!(known.hash, *batch);
         known.set_piece(piece);
     }
 
-    /// An image of a batch was written again: it verifies now.
+    /// Records that an image of a batch was written again: it verifies now.
     pub(super) fn mend(&mut self, batch: u32, member: MemberIndex, ordinal: u32) {
         self.batches[batch as usize].mend(member, ordinal);
     }
@@ -311,15 +315,15 @@ impl Chain {
         batch < self.top && !self.is_in_place(member, batch)
     }
 
-    /// Whether what a batch wrote in place, before it was issued, is known to be durable on a member.
+    /// Whether a batch's data in place, written before it was issued, is known to be durable on a member.
     #[must_use]
     pub(super) fn is_flushed(&self, member: MemberIndex, batch: u32) -> bool {
         batch < self.own_noted[usize::from(member.0)] && !self.is_own(member, batch)
     }
 
-    /// Blocks of the log that `members` must hold and that are missing or bad. A note says that every member with a part
-    /// in a batch holds all of it. Batches of an epoch before that of their note are left out: what a replay noted need
-    /// only be enough to be replayed again.
+    /// Blocks of the log that `members` must hold and that are missing or bad. A note promises that every
+    /// member with a part in a batch holds all of it. Batches of an epoch before that of their note are left
+    /// out: batches that a replay noted need only be complete enough to be replayed again.
     #[must_use]
     pub(super) fn faults(&self, members: MemberSet) -> Vec<(MemberIndex, u64)> {
         let noted = |batch: &&LogBatch| {
@@ -342,12 +346,11 @@ impl Chain {
         faults
     }
 
-    /// Whether a batch behind the last one may be hidden (R5). It is not if one of the members,
-    /// read without an error where it would start, lacks it: what is durable is on every member
-    /// that was live. Those that are `behind` in their epoch, or had no part in the batch before,
-    /// do not count, since they may have missed it. Where more members than the array survives are
-    /// gone or gave errors, one that lacks it may be damaged: its word is enough only when the
-    /// errors do not pass.
+    /// Whether a batch behind the last one may be hidden (R5). It is not if one of the members, read without
+    /// an error where it would start, lacks it: a durable batch is on every member that was live. Members
+    /// that are `behind` in their epoch, or had no part in the batch before, do not count, since they may
+    /// have missed it. Where more members than the array survives are gone or gave errors, the one that lacks
+    /// it may itself be damaged: then it decides only when the errors do not pass.
     #[must_use]
     pub(super) fn hidden_end(&self, members: MemberSet, behind: MemberSet, map: &Map) -> Doubt {
         let may_hold = |member: &MemberIndex| match self.places_of_next(*member) {
@@ -364,9 +367,9 @@ impl Chain {
         }
     }
 
-    /// Whether a batch of the chain cannot have been durable: a member that had a part in it was
-    /// read without an error and lacks some of its piece. Only a batch of the epoch before this one
-    /// is judged so: in a later one a member that had failed may have come back without it.
+    /// Whether a batch of the chain cannot have been durable: a member that had a part in it was read without
+    /// an error and lacks some of its piece. Only a batch of the epoch before this one is judged so: in a
+    /// later one a member that had failed may have come back without it.
     #[must_use]
     pub(super) fn was_never_durable(
         &self,
@@ -397,8 +400,9 @@ impl Chain {
         !behind.contains(member) && last.is_none_or(|batch| batch.place(member).is_some())
     }
 
-    /// Where the batch behind the last one may start on a member: behind the last one, or where the ring begins, if it did not
-    /// fit there, or if this log began with an empty ring. None: nobody knows.
+    /// Where the batch behind the last one may start on a member: behind the last one, or where the ring
+    /// begins, if it did not fit there, or if this log began with an empty ring. None where that is not
+    /// known.
     fn places_of_next(&self, member: MemberIndex) -> Option<Vec<u32>> {
         let last: Vec<&LogBatch> = match self.batches.last() {
             Some(last) => vec![last],
@@ -412,14 +416,14 @@ impl Chain {
     }
 }
 
-/// Everything that was found, before it is known what counts.
+/// Everything that was found, before it is decided which batches count.
 #[derive(Debug)]
 pub(super) struct Finds {
     start: LogStart,
-    /// Whose rings are read.
+    /// Members whose rings are read.
     members: MemberSet,
     batches: HashMap<BatchHash, LogBatch>,
-    /// What each member's own pieces say, by index.
+    /// Marks in each member's own pieces, by index.
     shown: Vec<Shown>,
     /// The lowest tail that any member has shown so far.
     lowest: u64,
@@ -427,22 +431,22 @@ pub(super) struct Finds {
     noted: u64,
     /// The highest note seen of each epoch.
     notes: HashMap<u64, u64>,
-    /// Members that hold only the parent of an epoch, and that epoch: of those that have it in
-    /// their live set, each had it before a batch was written in it (E3).
+    /// Members that hold only the parent of an epoch, and that epoch. All members of its live set had it
+    /// before a batch was written in it (E3).
     behind: (EpochStamp, MemberSet),
     /// Whether a batch of that epoch was found.
     has_batch_of_epoch: bool,
     /// Sequences of batches that verify and are not possible.
     impossible: Vec<u64>,
-    /// Batches at which those below the tail are dropped next.
+    /// Number of batches at which those below the tail are dropped next.
     prune_at: usize,
     /// Batches of the sequence before the tail.
     before: Vec<LogBatch>,
-    /// What could not be read.
+    /// Blocks that could not be read.
     unread: UnreadBlocks,
 }
 
-/// What the pieces in a member's ring say, those that a replay wrote there left out.
+/// Marks in the pieces of a member's ring, except for pieces that a replay wrote there.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     /// Batches below are in place on it.
@@ -454,16 +458,16 @@ struct Shown {
 /// Why the log is not replayed with these members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ChainFault {
-    /// Not at all.
+    /// The log cannot be replayed at all.
     Error(RecoveryError),
-    /// Without these (T6).
+    /// The log cannot be replayed with these members (T6).
     RolledBack(Vec<(MemberIndex, RolledBack)>),
 }
 
-/// How the rings tell that a member was rolled back (T6).
+/// How the rings show that a member was rolled back (T6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RolledBack {
-    /// Space of batches that it has not in place was used again, which waited for it.
+    /// Space of batches that are not in place on it was used again, which is done only once they are.
     #[error(
         "it was rolled back to an older state of itself: the others have used the space of its log again from batch {tail} on, up \
          to {top}"
@@ -491,7 +495,8 @@ impl From<RecoveryError> for ChainFault {
     }
 }
 
-/// Fewest batches among which those below the tail are looked for: doing so for each new one would be quadratic.
+/// Fewest batches among which those below the tail are looked for: doing so for each new one would be
+/// quadratic.
 const PRUNE_BATCHES_MIN: usize = 1024;
 
 impl Finds {
@@ -516,13 +521,14 @@ impl Finds {
         }
     }
 
-    /// These members hold only the parent of an epoch: they are current as long as there is no batch of it (A1).
+    /// Sets the members that hold only the parent of an epoch: they are current as long as there is no batch
+    /// of it (A1).
     pub(super) fn expect_nothing_of(&mut self, epoch: EpochStamp, behind: MemberSet) {
         self.behind = (epoch, behind);
     }
 
-    /// A header that verifies, in a member's ring. Returns the batch it belongs to unless it is void: of an epoch older than the
-    /// log start's, or in place on all.
+    /// Takes a header that verifies, in a member's ring. Returns the batch it belongs to unless it is void:
+    /// of an epoch older than the log start's, or in place on all.
     pub(super) fn add(
         &mut self,
         member: MemberIndex,
@@ -538,8 +544,8 @@ impl Finds {
             }
             return None;
         }
-        // What a header says of tail and note is true whatever becomes of its batch; of the member it says something only
-        // where the member got it while it served.
+        // The tail and the note in a header are true whatever happens to its batch. They count for the member
+        // itself only if it got the header while it served.
         if !header.rewritten || is_off(Mutation::RewrittenTailBelieved) {
             let shown = &mut self.shown[usize::from(member.0)];
             shown.noted = shown.noted.max(header.batch.durable_upto);
@@ -569,7 +575,7 @@ impl Finds {
         self.batches.get(&hash)
     }
 
-    /// A batch just below the tail: what comes next begins where it ends, whatever its epoch.
+    /// Takes a batch just below the tail: the next batch begins where it ends, whatever its epoch.
     fn add_before(&mut self, header: SegmentHeader, map: &Map, ring_blocks: u32) {
         if self.before.iter().all(|known| known.hash != header.hash) {
             self.before.extend(LogBatch::new(header, map, ring_blocks));
@@ -589,7 +595,8 @@ impl Finds {
         self.members.iter().map(|member| self.shown[usize::from(member.0)].tail)
     }
 
-    /// Takes what a member holds of a batch; nothing when the batch turned out to be void meanwhile.
+    /// Takes the piece that a member holds of a batch. Does nothing when the batch has proved to be void
+    /// meanwhile.
     pub(super) fn set_piece(&mut self, batch: &BatchHash, piece: Piece) {
         if let Some(batch) = self.batches.get_mut(batch) {
             batch.set_piece(piece);
@@ -604,12 +611,13 @@ impl Finds {
         self.prune_at = PRUNE_BATCHES_MIN.max(2 * self.batches.len());
     }
 
-    /// The chain (R3): from the highest tail on, each batch naming the one before, and back from there to the lowest. Of several
-    /// candidates for a sequence the one of the highest epoch counts: only a recovery makes a second one, in a newer epoch, and
-    /// it had decided.
+    /// The chain (R3): from the highest tail on, each batch naming the one before, and back from there to the
+    /// lowest. Of several candidates for a sequence the one of the highest epoch counts: only a recovery
+    /// makes a second one, in a newer epoch, and that recovery had decided.
     ///
     /// # Errors
-    /// When a noted batch is not to be found, unless `force`, or one is not possible; or when members were rolled back.
+    /// When a noted batch cannot be found, unless `force`, or one is not possible; or when members were
+    /// rolled back.
     pub(super) fn chain(&mut self, force: bool) -> Result<Chain, ChainFault> {
         let (epoch, behind) = self.behind;
         if self.has_batch_of_epoch && !behind.is_empty() && !is_off(Mutation::WritesInEpochPassedOver) {
@@ -628,7 +636,7 @@ impl Finds {
         }
         let mut pick = |sequence: u64, fits: &dyn Fn(&LogBatch) -> bool| {
             let fitting = by_sequence.remove(&sequence)?.into_iter().filter(|c| fits(c));
-            // The rest of the key only makes the choice the same every time.
+            // The rest of the key only makes the choice reproducible.
             fitting.max_by_key(|c| (c.batch.epoch.number, c.pieces.len(), c.hash.0))
         };
         let mut batches: VecDeque<LogBatch> = VecDeque::new();
@@ -655,9 +663,9 @@ impl Finds {
                 return Err(RecoveryError::Impossible { sequence: end }.into());
             }
         }
-        // T6, reused space: what is between a member's tail and the highest is had from somebody as
-        // long as the space of it is not used again, and that waits until the tail is durable on
-        // all live members (W4).
+        // T6, reused space: some member holds the batches between another's tail and the highest one as long
+        // as their space is not used again, and that waits until the tail is durable on all live members
+        // (W4).
         let tail_of = |member: MemberIndex| (member, self.shown[usize::from(member.0)].tail);
         let rolled_back: Vec<_> =
             self.members.iter().map(tail_of).filter(|(_, tail)| *tail < first).collect();
@@ -669,7 +677,7 @@ impl Finds {
         if next < self.noted && !force && !unchecked {
             return Err(RecoveryError::LogBroken { sequence: next, noted: self.noted }.into());
         }
-        // A ring has fewer than 2^32 blocks, so no more batches either.
+        // A ring has fewer than 2^32 blocks, so there are no more batches either.
         let place = |sequence: u64| (sequence.clamp(first, next) - first) as u32;
         let noted = if unchecked { 0 } else { self.noted };
         Ok(Chain {
@@ -741,7 +749,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_batches_of_one_sequence_the_later_epoch_counts_with_what_follows_it() {
+    fn of_two_batches_of_one_sequence_that_of_the_later_epoch_counts_with_its_followers() {
         let old = line(5, &[2, 2, 2], BatchHash::default());
         let new = line(6, &[4, 4], header(&old[0]).hash);
         for order in [[old.clone(), new.clone()], [new, old]] {
@@ -764,7 +772,7 @@ mod tests {
     }
 
     #[test]
-    fn a_noted_batch_that_nobody_has_refuses_the_start_unless_forced() {
+    fn a_noted_batch_that_no_member_has_refuses_the_start_unless_forced() {
         let mut batches = line(5, &[2, 2], BatchHash::default());
         batches[1].durable_upto = 7;
         assert_eq!(find(START, &batches).chain(false).unwrap().noted, 2);
@@ -795,7 +803,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_note_vouches_for_and_a_member_does_not_hold_is_its_fault() {
+    fn a_piece_that_a_note_promises_and_a_member_does_not_hold_is_its_fault() {
         let map = map(2, 1, 1);
         let record = || vec![in_place(0, 0, 1, &[0, 2], 1)];
         let bad = |batch, member, _| (member == 2 && batch < 2) || (batch == 3 && member == 0);
@@ -803,11 +811,11 @@ mod tests {
         let all = MemberSet::first(3);
         assert_eq!(chain.faults(all), [(MemberIndex(2), 2)], "the last batch may be torn");
         assert_eq!(chain.faults(MemberSet::first(2)), []);
-        // A header alone is missing.
+        // Only a header is missing.
         let piece = Piece { header: false, ..chain.batches[2].piece(MemberIndex(1)).unwrap().clone() };
         chain.batches[2].set_piece(piece);
         assert_eq!(chain.faults(all), [(MemberIndex(1), 1), (MemberIndex(2), 2)]);
-        // What a later epoch noted, a replay has found good enough.
+        // Batches that a later epoch noted are ones that a replay has found good enough.
         chain.batches.iter_mut().for_each(|batch| batch.batch.epoch.id = 2);
         assert_eq!(chain.faults(all), []);
     }

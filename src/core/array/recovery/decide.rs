@@ -1,9 +1,10 @@
-//! What a prefix of the log makes of the rows it touches, and the longest prefix that can be recovered.
+//! The state of the rows that the log touches after a prefix of it, and the longest prefix that can be
+//! recovered.
 //!
-//! Pure (rules R4 and R5 of the crash-safety design). Work goes tile by tile: some rows of one slot, so that memory
-//! stays bounded however much the log touches. A row is judged for every prefix at once: between two batches that
-//! touch its slot nothing changes, so it is good or bad for ranges of prefixes, and the longest prefix in which
-//! nothing is bad is found when all ranges are known. Must not know how blocks are read.
+//! Pure (rules R4 and R5 of the crash-safety design). Work goes tile by tile: some rows of one slot, so that
+//! memory stays bounded however much the log touches. A row is judged for every prefix at once: between two
+//! batches that touch its slot nothing changes, so it is good or bad for ranges of prefixes, and the longest
+//! prefix in which nothing is bad is found when all ranges are known. Must not know how blocks are read.
 
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
@@ -50,8 +51,8 @@ fn touches(chain: &Chain) -> Vec<Touch> {
     all
 }
 
-/// The stripe map of every stripe that the first `prefix` batches touch, with the last batch that does; `epoch` goes into the
-/// entries.
+/// The map entries of all stripes that the first `prefix` batches touch, each with the last batch that does;
+/// `epoch` goes into the entries.
 #[must_use]
 pub(super) fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<StripeIndex, (MapEntry, u32)> {
     let mut map = BTreeMap::new();
@@ -69,7 +70,7 @@ pub(super) fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<Stri
 }
 
 /// Some rows of one slot.
-// Plain data: what is judged, or redone, at once.
+// Plain data: rows that are judged, or redone, together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tile {
     /// The slot.
@@ -80,7 +81,7 @@ pub(super) struct Tile {
     pub touches: Range<usize>,
 }
 
-/// Where the content of a block is to be found.
+/// Where the content of a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
     /// In place, as before the log; its hash is in the checksum pages.
@@ -129,7 +130,7 @@ pub(super) struct TileState {
     width: usize,
     cells: Vec<Cell>,
     touched: Vec<bool>,
-    /// Cells whose hash a record from the highest tail on has set: what the pages say of them may be of before.
+    /// Cells whose hash a record from the highest tail on has set: their entries in the pages may be older.
     is_news: Vec<bool>,
 }
 
@@ -152,7 +153,7 @@ impl TileState {
         self.live
     }
 
-    /// Whether the pages need not say yet what the log says of a block.
+    /// Whether the hash of a block in the pages may be older than that in the log.
     #[must_use]
     pub(super) fn is_news(&self, row: usize, column: usize) -> bool {
         self.is_news[(row - self.rows.start) * self.width + column]
@@ -231,21 +232,22 @@ impl TileState {
     }
 }
 
-/// What was read of home blocks: (row, column) to the hash of what is there, none where that gave an error.
+/// Results of reading home blocks: (row, column) to the hash of the block read, none where that gave an
+/// error.
 pub(super) type Homes = HashMap<(usize, usize), Option<BlockHash>>;
 
-/// What the checksum pages say of an untouched block.
+/// What the checksum pages record of an untouched block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Base {
     /// Its hash.
     Hash(BlockHash),
-    /// There are no checksum pages: what can be read is good.
+    /// There are no checksum pages: any block that can be read is good.
     Unchecked,
-    /// The page is lost: nothing tells whether the block is good.
+    /// The page is lost: it is not known whether the block is good.
     Unknown,
 }
 
-/// What judging needs to know besides the chain.
+/// The facts that judging needs besides the chain, and the chain.
 #[derive(Debug)]
 pub(super) struct Judge {
     /// The chain.
@@ -261,7 +263,7 @@ pub(super) struct Judge {
 }
 
 /// A range of prefixes in which a row cannot be decoded.
-// Plain data: what a tile tells the decision.
+// Plain data: the contribution of a tile to the decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bad {
     /// Lengths of prefix.
@@ -270,17 +272,18 @@ pub(super) struct Bad {
     pub avoidable: bool,
 }
 
-/// What to make of blocks that could not be read, because of errors.
+/// How blocks count that could not be read because of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// They are erasures.
     Erased,
-    /// They are erasures where, with members that are gone, they are no more than the array survives. Elsewhere they may be good.
+    /// They are erasures where, together with members that are gone, they are no more than the array
+    /// survives. Elsewhere they may be good.
     Covered,
     /// They may be good.
     Good,
-    /// In a row that a member had a part in which is not here they may be good, and so may what that member has; elsewhere they
-    /// are erasures.
+    /// In a row in which a member that is not here had a part they may be good, and so may that member's
+    /// blocks; elsewhere they are erasures.
     Present,
 }
 
@@ -295,37 +298,37 @@ impl Reading {
 enum Lack {
     /// It was read and is wrong, or its member never had it.
     Wrong,
-    /// It gave an error.
+    /// Reading it gave an error.
     Unread,
     /// Its member is not here, and had a part in it.
     Absent,
 }
 
 /// What a tile contributes to the decision.
-// Plain data: told when it was weighed.
+// Plain data: the result of weighing it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Verdict {
-    /// When prefixes are bad, by [`Reading`].
+    /// Ranges of prefixes that are bad, by [`Reading`].
     pub bad: [Vec<Bad>; Reading::COUNT],
     /// Blocks of usable members, (row, column), that are missing or bad at some prefix.
     pub suspects: Vec<(usize, usize)>,
 }
 
 impl Judge {
-    /// A judge of what a chain makes of the rows.
+    /// A judge of the rows that a chain touches.
     #[must_use]
     pub(super) fn new(chain: Chain, map: Map, usable: MemberSet, away: MemberSet) -> Judge {
         let touches = touches(&chain);
         Judge { chain, touches, map, usable, away }
     }
 
-    /// What is judged.
+    /// The chain that is judged.
     #[must_use]
     pub(super) fn chain(&self) -> &Chain {
         &self.chain
     }
 
-    /// An image of the chain was written again: it verifies now.
+    /// Records that an image of the chain was written again: it verifies now.
     pub(super) fn mend(&mut self, batch: u32, member: MemberIndex, ordinal: u32) {
         self.chain.mend(batch, member, ordinal);
     }
@@ -336,8 +339,9 @@ impl Judge {
         from < self.touches.len()
     }
 
-    /// Cuts what the log touches into tiles of at most `rows_max` rows, in the order of slots; `from` is an index of
-    /// `touches` at which a slot starts. Returns the tiles of that slot and where the next one starts.
+    /// Cuts the rows that the log touches into tiles of at most `rows_max` rows, in the order of slots;
+    /// `from` is an index of `touches` at which a slot starts. Returns the tiles of that slot and where the
+    /// next one starts.
     #[must_use]
     pub(super) fn tiles(&self, from: usize, rows_max: usize) -> (Vec<Tile>, usize) {
         let Some(first) = self.touches.get(from) else { return (Vec::new(), from) };
@@ -365,8 +369,8 @@ impl Judge {
         (tiles, touches.end)
     }
 
-    /// Whether a slot that holds data may have held none before the chain: the first that this says of it is not that
-    /// some of its blocks change.
+    /// Whether a slot that holds data may have held none before the chain: its first record in the chain does
+    /// not change blocks of existing data.
     #[must_use]
     pub(super) fn begins_in_log(&self, slot: SlotIndex) -> bool {
         let first = self.touches.partition_point(|touch| touch.slot < slot.0);
@@ -387,10 +391,10 @@ impl Judge {
         state
     }
 
-    /// The rows of which some usable member's block is not known to be good at some prefix that may be chosen: their
-    /// home blocks must be read before the tile can be weighed. Fresh data below the note was durable on all members
-    /// before the note was written, and untouched blocks are as good as any block at rest: both are looked at only
-    /// where a row must be decoded.
+    /// Rows in which a usable member's block is not known to be good at some prefix that may be chosen: their
+    /// home blocks must be read before the tile can be weighed. Fresh data below the note was durable on all
+    /// members before the note was written, and untouched blocks are as good as any block at rest: both are
+    /// looked at only where a row must be decoded.
     #[must_use]
     pub(super) fn rows_in_doubt(&self, tile: &Tile) -> Vec<usize> {
         let mut doubtful = vec![false; tile.rows.len()];
@@ -404,8 +408,8 @@ impl Judge {
         tile.rows.clone().filter(|row| doubtful[row - tile.rows.start]).collect()
     }
 
-    /// Weighs a tile with what was read of the home blocks of its doubtful rows. `base` is what the pages say
-    /// of an untouched block.
+    /// Weighs a tile by the home blocks that were read of its doubtful rows. `base` gives the entry of an
+    /// untouched block in the pages.
     #[must_use]
     pub(super) fn weigh(
         &self,
@@ -416,7 +420,7 @@ impl Judge {
     ) -> Verdict {
         let mut verdict = Verdict::default();
         let mut suspects = vec![false; tile.rows.len() * self.map.width()];
-        // What is lost at the note already: no prefix that may be chosen could save it.
+        // Blocks that are lost at the note already: no prefix that may be chosen could save them.
         let mut lost_at_note: [HashMap<usize, Vec<usize>>; Reading::COUNT] = Default::default();
         self.walk(tile, |state, prefixes| {
             for &row in doubtful.iter().filter(|&&row| state.touched[row - tile.rows.start]) {
@@ -472,7 +476,8 @@ impl Judge {
         verdict
     }
 
-    /// Calls `see` with the tile's live states and the lengths of prefix for which each holds, from the note on.
+    /// Calls `see` with the tile's live states and the lengths of prefix for which each holds, from the note
+    /// on.
     fn walk(&self, tile: &Tile, mut see: impl FnMut(&TileState, Range<u32>)) {
         let mut state = TileState::new(tile, self.map.width());
         let mut groups = self.touches[tile.touches.clone()].chunk_by(|a, b| a.batch == b.batch).peekable();
@@ -516,7 +521,7 @@ impl Judge {
     ) -> Option<bool> {
         let cell = state.cell(row, column);
         let wanted = cell.logged_hash().map_or_else(|| base(row, column), Base::Hash);
-        // What counts as zeroes is on no device, so it does not matter whether its member is here.
+        // A block that counts as zeroes is on no device, so it does not matter whether its member is here.
         if matches!(wanted, Base::Hash(hash) if !hash.is_stored()) {
             return Some(true);
         }
@@ -530,7 +535,7 @@ impl Judge {
             Base::Unchecked => home.is_some(),
             Base::Unknown => false,
         };
-        // What is in place already need not be in the log.
+        // A block that is in place already need not be in the log.
         Some(
             is_in_place
                 || matches!(cell, Cell::Image { batch, ordinal, .. }
@@ -538,7 +543,7 @@ impl Judge {
         )
     }
 
-    /// Whether an error keeps it open whether a block of a usable member, which is not known to be good, is.
+    /// Whether an error leaves it open whether a block of a usable member, which is not known to be good, is.
     fn is_unread(&self, tile: &Tile, state: &TileState, row: usize, column: usize, homes: &Homes) -> bool {
         let home = homes.get(&(row, column)) == Some(&None);
         home || match state.cell(row, column) {
@@ -551,8 +556,8 @@ impl Judge {
         }
     }
 
-    /// Whether the member of a block is away, and was there when the log says that the block was written. What the log does not
-    /// write is from before: a member with any part in the log has it.
+    /// Whether the member of a block is away, and was there when the block was written, by the log. A block
+    /// that the log does not write is older: a member with any part in the log has it.
     fn had_part(&self, tile: &Tile, state: &TileState, row: usize, column: usize) -> bool {
         let member = self.member(tile, column);
         let had = |batch: &LogBatch| self.away.contains(member) && batch.place(member).is_some();
@@ -581,19 +586,20 @@ impl Judge {
 #[derive(Debug)]
 pub(super) struct Decision {
     noted: u32,
-    /// By [`Reading`], for each length of prefix how many more ranges start than end there: any, and avoidable ones.
+    /// By [`Reading`], for each length of prefix how many more ranges start than end there: any, and
+    /// avoidable ones.
     changes: [Vec<(i32, i32)>; Reading::COUNT],
 }
 
 impl Decision {
-    /// Nothing is bad yet.
+    /// A decision in which nothing is bad yet.
     #[must_use]
     pub(super) fn new(chain: &Chain) -> Decision {
         let changes = vec![(0, 0); chain.batches().len() + 2];
         Decision { noted: chain.noted(), changes: std::array::from_fn(|_| changes.clone()) }
     }
 
-    /// Takes what is bad in one tile.
+    /// Takes the bad ranges of one tile.
     pub(super) fn add(&mut self, bad: &[Vec<Bad>; Reading::COUNT]) {
         for (bad, changes) in bad.iter().zip(&mut self.changes) {
             for Bad { prefixes, avoidable } in bad {
@@ -606,7 +612,8 @@ impl Decision {
         }
     }
 
-    /// Whether the prefix would be another one if what could not be read were good, or would lose less (R5, T3).
+    /// Whether another prefix would be chosen if blocks that could not be read were good, or whether it would
+    /// lose less (R5, T3).
     #[must_use]
     pub(super) fn doubt(&self) -> Doubt {
         let erased = self.longest();
@@ -620,20 +627,22 @@ impl Decision {
         }
     }
 
-    /// Whether rows cannot be decoded that could if blocks were good which could not be read, on more members than is survived.
+    /// Whether rows cannot be decoded that could be if unread blocks were good, on more members than the
+    /// array survives.
     #[must_use]
     pub(super) fn loses_unread(&self) -> bool {
         self.loses_less_if(Reading::Covered, Reading::Erased)
     }
 
-    /// Whether rows cannot be decoded that could with what members may have that are not here. That other blocks of such a row
-    /// gave errors makes no difference: they may stay unreadable, and the members would be stale by then.
+    /// Whether rows cannot be decoded that could be with the blocks that members which are not here may have.
+    /// Errors of other blocks of such a row make no difference: these may stay unreadable, and the members
+    /// would be stale by then.
     #[must_use]
     pub(super) fn loses_absent(&self) -> bool {
         !is_off(Mutation::AbsentTakenForLost) && self.loses_less_if(Reading::Present, Reading::Erased)
     }
 
-    /// Whether fewer rows could not be decoded at the prefix that is chosen than with another reading.
+    /// Whether, at the prefix that is chosen, fewer rows cannot be decoded by one reading than by another.
     fn loses_less_if(&self, reading: Reading, than: Reading) -> bool {
         let prefix = self.longest() as usize;
         let losses = |reading: Reading| -> i32 {
@@ -642,8 +651,9 @@ impl Decision {
         losses(reading) < losses(than)
     }
 
-    /// The longest prefix, not below the note, in which every row can be decoded (R5). Where there is none, rows
-    /// that the noted batches touch are lost whatever is chosen; the longest prefix that loses nothing more then.
+    /// The longest prefix, not below the note, in which every row can be decoded (R5). Where there is none,
+    /// rows that the noted batches touch are lost whatever is chosen; then the longest prefix that loses no
+    /// others.
     #[must_use]
     pub(super) fn longest(&self) -> u32 {
         self.longest_if(Reading::Erased)
@@ -689,7 +699,7 @@ mod tests {
         all
     }
 
-    /// The decision when every home block is what `home` says.
+    /// The decision when every home block is what `home` returns.
     fn decide(judge: &Judge, rows_max: usize, home: impl Fn(u64, usize, usize) -> Option<BlockHash>) -> u32 {
         let mut decision = Decision::new(&judge.chain);
         for tile in all_tiles(judge, rows_max) {
@@ -723,7 +733,7 @@ mod tests {
     #[test]
     fn a_missing_image_that_a_later_one_replaces_is_no_erasure() {
         let batches = || vec![vec![in_place(0, 0, 1, &[0, 2], 1)], vec![in_place(0, 0, 1, &[0, 2], 11)]];
-        // Counted batch by batch the first would end the prefix.
+        // If batches counted one by one, the first would end the prefix.
         assert_eq!(decide(&judge(2, 1, 0, batches(), &[(0, 0), (0, 2)]), 1, untouched), 2);
         assert_eq!(decide(&judge(2, 1, 0, batches(), &[(1, 0), (1, 2)]), 1, untouched), 1);
         assert_eq!(decide(&judge(2, 1, 0, batches(), &[(0, 0), (0, 2), (1, 0), (1, 2)]), 1, untouched), 0);
@@ -749,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_is_had_without_its_member() {
+    fn a_block_that_was_never_written_is_had_without_its_member() {
         // Member 1 is away, and the image of column 0 is bad: parity and the zeroes of column 1 give it.
         let mut judge = judge(2, 1, 0, vec![vec![in_place(0, 0, 1, &[0, 2], 1)]], &[(0, 0)]);
         judge.usable.remove(MemberIndex(1));
@@ -812,7 +822,7 @@ mod tests {
         let discard = || LogRecord::Discard { stripe: StripeIndex(0), slot: SlotIndex(0) };
         let missing = [(0, 0), (0, 2)];
         assert_eq!(decide(&judge(2, 1, 0, vec![torn(), vec![discard()]], &missing), 1, untouched), 2);
-        // The stripe comes back: what the first record of its new life does not name is unwritten.
+        // The stripe comes back: blocks that the first record of its new life does not name are unwritten.
         let mut first = in_place(0, 0, 1, &[1, 2], 11);
         if let LogRecord::InPlace(record) = &mut first {
             record.first = true;
@@ -822,7 +832,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_at_the_note_neither_shortens_the_prefix_nor_excuses_more() {
+    fn a_row_that_is_lost_at_the_note_neither_shortens_the_prefix_nor_excuses_more() {
         let batches = || {
             vec![
                 vec![in_place(0, 0, 1, &[0, 2], 1)],
@@ -899,7 +909,7 @@ mod tests {
                 MemberSet::first(map.width() as u16),
                 MemberSet::default(),
             );
-            // Fresh blocks are what some record says or not there; all others are as before the log.
+            // Fresh blocks are as some record says or absent; all others are as before the log.
             let fresh_hash = |slot: u64, row: usize, column: usize| {
                 let records = judge.chain.batches().iter().flat_map(|entry| &entry.batch().records);
                 let mut hashes = records.filter_map(|record| match record {
@@ -922,7 +932,7 @@ mod tests {
         }
     }
 
-    /// What is lost of the live rows after a prefix, looking at nothing but that prefix.
+    /// The losses of the live rows after a prefix, computed from that prefix alone.
     fn losses(
         judge: &Judge,
         prefix: u32,
@@ -933,7 +943,7 @@ mod tests {
             let state = judge.state_at(&tile, prefix);
             for row in state.touched_rows().filter(|_| state.live) {
                 let slot = tile.slot.0;
-                // Rows of which nothing is missing are not looked at: home blocks at rest are taken for good.
+                // Rows of which nothing is missing are not looked at: home blocks at rest count as good.
                 let mut doubt = false;
                 let mut bad = Vec::new();
                 for column in 0..judge.map.width() {

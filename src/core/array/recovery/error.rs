@@ -23,7 +23,7 @@ pub(crate) enum RecoveryError {
         "batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect"
     )]
     Impossible {
-        /// Which.
+        /// The batch.
         sequence: u64,
     },
     /// The end of the log is not known, because of blocks that could not be read (rule R5).
@@ -35,25 +35,25 @@ pub(crate) enum RecoveryError {
     EndUnreadable {
         /// The first batch that may be there.
         sequence: u64,
-        /// Whose log could not be read, in words.
+        /// Members whose logs could not be read, in words.
         members: String,
     },
-    /// Blocks of the log that could not be read hold what was flushed (rule T3).
+    /// Blocks of the log that could not be read hold content that was flushed (rule T3).
     #[error(
         "rows that were flushed cannot be decoded without blocks of the log of {members} that cannot be read: start the array again \
          when they can, bring back members that are missing, or force the start and lose these rows"
     )]
     LogUnreadable {
-        /// Whose log could not be read, in words.
+        /// Members whose logs could not be read, in words.
         members: String,
     },
-    /// Members that are missing may have what was flushed and others have lost (rule T1).
+    /// Members that are missing may have flushed content that others have lost (rule T1).
     #[error(
         "rows that were flushed cannot be decoded with the members that are here, as blocks of their logs are wrong or gone, and \
          {members}, missing now, may have them: bring back members that are missing, or force the start and lose these rows"
     )]
     RowsAbsent {
-        /// Which members, in words.
+        /// The members, in words.
         members: String,
     },
     /// A row of the log cannot be decoded because of blocks that could not be read (rule T3).
@@ -62,23 +62,23 @@ pub(crate) enum RecoveryError {
          the array again when they can, bring back members that are missing, or force the start and lose these blocks"
     )]
     RowUnreadable {
-        /// Which.
+        /// The slot.
         slot: SlotIndex,
-        /// Which.
+        /// The row.
         row: usize,
     },
-    /// Rows are lost, and without checksums nothing would tell.
+    /// Rows are lost, and without checksums nothing would reveal their wrong content.
     #[error(
         "{} of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \
          what is there would be read as if it were right: bring back members that are missing, or force the start",
         Count::of(*rows, "row")
     )]
     RowsLost {
-        /// How many at least.
+        /// The fewest that are lost.
         rows: usize,
-        /// The first.
+        /// The slot of the first.
         slot: SlotIndex,
-        /// The first.
+        /// The first of them.
         row: usize,
     },
     /// There is no room for the note.
@@ -86,7 +86,7 @@ pub(crate) enum RecoveryError {
         "the log of member {member} has no room for the note that recovery writes: the array kept no reserve"
     )]
     NoRoom {
-        /// Whose log.
+        /// The member whose log it is.
         member: MemberIndex,
     },
     /// No usable member has a copy of a page.
@@ -94,7 +94,7 @@ pub(crate) enum RecoveryError {
         "no member in use has a copy of metadata page {page}: more members are missing than the array survives"
     )]
     PageUnavailable {
-        /// Which.
+        /// The page.
         page: u64,
     },
     /// The newest version of a page is not known, because of copies that could not be read (rule T3).
@@ -104,18 +104,18 @@ pub(crate) enum RecoveryError {
          only there"
     )]
     PageUnreadable {
-        /// Which.
+        /// The page.
         page: u64,
-        /// Which of its copies could not be read, in words.
+        /// The copies that could not be read, in words.
         why: String,
     },
     /// A page of the stripe map is lost.
     #[error("page {page} of the stripe map is lost: more of its copies are bad than the array survives")]
     MapLost {
-        /// Which.
+        /// The page.
         page: u64,
     },
-    /// Pages of the stripe map look as if they were never written, and were.
+    /// Pages of the stripe map look as if they were never written, but they were.
     #[error(
         "{gone} of {counted} pages of the stripe map that were written look on all members that are here as if they never were: \
          these copies were overwritten, and stripes would read as zeroes. Bring back members that are missing and were in service \
@@ -123,9 +123,9 @@ pub(crate) enum RecoveryError {
          stripes"
     )]
     MapGone {
-        /// How many at least.
+        /// The fewest that are gone.
         gone: u64,
-        /// How many were.
+        /// The number that were written.
         counted: u64,
     },
     /// A page of the stripe map may be an old one.
@@ -135,7 +135,7 @@ pub(crate) enum RecoveryError {
          read as they were before"
     )]
     MapBehind {
-        /// Which.
+        /// The page.
         page: u64,
     },
     /// The pages of the stripe map make no map.
@@ -144,7 +144,7 @@ pub(crate) enum RecoveryError {
 }
 
 impl RecoveryError {
-    /// Whether a forced start goes on all the same, and gives up what is in the way.
+    /// Whether a forced start goes on all the same, and gives up the content that prevents it.
     #[must_use]
     pub(crate) fn yields_to_force(&self) -> bool {
         match self {

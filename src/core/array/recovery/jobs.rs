@@ -1,8 +1,8 @@
 //! Work on the rows of one tile: weighing home blocks, writing missing images again (R6), redo in place (R8).
 //!
-//! A job pins the checksum pages of its tile, reads what it needs, decodes what is missing from any k columns, and
-//! writes. Everything that was read is compared with its hash, and so is what was decoded, wherever a hash is known.
-//! Jobs run side by side within a bound of bytes; the step that they belong to ends with the last.
+//! A job pins the checksum pages of its tile, reads the blocks it needs, decodes missing ones from any k
+//! columns, and writes. Every block that was read or decoded is compared with its hash, wherever that is
+//! known. Jobs run side by side within a bound of bytes; the step that they belong to ends with the last.
 
 use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
@@ -23,19 +23,21 @@ const BLOCK: usize = ROW_BYTES as usize;
 /// Bytes of the rows of a tile, all columns: small enough that many tiles are in work at once.
 const TILE_BYTES: usize = 1 << 20;
 
-/// Bytes of rows that all jobs may hold: keeps many disks busy and bounds memory. One tile always goes.
+/// Most bytes of rows that all jobs may hold: keeps many disks busy and bounds memory. One tile may always
+/// go.
 const JOBS_BYTES: usize = 32 << 20;
 
-/// Blocks of one read or write of neighbours, 1 MiB.
+/// Most blocks of one read or write of neighbours, 1 MiB.
 const RUN_BLOCKS: usize = 256;
 
-/// A block that is being read, and what it must be.
+/// A block that is being read, and its expected content.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CellRead {
     row: usize,
     column: usize,
     expected: Option<BlockHash>,
-    /// Where it is as well, perhaps: its image in the log, which gave an error.
+    /// Its image in the log, to be read if the block there is not good: an earlier read of the image gave an
+    /// error.
     or_at: Option<ByteOffset>,
 }
 
@@ -46,7 +48,7 @@ enum Kind {
     Redo,
 }
 
-/// A block that is to be written.
+/// A block that has to be written.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     row: usize,
@@ -54,7 +56,7 @@ struct Wanted {
     member: MemberIndex,
     which: Which,
     offset: ByteOffset,
-    /// The image that is good again when it is written.
+    /// The image of the log that is good again once this is written.
     mends: Option<(u32, u32)>,
 }
 
@@ -66,9 +68,9 @@ pub(super) struct Job {
     bytes: usize,
     /// Pages that are pinned or will be.
     pages: Vec<PageIndex>,
-    /// Pages or operations that are waited for.
+    /// Pages or operations that it waits for.
     pending: usize,
-    /// When weighing: the rows in doubt, and what is there.
+    /// When weighing: the rows in doubt, and the home blocks read.
     doubtful: Vec<usize>,
     homes: Homes,
     /// When writing images again: the blocks in question.
@@ -80,7 +82,7 @@ pub(super) struct Job {
     have: HashMap<(usize, usize), Buf>,
     /// Blocks that were asked for; those that are not in `have` cannot be had.
     asked: HashSet<(usize, usize)>,
-    /// Of these, those that gave an error.
+    /// Blocks of `asked` whose reads gave an error.
     unread: HashSet<(usize, usize)>,
 }
 
@@ -88,13 +90,13 @@ pub(super) struct Job {
 #[derive(Debug, Default)]
 pub(super) struct CellTrials {
     patience: Patience,
-    /// They read again at this time.
+    /// When they read again.
     again: Option<Timestamp>,
-    /// Those that wait for that.
+    /// Jobs that wait for that.
     jobs: Vec<usize>,
-    /// Those that have waited and are not through.
+    /// Jobs that have waited and are not yet done.
     tried: BTreeSet<usize>,
-    /// What gives an error counts as lost: there is no time left, and the start is forced.
+    /// Blocks whose reads give errors count as lost: there is no time left, and the start is forced.
     takes_anything: bool,
 }
 
@@ -177,7 +179,7 @@ impl Recovery {
             let Some(tile) = self.next_tile(&mut next) else { break };
             let state = self.plan.judge.state_at(&tile, self.plan.prefix);
             let bytes = state.touched_rows().count() * self.cx.map.width() * BLOCK;
-            // A tile that only batches beyond the prefix touch has nothing to be done.
+            // A tile that only batches beyond the prefix touch needs no work.
             if bytes > 0 {
                 self.start_job(Job { state: Some(state), ..Job::new(Kind::Redo, tile, bytes) }, pages);
             }
@@ -194,12 +196,13 @@ impl Recovery {
         true
     }
 
-    /// Whether what was changed is to be written, or handed over, before more is.
+    /// Whether the changes so far must be written, or handed over, before more are made.
     fn is_full(&self, pages: &PageStore) -> bool {
         pages.dirty_pages() >= crate::array::recovery::DIRTY_PAGES_MAX || self.is_lift_full()
     }
 
-    /// The next tile in the order of slots; `next` is the first touch of the slots that were not cut into tiles yet.
+    /// The next tile in the order of slots; `next` is the first touch of the slots that were not cut into
+    /// tiles yet.
     fn next_tile(&mut self, next: &mut usize) -> Option<Tile> {
         let rows_max = (TILE_BYTES / (self.cx.map.width() * BLOCK)).max(1);
         while self.work.tiles.is_empty() && self.plan.judge.has_touches(*next) {
@@ -350,7 +353,7 @@ impl Recovery {
         }
     }
 
-    /// Everything that was asked for is there or cannot be had.
+    /// Goes on, since every block that was asked for is here or cannot be had.
     fn cells_complete(&mut self, key: usize, pages: &mut PageStore) {
         let job = &mut self.work.jobs[key];
         if job.kind == Kind::Weigh {
@@ -371,7 +374,7 @@ impl Recovery {
         let mut decodable = Vec::new();
         let mut waits_for = None;
         for (row, columns) in missing {
-            // Zeroes cost nothing; of the others only as many as needed are asked for at a time.
+            // Zeroes cost nothing; of the other blocks only as many as needed are asked for at a time.
             let mut good = (0..self.cx.map.width()).filter(|&c| job.have.contains_key(&(row, c))).count();
             let mut asked = 0;
             for column in 0..self.cx.map.width() {
@@ -392,7 +395,7 @@ impl Recovery {
                 // Every column was asked for, and none can be decoded.
                 let unread = job.unread.iter().filter(|(other, _)| *other == row).count();
                 if good + unread >= self.cx.map.k && !self.trials.cells.takes_anything {
-                    // With what gave an error it can (T3).
+                    // With the blocks that gave errors it can (T3).
                     waits_for.get_or_insert((job.tile.slot, row));
                     continue;
                 }
@@ -416,8 +419,9 @@ impl Recovery {
         self.write_job(key, pages);
     }
 
-    /// Blocks that gave an error, without which a row cannot be decoded, are read again later. Otherwise what the log has of
-    /// the row would be lost with the log: the start ends here when that takes too long, unless it is forced.
+    /// Has blocks read again later that gave an error, and without which a row cannot be decoded. Otherwise
+    /// the images of the row would be lost with the log. When this takes too long the start ends here, unless
+    /// it is forced.
     fn wait_for_cells(&mut self, key: usize, (slot, row): (SlotIndex, usize)) {
         let trials = &mut self.trials.cells;
         trials.jobs.push(key);
@@ -450,7 +454,7 @@ impl Recovery {
         }
     }
 
-    /// Writes what is wanted and could be had, neighbours together; sets the hashes.
+    /// Writes the wanted blocks that could be had, neighbours together; sets the hashes.
     fn write_job(&mut self, key: usize, pages: &mut PageStore) {
         if self.trials.cells.tried.remove(&key) && self.trials.cells.tried.is_empty() {
             self.trials.cells.patience.succeeded();
@@ -540,7 +544,7 @@ impl Job {
         }
     }
 
-    /// Asks for a block: zeroes are had at once, others may need a read.
+    /// Asks for a block: zeroes are here at once, others may need a read.
     fn ask(
         &mut self,
         cx: &RecoveryContext,
@@ -564,7 +568,7 @@ impl Job {
         }
     }
 
-    /// Computes missing columns of a row; returns those whose result is not what the log says.
+    /// Computes missing columns of a row. Returns those whose result does not match the log.
     fn decode(&mut self, cx: &RecoveryContext, row: usize, columns: &BTreeSet<usize>) -> Vec<usize> {
         let width = cx.map.width();
         let present: Vec<(usize, &[u8])> = (0..width)
@@ -588,8 +592,8 @@ impl Job {
         wrong
     }
 
-    /// Sets the hash of every block that the log names; for slots that hold nothing any more too, as R8 wants every
-    /// page that the log names written.
+    /// Sets the hash of every block that the log names, also for slots that hold nothing any more, because R8
+    /// requires every page that the log names to be written.
     fn set_hashes(&self, cx: &RecoveryContext, pages: &mut PageStore) {
         if !cx.checks.checksums {
             return;
@@ -599,7 +603,8 @@ impl Job {
             for column in 0..cx.map.width() {
                 let Some(hash) = state.cell(row, column).logged_hash() else { continue };
                 let index = ColumnIndex(column as u16);
-                // Pages were written before the tail moved: only one that was rolled back with its member is older.
+                // Pages were written before the tail moved: only one that was rolled back with its member is
+                // older.
                 if state.is_news(row, column) || pages.hash(self.tile.slot, row, index) != hash {
                     pages.set_hash(self.tile.slot, row, index, hash);
                 }
@@ -680,8 +685,8 @@ fn wanted_again(
             Cell::Fresh { .. } => {
                 all.push(Wanted { row, column, member, which, offset: home(cx, tile, row), mends: None });
             }
-            // Its log has no room for what others have in place; what it lacks of that goes in place here too, which no prefix
-            // changes.
+            // Its log has no room for the batches that others have in place. The blocks that it lacks of
+            // those go in place here too, whatever the prefix.
             Cell::Image { batch, .. } if judge.chain().is_own(member, batch) => {
                 all.push(Wanted { row, column, member, which, offset: home(cx, tile, row), mends: None });
             }
@@ -699,8 +704,9 @@ fn wanted_again(
     all
 }
 
-/// R8: last images to the usable members; all that the log names to devices that are being built and have come past
-/// the slot. Without checksum pages nothing says that a block is unwritten, so it is written as zeroes.
+/// R8: last images to the usable members; all blocks that the log names to devices that are being built and
+/// have come past the slot. Without checksum pages nothing records that a block is unwritten, so it is
+/// written as zeroes.
 fn wanted_in_place(cx: &RecoveryContext, judge: &Judge, tile: &Tile, state: &TileState) -> Vec<Wanted> {
     let mut all = Vec::new();
     let built: Vec<&Building> = cx.building.iter().filter(|device| tile.slot < device.bound).collect();

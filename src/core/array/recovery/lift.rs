@@ -1,16 +1,17 @@
-//! A replay that hands over what it would write in place (R8), because there is no room for that now.
+//! A replay that hands over the blocks that it would write in place (R8), because there is no room for them
+//! now.
 //!
-//! The note is durable then, so the log keeps everything until the array has put it in place. Hashes and the
-//! stripe map are in the page store as after any replay, changed and not written. What would take too much
-//! memory goes in place after all.
+//! The note is durable by then, so the log keeps everything until the array has put it in place. Hashes and
+//! the stripe map are in the page store as after any replay, changed and not written. Blocks that would take
+//! too much memory go in place after all.
 
 use crate::array::pages::store::PageStore;
 use crate::array::recovery::{Recovery, Step};
 use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 
-/// What the log holds and is not in place.
-// Plain data: handed to the log at the end of a replay.
+/// The content of the log that is not in place.
+// Plain data: given to the log at the end of a replay.
 #[derive(Debug, Default)]
 pub(in crate::array) struct Lifted {
     /// Blocks by slot, column and row; some of them more than once, with the same bytes.
@@ -20,14 +21,14 @@ pub(in crate::array) struct Lifted {
 }
 
 impl Recovery {
-    /// Whether it writes in place, and another could hand that over instead: everything that it found is durable in the log,
-    /// and decided.
+    /// Whether it writes in place, and another replay could hand that over instead: everything that it found
+    /// is durable in the log, and decided.
     pub(crate) fn may_lift(&self) -> bool {
         self.cx.lift_max.is_none()
             && matches!(self.step, Step::Redo { .. } | Step::Pages { .. } | Step::FlushRedo { .. })
     }
 
-    /// What is handed over; none where everything is in place.
+    /// The blocks to hand over; none where everything is in place.
     pub(crate) fn take_lifted(&mut self) -> Option<Lifted> {
         self.lifted.take()
     }
@@ -38,7 +39,7 @@ impl Recovery {
         self.cx.lift_max.is_some_and(|max| bytes > max)
     }
 
-    /// Everything that may be held at once was read. `left`: there is more.
+    /// Ends a step: everything that may be held at once was read. `left`: there is more.
     pub(super) fn end_lift(&mut self, left: bool, pages: &mut PageStore) -> bool {
         if left || self.is_lift_full() {
             self.lifted = None;

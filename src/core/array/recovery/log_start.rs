@@ -1,25 +1,23 @@
-//! Where the log of an array starts, by what the superblocks of its members say (R2, T6).
+//! Where the log of an array starts, by the superblocks of its members (R2, T6).
 //!
-//! A start that is too late skips what the log holds, so what one device alone says is not
-//! believed. A start that is too early only costs time: nothing that the log holds from there on is
-//! used again before every member in service knows a later tail (W4). Pure: superblocks in, a
-//! verdict out.
+//! A start that is too late skips content of the log, so one device alone is not believed. A start that is
+//! too early only costs time: no log space from there on is used again before every member in service knows a
+//! later tail (W4). Pure: superblocks in, a verdict out.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::{LogStart, Superblock};
 use crate::units::MemberIndex;
 
-/// The start of the log that is believed. `seated` are the superblocks of the members in service,
-/// one at least, `all` those of all devices of the array, and `record` is one of the epoch that is
-/// served.
+/// The start of the log that is believed. `seated` are the superblocks of the members in service, at least
+/// one, `all` those of all devices of the array, and `record` is one of the epoch that is served.
 ///
-/// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and
-/// two in any case: so many would have to lie. An update that a power cut ended may have told fewer
-/// of a later start; then everything from the earlier one on is still there.
+/// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and two in any
+/// case: a wrong one would take that many wrong superblocks. An update that a power cut ended may have told
+/// fewer members of a later start; then everything from the earlier one on is still there.
 ///
-/// A device that joined with the epoch has nothing in its log from before. Where a member has only
-/// the parent of that epoch, because the update was cut off, the start that the epoch itself names
-/// holds: the log was empty, and all knew it, before the device joined.
+/// A device that joined with the epoch has nothing in its log from before. If a member has only the parent of
+/// that epoch, because the update was cut off, the start in the epoch itself counts: the log was empty, and
+/// all members knew that, before the device joined.
 pub(in crate::array) fn believed(
     seated: &[&Superblock],
     all: &[&Superblock],
@@ -27,7 +25,8 @@ pub(in crate::array) fn believed(
 ) -> LogStart {
     let mut starts: Vec<LogStart> = seated.iter().map(|s| s.redo.start).collect();
     starts.sort_unstable_by(|a, b| b.cmp(a));
-    // In a clean array everything is in place, and only the numbers in use matter: the highest is above them all.
+    // In a clean array everything is in place, and only the numbers in use matter: the highest is above them
+    // all.
     if is_clean(seated) || is_off(Mutation::LoneLogStartBelieved) {
         return starts[0];
     }
@@ -52,7 +51,7 @@ fn has_joined(record: &Superblock, parent: &Superblock) -> bool {
         .any(|at| serves(record, at).is_some() && serves(record, at) != serves(parent, at))
 }
 
-/// Whether the log holds nothing that is not in place: every member in service says so.
+/// Whether everything in the log is in place: every member in service records that.
 pub(in crate::array) fn is_clean(seated: &[&Superblock]) -> bool {
     seated.iter().all(|s| s.clean)
 }

@@ -1,16 +1,18 @@
-//! Replay at the start of an array: what the log says is made true on the members before anything is served.
+//! Replay at the start of an array: the content of the log is put in place on the members before anything is
+//! served.
 //!
-//! A sans-IO state machine that the array hosts once its new epoch is complete. It takes the steps of rules R1 to R8 of
-//! the crash-safety design in order: flush every member; read the rings and find the chain of batches (scan.rs,
-//! chain.rs); decide on the longest prefix that can be recovered (decide.rs); write again what is missing in the log;
-//! write the note; redo last images in place and write the pages (jobs.rs). Writing the log start (R9) is the array's.
+//! A sans-IO state machine that the array hosts once its new epoch is complete. It takes the steps of rules
+//! R1 to R8 of the crash-safety design in order: flush every member; read the rings and find the chain
+//! (`scan.rs`, `chain.rs`); decide on the longest prefix that can be recovered (`decide.rs`); write missing
+//! parts of the log again; write the note; redo last images in place and write the pages (`jobs.rs`). The
+//! array itself writes the log start (R9).
 //!
-//! Invariants: nothing in place and no page is written before the note is durable on all usable members; no step
-//! starts before the flush that ends the step before; a failed write or flush ends the recovery, and the array starts
-//! another over the members that are left (A1), with a new page store. A failed read is an erasure, unless good bytes in its
-//! place would change what is decided or saved: then it is tried again for a while, and after that the start is refused
-//! (rule T3; `patience.rs`). What is kept in memory is the manifests of one ring, and a window of rows and pages, however
-//! much the log holds.
+//! Invariants: nothing in place and no page is written before the note is durable on all usable members; no
+//! step starts before the flush that ends the step before; a failed write or flush ends the recovery, and the
+//! array starts another over the members that are left (A1), with a new page store. A failed read is an
+//! erasure, unless good bytes in its place would change what is decided or saved: then it is tried again for
+//! a while, and after that the start is refused (rule T3; `patience.rs`). Memory holds the manifests of one
+//! ring, and a window of rows and pages, however large the log is.
 //!
 //! Must not know of superblocks, clients or devices. Time comes with [`Recovery::poll`].
 
@@ -59,11 +61,11 @@ use uuid::Uuid;
 /// Changed pages at which redo pauses to write them back, 64 MiB.
 const DIRTY_PAGES_MAX: usize = 16 << 10;
 
-/// Manifests that are written again at once.
+/// Most manifests that are written again at one time.
 const MANIFEST_WRITES_AT_ONCE: usize = 64;
 
 /// A device that is being built: its slots below `bound` are complete and must stay so.
-// Plain data: what a recovery is told.
+// Plain data: part of the context of a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Building {
     pub member: MemberIndex,
@@ -71,8 +73,8 @@ pub(super) struct Building {
     pub bound: SlotIndex,
 }
 
-/// What a recovery is told.
-// Plain data: all that it has from outside when it begins.
+/// The context of a recovery.
+// Plain data: everything that it gets from outside when it begins.
 #[derive(Clone, Debug)]
 pub(super) struct RecoveryContext {
     pub map: Map,
@@ -84,21 +86,21 @@ pub(super) struct RecoveryContext {
     pub building: Vec<Building>,
     pub known: Known,
     pub judging: Judging,
-    /// The new epoch, complete; when only judging the last one that is on a member.
+    /// The new epoch, complete; for a judgement without a replay, the last one that is on a member.
     pub epoch: EpochStamp,
-    /// Go on where something noted is lost and no checksum would tell.
+    /// Go on where noted content is lost and no checksum would reveal that.
     pub force: bool,
-    /// Leave what the log holds where it is, and hand it over instead of writing it in place, if it is no more than so many
-    /// bytes.
+    /// Leave the content of the log where it is, and hand it over instead of writing it in place, up to this
+    /// many bytes.
     pub lift_max: Option<usize>,
-    /// Stripes of the map that are gone through at once, before something else has its turn.
+    /// How many stripes of the map are gone through before other work gets a turn.
     pub stripes_at_once: u64,
     pub codec: Codec,
     pub pool: Pool,
 }
 
 /// Where the regions of every member are.
-// Plain data: what a recovery is told.
+// Plain data: part of the context of a recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Regions {
     /// Where the data region starts.
@@ -108,8 +110,8 @@ pub(super) struct Regions {
     pub pages_offset: ByteOffset,
 }
 
-/// What blocks, pages and manifests are verified with.
-// Plain data: what a recovery is told.
+/// The hashers that verify blocks, pages and manifests.
+// Plain data: part of the context of a recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Checks {
     pub array: Uuid,
@@ -120,33 +122,33 @@ pub(super) struct Checks {
     pub checksums: bool,
 }
 
-/// What is known of the log before it is read.
-// Plain data: what a recovery is told.
+/// Facts about the log that are known before it is read.
+// Plain data: part of the context of a recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// The newest that enough of the usable members name, by epoch, then sequence (R2, T6).
+    /// The newest start that enough of the usable members name, by epoch, then sequence (R2, T6).
     pub start: LogStart,
-    /// Batches below were durable, as the process knows that served them; 0 where it does not.
+    /// Batches below were durable, as far as this process knows because it served them; 0 where it does not.
     pub durable: u64,
-    /// The log holds nothing beyond its start: only the stripe map is loaded.
+    /// The log holds nothing beyond its start, so only the stripe map is loaded.
     pub clean: bool,
-    /// Pages of the stripe map that have a version, at least.
+    /// The fewest pages of the stripe map that have a version.
     pub map_pages: u64,
 }
 
 /// How a recovery judges before it writes anything.
-// Plain data: what a recovery is told.
+// Plain data: part of the context of a recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judging {
-    /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
+    /// Only find out whether log and map can be read: nothing is written.
     pub judge_only: bool,
-    /// Then: members that are not usable, and would be current if they were here.
+    /// If so: members that are not usable, and would be current if they were here.
     pub away: MemberSet,
-    /// Then: members that hold only the parent of the epoch.
+    /// If so: members that hold only the parent of the epoch.
     pub behind: MemberSet,
 }
 
-/// I/O that the recovery wants done, with absolute offsets. `item` comes back in [`Recovery::io_done`].
+/// I/O that the recovery asks for, with absolute offsets. `item` comes back in [`Recovery::io_done`].
 #[derive(Debug)]
 pub(super) enum RecoveryIo {
     /// From the member's device in service.
@@ -170,31 +172,31 @@ pub(super) enum RecoveryIo {
     },
 }
 
-/// What came of it.
+/// The outcome of a recovery.
 #[derive(Debug)]
 pub(super) enum RecoveryOutcome {
     /// The array may write the log start and serve.
     Recovered(Box<Recovered>),
-    /// Members were rolled back to older states of themselves: to be taken out of service, nothing on them counts. With each how
-    /// that is known.
+    /// Members were rolled back to older states of themselves: they must leave service. With each, how that
+    /// is known.
     RolledBack(Vec<(MemberIndex, RolledBack)>),
-    /// A device failed a write or flush: to be taken out of service.
+    /// A device failed a write or flush, and must leave service.
     Failed { member: MemberIndex, which: Which, what: &'static str, fault: IoFault },
     /// The array cannot be started.
     Refused(RecoveryError),
 }
 
 /// A bad copy of a page that was found on the way.
-// Plain data: told with the outcome of a recovery.
+// Plain data: part of the outcome of a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageFault {
     /// The page.
     pub page: PageIndex,
-    /// Whose copy it is.
+    /// The member that holds the copy.
     pub member: MemberIndex,
     /// What is wrong with it.
     pub fault: CopyFault,
-    /// No copy tells what the page says; otherwise the copy is written anew.
+    /// No copy shows the content of the page. Otherwise the copy is rewritten.
     pub is_lost: bool,
 }
 
@@ -206,11 +208,11 @@ pub(super) struct Recovered {
     pub stripes: StripeMap,
     /// Sequence of the next batch, and of the log start (R9).
     pub next_sequence: u64,
-    /// What batches below hold is there.
+    /// Batches below are all there.
     pub end: u64,
     /// Identity of the batch before it.
     pub previous: BatchHash,
-    /// For each member the block of its ring behind all that counts.
+    /// For each member the block of its ring behind all pieces that count.
     pub next_blocks: Vec<u32>,
     /// Rows that could not be decoded, in order of slot and row.
     pub lost: Vec<LostRow>,
@@ -224,7 +226,8 @@ pub(super) struct Recovered {
     pub rows_redone: u64,
     /// Bad copies of pages, to be counted against their members.
     pub page_faults: Vec<PageFault>,
-    /// Pages of the stripe map that are used as their newest copy shows them, although there may have been newer ones.
+    /// Pages of the stripe map that are used as their newest copy shows them, although there may have been
+    /// newer ones.
     pub old_map_pages: Vec<u64>,
     /// Pages of the stripe map that were written and show nothing any more: the start was forced.
     pub map_pages_gone: u64,
@@ -233,7 +236,7 @@ pub(super) struct Recovered {
 }
 
 /// A row with blocks that cannot be had: they no longer match their checksums, if there are any.
-// Plain data: told with the outcome of a recovery.
+// Plain data: part of the outcome of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LostRow {
     pub slot: SlotIndex,
@@ -242,7 +245,7 @@ pub(super) struct LostRow {
     pub columns: Vec<usize>,
 }
 
-/// What an operation in flight is for.
+/// The purpose of an operation in flight.
 #[derive(Debug)]
 enum Doing {
     Flush,
@@ -255,7 +258,7 @@ enum Doing {
         offset: ByteOffset,
         cells: Vec<CellRead>,
     },
-    /// A write of a job, or of nobody in particular.
+    /// A write of a job, or one that no job waits for.
     Write {
         job: Option<usize>,
     },
@@ -296,7 +299,7 @@ impl Io {
     }
 }
 
-/// Where it stands. Every step ends when nothing is in flight and nothing is left to start.
+/// The present step. A step ends when nothing is in flight and nothing is left to start.
 #[derive(Debug)]
 enum Step {
     Start,
@@ -312,7 +315,7 @@ enum Step {
     Map {
         next: u64,
     },
-    /// Which slots hold data by the stripe map: those of the stripes before this one are noted.
+    /// Notes which slots hold data by the stripe map; the stripes before this one are done.
     Held {
         next: u64,
     },
@@ -365,11 +368,11 @@ pub(super) struct Recovery {
     tail: Option<u64>,
     now: Timestamp,
     trials: Trials,
-    /// What is handed over; see lift.rs.
+    /// Content that is handed over; see `lift.rs`.
     lifted: Option<Lifted>,
 }
 
-/// What of the log is replayed.
+/// The part of the log that is replayed.
 struct Plan {
     judge: Judge,
     decision: Decision,
@@ -387,7 +390,7 @@ struct RowWork {
     suspects: Vec<(Tile, Vec<(usize, usize)>)>,
 }
 
-/// What the stripe map says before anything is replayed, and what the log names of it.
+/// The stripe map before the replay, and the stripes and pages that the log names.
 struct MapFinds {
     /// Map pages that the log names: copies may be behind.
     named_pages: BTreeSet<PageIndex>,
@@ -395,7 +398,7 @@ struct MapFinds {
     slots_with_data: Vec<bool>,
 }
 
-/// What could not be read and is tried again.
+/// Reads that have failed and are tried again.
 #[derive(Default)]
 struct Trials {
     pages: PageTrials,
@@ -440,7 +443,8 @@ impl Recovery {
         }
     }
 
-    /// The highest tail of the log, once it has been read: everything below is in place on the members that say so.
+    /// The highest tail of the log, once it has been read: everything below is in place on the members that
+    /// show it.
     pub(super) fn tail(&self) -> Option<u64> {
         self.tail
     }
@@ -450,8 +454,9 @@ impl Recovery {
         self.ended.push((item, result));
     }
 
-    /// Does what can be done now. With an outcome it is over: nothing more is given out, and what is still in flight
-    /// must end before another recovery starts. It may wait with nothing in flight, for time to pass.
+    /// Does everything that can be done now. With an outcome it is over: nothing more is given out, and all
+    /// in flight must end before another recovery starts. It may wait with nothing in flight, for time to
+    /// pass.
     pub(super) fn poll(
         &mut self,
         now: Timestamp,
@@ -518,7 +523,7 @@ impl Recovery {
         }
     }
 
-    /// One step further; false when there is something to wait for.
+    /// Advances by one step; false when it has to wait.
     fn advance(&mut self, pages: &mut PageStore) -> bool {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Start if self.cx.known.clean => self.step = Step::Map { next: 0 },
@@ -588,7 +593,8 @@ impl Recovery {
                 {
                     let known = pages.map_entry(stripe);
                     let new = (known.slot, known.holds_data) != (entry.slot, entry.holds_data);
-                    // Pages were written before the tail moved: only one that was rolled back with its member is older.
+                    // Pages were written before the tail moved: only one that was rolled back with its member
+                    // is older.
                     if (last < top || is_off(Mutation::PagesNotRewritten)) && !new {
                         continue;
                     }
@@ -712,7 +718,7 @@ impl Recovery {
         true
     }
 
-    /// R7: the note, an empty batch of the new epoch that covers all before it; not again if the log ends with one.
+    /// R7: the note, an empty batch of the new epoch that covers all before it, unless the log ends with one.
     fn write_note(&mut self) {
         let chain = self.plan.judge.chain();
         let batches = &chain.batches()[..self.plan.prefix as usize];
@@ -776,7 +782,7 @@ impl Recovery {
         }
     }
 
-    /// Without checksums lost rows would be read as if they were right.
+    /// Refuses the start where rows are lost and no checksums would show that they are wrong.
     fn refuse_losses(&mut self) -> bool {
         let Some((&(slot, row), _)) = self.lost.first_key_value() else { return false };
         let refused = !self.cx.checks.checksums && !self.cx.force;

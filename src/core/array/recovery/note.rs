@@ -1,7 +1,7 @@
 //! The note that recovery writes (R7): an empty batch that covers all before it, and where it goes.
 //!
-//! Pure. A segment is contiguous: where it does not fit between the last one and the end of the ring, it goes to the
-//! start. Must not know how it is written.
+//! Pure. A segment is contiguous: where it does not fit between the last one and the end of the ring, it goes
+//! to the start. Must not know how it is written.
 
 use crate::array::recovery::RecoveryError;
 use crate::array::recovery::chain::{Chain, LogBatch};
@@ -15,7 +15,7 @@ pub(super) fn ends(batches: &[LogBatch], width: usize) -> Vec<u32> {
     (0..width).map(|at| last(at).unwrap_or(0)).collect()
 }
 
-/// Whether a batch says no more than that all before it is durable.
+/// Whether a batch records nothing except that all before it is durable.
 #[must_use]
 pub(super) fn is_note(batch: &Batch) -> bool {
     batch.records.is_empty() && batch.durable_upto >= batch.sequence
@@ -41,7 +41,8 @@ pub(super) fn batch(
         sequence,
         epoch,
         durable_upto: sequence,
-        // The lowest: a member that has yet to redo what is in place on others must not be told otherwise.
+        // The lowest: a member that has yet to redo content that is in place on others must not be given a
+        // higher one.
         tail: chain.sequence(0),
         previous: batches.last().map_or(BatchHash::default(), LogBatch::hash),
         places: vec![NO_PLACE; width],
@@ -52,7 +53,7 @@ pub(super) fn batch(
     for member in usable.iter() {
         let end = ends[usize::from(member.0)];
         let place = if u64::from(end) + u64::from(blocks) <= u64::from(ring_blocks) { end } else { 0 };
-        // What is below the highest tail had given its space back, if not on a member that was rolled back.
+        // Batches below the highest tail had given their space back, except on a member that was rolled back.
         let held = batches.iter().skip(chain.top() as usize);
         let mut pieces = held.filter_map(|batch| Some((batch.place(member)?, batch.end(member)?)));
         if blocks > ring_blocks || pieces.any(|(from, to)| from < place + blocks && place < to) {

@@ -1,8 +1,10 @@
-//! Metadata pages in a recovery: the stripe map is loaded, what cannot be read is tried again, changed pages are written.
+//! Metadata pages in a recovery: the stripe map is loaded, pages that cannot be read are tried again, changed
+//! pages are written.
 //!
-//! A page counts when its newest version is known (rule T3). Copies that a crash has cut off are nobody's fault where the log
-//! names the page: then any copy that was read whole is enough, and R8 writes all of them. A page of which no copy tells,
-//! because of errors, is tried again, then refuses the start unless that is forced.
+//! A page counts when its newest version is known (rule T3). Where the log names a page, copies that a crash
+//! has cut off are no error: then any copy that was read whole is enough, and R8 writes all of them. A page
+//! whose newest version no copy shows, because of errors, is tried again; after that the start is refused
+//! unless it is forced.
 
 use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
@@ -14,24 +16,25 @@ use crate::format::PageIndex;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
 use std::collections::BTreeMap;
 
-/// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
+/// Most map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one
+/// parity.
 const MAP_PAGES_AT_ONCE: usize = 256;
 
-/// Frozen pages whose writes are given out at once.
+/// Most frozen pages whose writes are given out at once.
 const PAGE_WRITES_AT_ONCE: usize = 128;
 
-/// The waiter of the pages of the stripe map; others are keys of jobs.
+/// The waiter of the pages of the stripe map; other waiters are keys of jobs.
 const MAP_WAITER: usize = usize::MAX;
 
 /// Pages that could not be read.
 #[derive(Debug, Default)]
 pub(super) struct PageTrials {
     patience: Patience,
-    /// They are read again at this time.
+    /// The pages are read again at this time.
     again: Option<Timestamp>,
-    /// With the jobs that wait for them; none wait while a page is being read again.
+    /// The pages, with the jobs that wait for each; none wait while a page is being read again.
     pages: BTreeMap<PageIndex, Vec<usize>>,
-    /// What cannot be read counts as damaged: there is no time left, and the start is forced.
+    /// Copies that cannot be read count as damaged: there is no time left, and the start is forced.
     takes_anything: bool,
 }
 
@@ -89,10 +92,10 @@ impl Recovery {
         true
     }
 
-    /// Asks for a page; its I/O is on its way.
+    /// Asks for a page; its I/O is under way then.
     pub(super) fn want_page(&mut self, page: PageIndex, waiter: usize, pages: &mut PageStore) -> Want {
         let usable = self.cx.usable;
-        // Pages of hashes are those of rows that the log names.
+        // Pages of hashes belong to rows that the log names.
         let torn = match waiter {
             MAP_WAITER if self.cx.known.clean => Torn::Impossible,
             MAP_WAITER if !self.map.named_pages.contains(&page) => Torn::Unnamed,
@@ -152,7 +155,7 @@ impl Recovery {
             }
             match outcome {
                 LoadOutcome::Lost => self.refuse(RecoveryError::MapLost { page: page.0 }),
-                // See [`Torn::Unnamed`]: it is not passed over without a word.
+                // See [`Torn::Unnamed`]: it is not ignored silently.
                 LoadOutcome::Behind if self.cx.force || !self.cx.known.clean => {
                     self.result.old_map_pages.push(page.0);
                 }
@@ -163,7 +166,8 @@ impl Recovery {
         }
     }
 
-    /// No copy tells what the page says last (rule T3): it is read again later, or the start ends here.
+    /// Handles a page whose newest version no copy shows (rule T3): it is read again later, or the start ends
+    /// here.
     fn page_unreadable(
         &mut self,
         page: PageIndex,
@@ -173,7 +177,7 @@ impl Recovery {
     ) {
         let trials = &mut self.trials.pages;
         trials.pages.entry(page).or_default().extend(waiters);
-        // Waiting brings back no member.
+        // Waiting does not bring a member back.
         let may_pass = unread.as_ref().is_none_or(|unread| unread.by_error);
         if trials.again.is_none() {
             trials.again = trials.patience.failed(self.now);
@@ -223,8 +227,8 @@ impl Recovery {
         }
     }
 
-    /// Whether a page has hashes of a slot that held data before the log began: it was written then. With the first
-    /// record of a stripe that the log has, its page may be as it was before the array was made.
+    /// Whether a page has hashes of a slot that held data before the log began: then it was written. If the
+    /// log has the first record of a stripe, its page may never have been written.
     fn must_be_written(&self, page: PageIndex, pages: &PageStore) -> bool {
         let mut slots = pages.layout().slots_of(page);
         slots.any(|slot| {

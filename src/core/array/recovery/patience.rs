@@ -1,15 +1,15 @@
-//! For how long and how often a recovery reads again what could not be read (rule T3).
+//! How long and how often a recovery reads blocks again that could not be read (rule T3).
 
 use crate::units::Timestamp;
 
-/// What cannot be read is tried for this long: longer than a bus reset or a short loss of a path takes, and short enough
-/// for whoever waits for the start.
+/// How long blocks that cannot be read are tried: longer than a bus reset or a short loss of a path takes,
+/// and short enough for a person who waits for the start.
 const LIMIT_NS: u64 = 10_000_000_000;
 /// The first interval between two tries; each is twice as long as the one before.
 const INTERVAL_MIN_NS: u64 = 50_000_000;
 /// The longest interval between two tries.
 const INTERVAL_MAX_NS: u64 = 1_600_000_000;
-/// However long a try takes, there are so many.
+/// Fewest tries, however long each takes.
 const TRIES_MIN: u32 = 3;
 
 /// See the head of this file.
@@ -20,7 +20,7 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// A try has failed. Returns when to try again; none when that was the last.
+    /// Counts a failed try. Returns when to try again; none when that was the last.
     pub(super) fn failed(&mut self, now: Timestamp) -> Option<Timestamp> {
         let since = *self.since.get_or_insert(now);
         self.tries += 1;
@@ -36,7 +36,7 @@ impl Patience {
         self.since.is_some()
     }
 
-    /// A try has succeeded: the next trouble is another one.
+    /// Counts a try that has succeeded: a later failure begins a new count.
     pub(super) fn succeeded(&mut self) {
         *self = Patience::default();
     }

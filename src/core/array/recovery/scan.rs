@@ -1,8 +1,9 @@
-//! Reads the rings of all usable members once and finds what they hold of the log.
+//! Reads the rings of all usable members once and finds the pieces of the log in them.
 //!
-//! Every 4 KiB block is looked at as the start of a header, also within payloads: a header may be stale and the blocks
-//! behind it overwritten by newer segments. Payloads are compared with their manifest's hashes as they pass and not
-//! kept. Memory is bounded by what is read at once, the longest header, and the manifests themselves.
+//! Every 4 KiB block is tried as the start of a header, also within payloads: a header may be stale and the
+//! blocks behind it overwritten by newer segments. Payloads are compared with their manifest's hashes as they
+//! pass and not kept. Memory is bounded by the bytes read at once, the longest header, and the manifests
+//! themselves.
 //!
 //! A member whose header of a batch is bad may hold its payload all the same: when the chain is known,
 //! [`Scan::probe`] reads the payloads that were not recognised in passing. Must not know of rows or prefixes.
@@ -23,8 +24,8 @@ pub(super) const READ_BLOCKS: u32 = 256;
 /// Members whose rings are read at once, one read each: bounds the memory of arrays of many members.
 const MEMBERS_AT_ONCE: usize = 16;
 
-/// What is the same for every ring.
-// Plain data: what a scan is told.
+/// Facts that are the same for every ring.
+// Plain data: given to a scan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
     /// Blocks of the ring.
@@ -40,12 +41,12 @@ pub(crate) struct Ring {
 }
 
 /// A read of a ring that is to be done.
-// Plain data: names the read when it is asked for and when it ends.
+// Plain data: identifies the read when it is asked for and when it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RingRead {
-    /// Whose ring.
+    /// The member whose ring it is.
     pub member: MemberIndex,
-    /// Which blocks of it.
+    /// Its blocks.
     pub blocks: Range<u32>,
 }
 
@@ -57,16 +58,17 @@ pub(super) struct Scan {
     reading: Vec<Reader>,
 }
 
-/// Reading of one ring: blocks in order, and what is made of them.
+/// Reads one ring, block by block in order, and recognises headers and payloads.
 #[derive(Debug)]
 struct Reader {
     member: MemberIndex,
-    /// What is left to read, the next at the end. A range that cannot be read is halved until single blocks remain.
+    /// Ranges left to read, the next at the end. A range that cannot be read is halved until single blocks
+    /// remain.
     left: Vec<Range<u32>>,
     in_flight: bool,
-    /// Only known payloads are of interest, not headers.
+    /// Whether only known payloads are looked for, not headers.
     probe: bool,
-    /// Headers that go on beyond what was read when they were met: (place, blocks).
+    /// Headers that extend beyond the blocks read when they were met: (place, blocks).
     unfinished: Vec<(u32, u32)>,
     /// The bytes from the first unfinished header on.
     window: Vec<u8>,
@@ -103,7 +105,7 @@ impl Scan {
         for member in members.iter() {
             let mut reader = Reader::new(member, Vec::new(), true);
             for (place, batch) in (0..).zip(chain.batches()) {
-                // The space of what is in place may have been used again.
+                // The space of pieces that are in place may have been used again.
                 if chain.is_in_place(member, place)
                     || batch.piece(member).is_some()
                     || batch.payload_blocks(member) == 0
@@ -136,7 +138,7 @@ impl Scan {
         }
     }
 
-    /// Takes the end of a read, without bytes when it failed. What was found goes to `found`.
+    /// Takes the end of a read, without bytes when it failed. Finds go to `found`.
     pub(super) fn done(&mut self, read: RingRead, bytes: Option<&[u8]>, found: &mut impl Found) {
         let at = self.reading.iter().position(|reader| reader.member == read.member);
         let reader = &mut self.reading[at.expect("a read belongs to a reader")];
@@ -160,14 +162,14 @@ impl Scan {
         }
     }
 
-    /// Whether all is read.
+    /// Whether everything was read.
     #[must_use]
     pub(super) fn is_over(&self) -> bool {
         self.reading.is_empty() && self.waiting.is_empty()
     }
 }
 
-/// What the ring of one member says of it: the highest tail of its pieces, read piece by piece.
+/// What the ring of one member shows: the highest tail of its pieces, read piece by piece.
 #[derive(Debug)]
 pub(crate) struct RingTail {
     scan: Scan,
@@ -179,12 +181,12 @@ struct HighestTail {
     /// Numbers of the epochs whose pieces count.
     epochs: RangeInclusive<u64>,
     tail: u64,
-    /// What could not be read.
+    /// Blocks that could not be read.
     unread: UnreadBlocks,
 }
 
 impl RingTail {
-    /// Of a member's ring, whole; pieces that were written in one of these epochs count.
+    /// For a member's ring as a whole; pieces that were written in one of these epochs count.
     #[must_use]
     pub(crate) fn new(ring: Ring, member: MemberIndex, epochs: RangeInclusive<u64>) -> RingTail {
         let mut members = MemberSet::default();
@@ -195,7 +197,8 @@ impl RingTail {
         }
     }
 
-    /// The next read, which ends with [`RingTail::done`] before there is another; none when all is read.
+    /// The next read, which ends with [`RingTail::done`] before there is another; none when everything was
+    /// read.
     pub(crate) fn next_read(&mut self) -> Option<RingRead> {
         let mut reads = Vec::new();
         self.scan.poll(&mut reads);
@@ -213,7 +216,7 @@ impl RingTail {
         self.highest.unread.is_empty()
     }
 
-    /// Batches below are in place on the member; 0 when nothing says so.
+    /// Batches below are in place on the member; 0 when no piece says so.
     #[must_use]
     pub(crate) fn tail(&self) -> u64 {
         self.highest.tail
@@ -237,13 +240,13 @@ impl Found for HighestTail {
     }
 }
 
-/// Where what was found goes to.
+/// Receives the finds of a scan.
 pub(super) trait Found {
     /// A header that verifies, in a member's ring; returns its batch unless that is void.
     fn header(&mut self, member: MemberIndex, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch>;
-    /// What a member holds of a batch.
+    /// The piece that a member holds of a batch.
     fn piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece);
-    /// Where what could not be read is noted.
+    /// The list of blocks that could not be read.
     fn unread(&mut self) -> &mut UnreadBlocks;
 }
 
@@ -262,7 +265,7 @@ impl Found for Finds {
 }
 
 impl Found for Chain {
-    /// Probing looks for payloads alone.
+    /// A probe looks for payloads only.
     fn header(&mut self, _: MemberIndex, _: SegmentHeader, _: &Ring) -> Option<&LogBatch> {
         None
     }
@@ -434,15 +437,16 @@ mod tests {
         Ring { blocks: BLOCKS, key: KEY, array: ARRAY, hasher: HASHER, map }
     }
 
-    /// A block whose hash is that of `in_place`'s value: the hashes of `parts` are of eight bytes, so the payload is
-    /// made first and the record after it.
+    /// A block whose hash is that of `in_place`'s value: the hashes of `parts` are of eight bytes, so the
+    /// payload is made first and the record after it.
     fn payload(random: &mut Random) -> Vec<u8> {
         let mut block = vec![0; LOG_BLOCK_BYTES];
         random.fill(&mut block);
         block
     }
 
-    /// The rings of three members, with a log that went round: (rings, batches of the last lap, first sequence).
+    /// The rings of three members, with a log that went round: (rings, batches of the last lap, first
+    /// sequence).
     struct Rings {
         map: Map,
         bytes: Vec<Vec<u8>>,
@@ -477,7 +481,7 @@ mod tests {
             }
             let previous = batches.last().map_or(BatchHash::default(), |last| last.hash(&KEY));
             let mut batch = batch(sequence, 3, previous, records, 3);
-            // The log that counts is shorter than the ring: what is older is overwritten in part.
+            // The log that counts is shorter than the ring: older pieces are overwritten in part.
             batch.tail = sequence.saturating_sub(LENGTH - 1);
             let blocks: Vec<u32> = contents
                 .iter()
@@ -533,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_members_hold_of_each_batch_is_found_whatever_is_stale_damaged_or_unreadable() {
+    fn the_pieces_of_each_batch_are_found_whatever_is_stale_damaged_or_unreadable() {
         let mut whole_tails = 0;
         for seed in 0..40 {
             let random = &mut Random::new(seed);
@@ -552,11 +556,12 @@ mod tests {
                     }
                 }
             }
-            // Which batches count shows in headers only: those that are met before open pieces that are stale.
+            // Only headers show which batches count: those that are met before open pieces that are stale.
             let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 }, MemberSet::first(3), 3, 0);
             let members = MemberSet::first(3);
             read_all(&mut Scan::new(ring(map), members), &bytes, &bad, &mut finds, random);
-            // A member's newest headers may be damaged, and with them its tail; then what is before may be gone on all.
+            // A member's newest headers may be damaged, and with them its tail; then earlier batches may be
+            // gone on all.
             let Ok(mut chain) = finds.chain(true) else { continue };
             let mut probe = Scan::probe(ring(map), members, &chain);
             read_all(&mut probe, &bytes, &bad, &mut chain, random);
@@ -581,7 +586,7 @@ mod tests {
                 );
             }
             if first < batches.len() - LENGTH as usize {
-                // The tail was lost with its header; what is before may be gone.
+                // The tail was lost with its header; earlier batches may be gone.
                 continue;
             }
             whole_tails += 1;
@@ -594,7 +599,7 @@ mod tests {
                 for member in members.iter().filter(is_needed) {
                     let (place, blocks) = (entry.place(member).unwrap(), entry.payload_blocks(member));
                     let is_hurt = |block: u32| hurt[usize::from(member.0)][block as usize];
-                    // A byte of padding at a header's end is covered too: the format wants it zero.
+                    // A byte of padding at a header's end is covered too: the format requires it to be zero.
                     let header = !(place..place + batch.header_blocks()).any(is_hurt);
                     let piece = entry.piece(member);
                     assert_eq!(

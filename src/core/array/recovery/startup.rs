@@ -1,8 +1,8 @@
-//! The life of a logged array's log: replay before anything is served, and again when an array that had failed has
-//! enough members back. Rules A4, R1 and R9; R2 to R8 are in `recovery/`.
+//! The lives of a logged array's log: replay before anything is served, and again when an array that had
+//! failed has enough members back. Rules A4, R1 and R9; R2 to R8 are in the other files of `recovery/`.
 //!
-//! Invariant: a life begins with nothing in flight and ends with nothing of it acknowledged that a replay would not
-//! find; whatever began in an earlier life ends with an error.
+//! Invariant: a life begins with nothing in flight and ends with nothing acknowledged that a replay would not
+//! find; an operation that began in an earlier life ends with an error.
 
 use crate::array::base::members::{PagesBuilt, Which};
 use crate::array::base::shortage::changes_nothing;
@@ -24,41 +24,41 @@ use crate::format::{EpochStamp, LogStart, MemberSet, MemberState};
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::VecDeque;
 
-/// What a start of the log goes by, and the requests that wait for it.
+/// The conditions for a start of the log, and the requests that wait for it.
 #[derive(Default)]
 pub(in crate::array) struct Startup {
     /// While the log is [`Life::Recovering`].
     running: Option<Running>,
-    /// A member that the last epoch had in service is missing, or holds only the parent of that
-    /// epoch, and whether the array can be served is not known: until it is, nothing is written.
-    /// Its return would not help, or what tells of its age would be gone.
+    /// Whether it is not yet known that the array can be served, because a member that the last epoch had in
+    /// service is missing, or holds only the parent of that epoch. Until it is known, nothing is written:
+    /// otherwise the return of such a member would not help, or the evidence of its age would be gone.
     unjudged: bool,
-    /// Of a start that is refused: whether a forced one would go on.
+    /// For a start that is refused: whether a forced one would go on.
     yields_to_force: bool,
     /// While that is not known: members in service that hold only the parent of the last epoch.
     behind: MemberSet,
-    /// Batches below were durable before the array failed, whatever its members say when they come
-    /// back; 0 where nothing is known.
+    /// Batches below were durable before the array failed, whatever its members show when they come back; 0
+    /// where nothing is known.
     durable_before: u64,
     /// Batches below were acknowledged before the array failed, durable or not; 0 where nothing is known.
     acknowledged_before: u64,
     /// Client requests that came before the log was replayed, and when.
     queued: VecDeque<QueuedRequest>,
-    /// The next replay writes nothing in place.
+    /// Whether the next replay writes nothing in place.
     lifts: bool,
 }
 
 /// A client request that waits for the replay of the log, and since when.
 type QueuedRequest = (StripeRequestId, StripeRequest, Timestamp);
 
-/// A replay, or a judgement without one; how many losses of members there were when it began.
+/// A replay, or a judgement without one; and the count of lost members when it began.
 struct Running {
     recovery: Box<Recovery>,
     losses: u64,
 }
 
-/// Stripes of the map that are gone through at once: some 0.3 ms, so that other arrays of the same thread are served
-/// meanwhile.
+/// Stripes of the map that are gone through at once: about 0.3 ms, so that other arrays of the same thread
+/// are served meanwhile.
 const STRIPES_AT_ONCE: u64 = 1 << 15;
 
 impl Startup {
@@ -67,17 +67,18 @@ impl Startup {
         Startup { unjudged, behind, ..Startup::default() }
     }
 
-    /// Of a start that is refused: whether a forced one would go on.
+    /// For a start that is refused: whether a forced one would go on.
     pub(in crate::array) fn yields_to_force(&self) -> bool {
         self.yields_to_force
     }
 
-    /// Enough members of an array that had failed are back: whether it can be served is judged anew.
+    /// Has the array judged anew, because enough members are back after it had failed.
     pub(in crate::array) fn judge_anew(&mut self) {
         self.unjudged = true;
     }
 
-    /// A member of an array that has failed is back; whether it holds only the parent of the last epoch.
+    /// Records that a member of an array that has failed is back, and whether it holds only the parent of the
+    /// last epoch.
     pub(in crate::array) fn note_return(&mut self, index: MemberIndex, is_behind: bool) {
         if is_behind {
             self.behind.insert(index);
@@ -86,12 +87,12 @@ impl Startup {
         }
     }
 
-    /// No device has the last epoch: no member is behind it.
+    /// Records that no device has the last epoch, so that no member is behind it.
     pub(in crate::array) fn forget_behind(&mut self) {
         self.behind = MemberSet::default();
     }
 
-    /// The array has failed while it served: batches below were durable, and acknowledged.
+    /// Records that the array has failed while it served: batches below were durable, and acknowledged.
     pub(in crate::array) fn note_failure(&mut self, durable: u64, acknowledged: u64) {
         self.durable_before = durable;
         self.acknowledged_before = acknowledged;
@@ -102,7 +103,7 @@ impl Startup {
         std::mem::take(&mut self.queued)
     }
 
-    /// Those of them that have waited for so long.
+    /// Takes out the queued requests that have waited this long.
     pub(in crate::array) fn take_late(
         &mut self,
         now: Timestamp,
@@ -114,19 +115,19 @@ impl Startup {
         late
     }
 
-    /// Whether a replay runs that another could do without writing in place.
+    /// Whether a replay is running that another could replace without writing in place.
     pub(in crate::array) fn may_lift(&self) -> bool {
         self.running.as_ref().is_some_and(|running| running.recovery.may_lift())
     }
 
-    /// The replay is over, or void.
+    /// Ends the replay, which is over, or void.
     pub(in crate::array) fn end_recovery(&mut self) {
         self.running = None;
     }
 }
 
 impl Array {
-    /// Moves the start on as far as it goes.
+    /// Advances the start as far as it can go.
     pub(in crate::array) fn pump_startup(&mut self) {
         let losses = self.supers.losses();
         match self.redo.life() {
@@ -149,13 +150,13 @@ impl Array {
         }
     }
 
-    /// The start goes on by itself, without any I/O.
+    /// When the start goes on by itself, without any I/O.
     pub(in crate::array) fn startup_due(&self) -> Option<Timestamp> {
         let running = self.startup.running.as_ref()?;
         running.recovery.has_work().then_some(self.core.now)
     }
 
-    /// A request that came before the log was replayed waits for that.
+    /// Has a request that came before the log was replayed wait for that.
     pub(in crate::array) fn queue(&mut self, id: StripeRequestId, request: StripeRequest) {
         match self.core.lasting_shortage().filter(|_| !changes_nothing(&request)) {
             Some(error) => self.core.done(id, Err(error)),
@@ -163,36 +164,36 @@ impl Array {
         }
     }
 
-    /// Another replay begins, which leaves in the log what it finds.
+    /// Begins another replay, which leaves the content that it finds in the log.
     pub(in crate::array) fn begin_lifting(&mut self) {
         self.start_over();
         self.startup.lifts = true;
     }
 
-    /// Another recovery is to begin.
+    /// Has another recovery begin.
     fn start_over(&mut self) {
         self.startup.end_recovery();
         self.redo.set_life(Life::Starting);
     }
 
-    /// Only when a test wants the rule broken that replay waits for its epoch.
+    /// Only when a test breaks the rule that replay waits for its epoch.
     pub(in crate::array) fn is_epoch_late(&self) -> bool {
         (is_off(Mutation::EpochAfterRedo) || is_off(Mutation::EpochAfterRedoNorNote))
             && matches!(self.redo.life(), Life::Starting | Life::Recovering)
     }
 
-    /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
-    /// start that is refused leaves those that are missing as current as they were.
+    /// Whether it is not known yet that the members that are here can serve the array. No epoch is made until
+    /// it is: a start that is refused leaves the missing members as current as they were.
     pub(in crate::array) fn is_unjudged(&self) -> bool {
         self.startup.unjudged
     }
 
-    /// Whether it was judged that it cannot, and nothing was written.
+    /// Whether it was judged that they cannot, and nothing was written.
     pub(in crate::array) fn is_refused_unwritten(&self) -> bool {
         self.startup.unjudged && self.redo.is_refused()
     }
 
-    /// The members that are here can be served: their epoch is made, and the log replayed in it.
+    /// Goes on, because the members that are here can serve: their epoch is made, and the log replayed in it.
     fn judged(&mut self) {
         self.startup.unjudged = false;
         self.startup.behind = MemberSet::default();
@@ -211,12 +212,13 @@ impl Array {
             return;
         }
         self.supers.forget_log_start();
-        // It is judged anew.
+        // The array is judged anew.
         self.startup.yields_to_force = false;
         let epoch = self.supers.epoch();
         let mut facts = self.redo.facts().clone();
-        // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
-        // rings hold from before is void, also what a device has brought along that joined since.
+        // The newest that was recorded (R2), as a restart would find it: not where the log started when this
+        // process did. Earlier pieces in the rings are void, also those that a device has brought along that
+        // joined since.
         facts.start = self.supers.template().redo.start;
         let usable = self.core.online();
         let lifts = std::mem::take(&mut self.startup.lifts);
@@ -269,8 +271,8 @@ impl Array {
         let mut pages = facts.empty_pages(self.core.shape.geometry, self.supers.template().array);
         let members = (0..self.core.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
-        // What devices that are being built lack of pages, and what was on its way to them, is not
-        // known any more.
+        // It is not known any more which pages devices that are being built lack, and which were on their way
+        // to them.
         self.core.builds_mut().for_each(|(_, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
         let (array, width) = (self.supers.template().array, self.core.map.width());
@@ -303,7 +305,7 @@ impl Array {
                 if let Some(device) = self.core.device_of(member, which) {
                     self.write_fault(member, device, what, fault);
                 }
-                // Another recovery over those that are left, once nothing of this one is in flight.
+                // Another recovery over the members that are left, once nothing of this one is in flight.
                 self.start_over();
             }
             Some(RecoveryOutcome::Refused(error)) => {
@@ -319,7 +321,8 @@ impl Array {
         for (member, _) in members {
             left.remove(*member);
         }
-        // Assembly found a majority, these among them: they are here, so that no other half can be served with them.
+        // Assembly found a majority, including these: they are here, so no other half can be served with
+        // them.
         if left.len() < self.core.map.k {
             let list: Vec<String> =
                 members.iter().map(|(member, why)| format!("member {member}: {why}")).collect();
@@ -340,7 +343,7 @@ impl Array {
             self.supers.departed_mut().roll_back(member);
             self.startup.behind.remove(member);
         }
-        // Another recovery over those that are left.
+        // Another recovery over the members that are left.
         self.start_over();
     }
 
@@ -353,7 +356,7 @@ impl Array {
         }
     }
 
-    /// What readers of a member's log have to know.
+    /// The facts that readers of a member's log need.
     pub(in crate::array) fn ring(&self) -> Ring {
         let facts = self.redo.facts();
         Ring {
@@ -420,15 +423,15 @@ impl Array {
         }
     }
 
-    /// Replay is over: the log starts anew behind it.
+    /// Ends the replay: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered, lifted: Option<Lifted>, tail: Option<u64>) {
         for &PageFault { page, member, fault, is_lost } in &recovered.page_faults {
-            // What gave an error was counted as such.
+            // Reads that gave errors were counted as such.
             let counted = u64::from(fault.is_of_content());
             let counters = &mut self.core.member_mut(member).counters;
             counters.checksum_errors += counted;
             if !is_lost {
-                // As while it serves: the copy takes the write of the next checkpoint, as far as is known.
+                // As while it serves: the copy counts as repaired by the next checkpoint, as far as is known.
                 counters.repaired += counted;
                 self.core.notice_page_fault(member, page, fault);
             }
@@ -532,7 +535,7 @@ impl Array {
         self.redo.set_life(Life::Marking(start));
     }
 
-    /// R9: the superblocks are to say that the log starts here, behind all that was replayed.
+    /// R9: has the superblocks record that the log starts here, behind everything that was replayed.
     pub(in crate::array) fn start_log_anew(&mut self, sequence: u64) -> LogStart {
         let start = LogStart { sequence, epoch: self.supers.epoch().number };
         self.redo.starts_at(start);
@@ -540,8 +543,9 @@ impl Array {
         start
     }
 
-    /// The log was replayed up to the batch `end`. Clients that were told of writes beyond it, before the array failed, and did
-    /// not flush them are still there: the flush that would make those durable fails, as that of a disk that lost its cache does.
+    /// The log was replayed up to the batch `end`. There may still be clients whose writes beyond that were
+    /// acknowledged before the array failed, and not flushed. The flush that would make those durable fails,
+    /// like that of a disk that has lost its cache.
     fn tell_of_lost_writes(&mut self, end: u64) {
         let acknowledged = std::mem::take(&mut self.startup.acknowledged_before);
         if end >= acknowledged || is_off(Mutation::LostWritesUntold) {
@@ -559,7 +563,7 @@ impl Array {
         flushes.into_iter().for_each(|(id, ..)| self.core.done(id, Err(ClientError::Io)));
     }
 
-    /// R9 is done.
+    /// Begins to serve: R9 is done.
     fn begin_serving(&mut self) {
         let now = self.core.now;
         self.redo.set_life(Life::Serving);
@@ -574,7 +578,7 @@ impl Array {
         }
     }
 
-    /// For the status.
+    /// The state of the log, for the status.
     pub(in crate::array) fn log_state(&self) -> LogState {
         match self.redo.life() {
             Life::Starting | Life::Recovering | Life::Marking(_) => LogState::Replaying,

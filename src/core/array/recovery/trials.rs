@@ -1,8 +1,10 @@
-//! The end of the log is decided about only when what could not be read cannot change it (rules R5 and T3).
+//! Lets the end of the log be decided only when blocks that could not be read cannot change it (rules R5 and
+//! T3).
 //!
-//! Until then nothing has been written: the rings, the map and the blocks in doubt are read again from the start, with
-//! growing intervals. When it takes too long, the start is refused unless it is forced; but where no more members are gone or
-//! give errors than the array survives, what is not there was not durable, and is dropped with an event.
+//! Until then nothing has been written: the rings, the map and the blocks in doubt are read again from the
+//! start, with growing intervals. When that takes too long, the start is refused unless it is forced. But
+//! where no more members are gone or give errors than the array survives, a batch that does not show was not
+//! durable, and is dropped with an event.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::store::PageStore;
@@ -19,7 +21,7 @@ use crate::units::MemberIndex;
 #[derive(Debug, Default)]
 pub(super) struct LogTrials {
     patience: Patience,
-    /// What can be read decides: there is no time left.
+    /// There is no time left: the blocks that can be read decide.
     is_over: bool,
 }
 
@@ -34,7 +36,7 @@ impl Recovery {
         self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
     }
 
-    /// All rings were read.
+    /// Ends the scan, once all rings were read.
     pub(super) fn end_scan(&mut self, mut finds: Finds) {
         let everything_was_read = finds.has_read_all() || is_off(Mutation::UnreadTailDropped);
         let is_final = everything_was_read || self.trials.log.is_over;
@@ -54,7 +56,7 @@ impl Recovery {
                 self.step = Step::Probe(Box::new((probe, chain)));
             }
             Err(fault) if is_final => self.end_at(fault),
-            // What is missing may be where the errors are.
+            // The missing parts may be where the errors are.
             Err(fault) => match self.trials.log.patience.failed(self.now) {
                 Some(at) => self.step = Step::Again { at },
                 None if self.cx.force => {
@@ -66,8 +68,8 @@ impl Recovery {
         }
     }
 
-    /// When rows are lost that could be had with members that are not here: which these are, in
-    /// words. Unless the start is forced.
+    /// The members that are not here and may have blocks of rows that are lost, in words. None where there
+    /// are none, or the start is forced.
     pub(super) fn absent_with_losses(&self) -> Option<String> {
         if self.cx.force || !self.plan.decision.loses_absent() {
             return None;
@@ -78,7 +80,7 @@ impl Recovery {
         Some(in_words(self.cx.judging.away.iter().filter(had_part)))
     }
 
-    /// There is no chain to replay with these members.
+    /// Ends the recovery, because there is no chain to replay with these members.
     fn end_at(&mut self, fault: ChainFault) {
         match fault {
             ChainFault::Error(error) => self.refuse(error),
@@ -88,8 +90,8 @@ impl Recovery {
         }
     }
 
-    /// Whether the decision about the end of the log stands although blocks could not be read that could change it. Otherwise
-    /// the next step is chosen.
+    /// Whether the end of the log is decided, although blocks could not be read that could change it.
+    /// Otherwise this chooses the next step.
     pub(super) fn settles_end(&mut self, doubt: Doubt) -> bool {
         let chain = self.plan.judge.chain();
         let first = self.plan.decision.longest();
@@ -100,7 +102,8 @@ impl Recovery {
             && chain.was_never_durable(first, usable, behind, epoch);
         let sequence = (!loses_unread).then_some(chain.sequence(first));
         let doubt = match doubt {
-            // What was read without an error may be wrong all the same: the errors get the time to pass.
+            // A block that was read without an error may be wrong all the same: the errors get the time to
+            // pass.
             _ if was_never_durable => Doubt::Denied,
             doubt => doubt,
         };
@@ -112,8 +115,8 @@ impl Recovery {
         settles
     }
 
-    /// `sequence`: the first batch that may be there and is dropped. `unread`: in words, the members with logs that could not
-    /// be read.
+    /// `sequence`: the first batch that may be there and is dropped. `unread`: in words, the members with
+    /// logs that could not be read.
     fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, unread: &str) -> bool {
         let trials = &mut self.trials.log;
         if !trials.is_over
@@ -134,7 +137,7 @@ impl Recovery {
         true
     }
 
-    /// Everything that was read is forgotten, and read again.
+    /// Forgets everything that was read, and reads it again.
     pub(super) fn read_anew(&mut self, pages: &mut PageStore) {
         debug_assert!(self.io.is_idle() && self.work.jobs.is_empty(), "nothing is under way");
         pages.forget_all();
@@ -151,7 +154,7 @@ impl Recovery {
         self.begin_scan();
     }
 
-    /// Whether an error of this operation is to be counted: not where a ring is scanned, and not again and again where a
+    /// Whether an error of this operation counts: not where a ring is scanned, and not repeatedly where a
     /// read is tried again (rule T5).
     pub(crate) fn counts(&self, item: usize) -> bool {
         let is_ring = self.io.flights.get(item).is_some_and(|flight| matches!(flight.doing, Doing::Ring(_)));

@@ -1,7 +1,7 @@
 //! Which blocks of the members' rings could not be read, and how much doubt they leave (rules R5 and T3).
 //!
-//! Pure. What the doubt means for a batch of the log is decided in `chain.rs`. Must not know how rings
-//! are read, when they are read again, or what a batch is.
+//! Pure. `chain.rs` decides what the doubt means for a batch of the log. Must not know how rings are read,
+//! when they are read again, or what a batch is.
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::units::MemberIndex;
@@ -39,27 +39,27 @@ pub(super) struct UnreadBlocks {
 #[derive(Clone, Debug)]
 struct OfMember {
     blocks: Bits,
-    /// Where headers start that go on in blocks that could not be read.
+    /// Where headers start that extend into blocks that could not be read.
     cut: BTreeSet<u32>,
 }
 
-/// Whether what could not be read could change what is made of the log.
+/// Whether blocks that could not be read could change how the log is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Doubt {
-    /// It could not.
+    /// No unread block could change anything.
     None,
-    /// It could, but no more members are gone or gave errors than the array survives: then what was durable shows all the
-    /// same, and what does not show was not.
+    /// Unread blocks could, but no more members are gone or gave errors than the array survives: then a
+    /// durable batch shows all the same, and one that does not show was not durable.
     Covered,
-    /// It could, and on more members than the array survives. But one of the others shows that what would be there was never
-    /// durable, unless its own log is damaged there.
+    /// Unread blocks could, on more members than the array survives. But one of the others shows that a batch
+    /// there was never durable, unless its own log is damaged there.
     Denied,
-    /// It could.
+    /// Unread blocks could, and no member shows the contrary.
     Beyond,
 }
 
 impl Doubt {
-    /// The doubt that is left by so many members that gave errors, and so many that are gone.
+    /// The doubt that is left when `unread` members gave errors and `gone` are gone.
     #[must_use]
     pub(super) fn of(unread: usize, gone: usize, m: usize) -> Doubt {
         match unread {
@@ -72,12 +72,12 @@ impl Doubt {
 }
 
 impl UnreadBlocks {
-    /// A block, of so many of the ring, could not be read.
+    /// Adds a block, of a ring of `ring_blocks`, that could not be read.
     pub(super) fn add(&mut self, member: MemberIndex, block: u32, ring_blocks: u32) {
         self.of(member, ring_blocks).blocks.set(block);
     }
 
-    /// A header starts at a block, and the rest of it could not be read.
+    /// Adds a header that starts at a block and could not be read to its end.
     pub(super) fn add_cut(&mut self, member: MemberIndex, place: u32, ring_blocks: u32) {
         self.of(member, ring_blocks).cut.insert(place);
     }
@@ -105,7 +105,7 @@ impl UnreadBlocks {
         in_words(self.members.keys().copied())
     }
 
-    /// Whether anything of a member's ring could not be read.
+    /// Whether any block of a member's ring could not be read.
     #[must_use]
     pub(super) fn is_concerned(&self, member: MemberIndex) -> bool {
         self.members.contains_key(&member)

@@ -1,5 +1,5 @@
-//! The verdict of a dry run is the verdict of the request itself: every request in every state of an array.
-//! The requests are about member 1.
+//! A dry run has the same verdict as the request itself: every request in every state of an array. The
+//! requests are about member 1.
 
 use super::SimArray;
 use crate::block_io::DeviceId;
@@ -86,7 +86,7 @@ const REQUESTS: [Request; 24] = [
     ("stop", |_| AdminRequest::Stop),
 ];
 
-/// The reasons that are met. Others need an event between a request and its answer.
+/// The reasons that occur. Others need an event between a request and its answer.
 const REASONS: [&str; 30] = [
     "BeingReplaced",
     "BeingReplacedAlready",
@@ -164,7 +164,7 @@ fn replace(member: MemberIndex, device: NewDevice) -> AdminRequest {
     AdminRequest::Replace { member, device }
 }
 
-/// A copy of the newest disk that says it is member 1.
+/// A copy of the newest disk whose superblock names member 1.
 fn own(sim: &mut SimArray) -> NewDevice {
     changed(sim, |_| ())
 }
@@ -176,7 +176,7 @@ fn changed(sim: &mut SimArray, change: fn(&mut Superblock)) -> NewDevice {
     device
 }
 
-/// A copy of the disk that member 1 had before it was replaced, else of its own.
+/// A copy of the disk that member 1 had before it was replaced, or else of its own.
 fn replaced(sim: &mut SimArray) -> NewDevice {
     let serves = sim.status().members[usize::from(TARGET.0)].uuid;
     let is_replaced = |s: &Superblock| s.member == TARGET && s.device != serves;
@@ -250,10 +250,10 @@ fn without(mut sim: SimArray, members: &[u16]) -> SimArray {
     sim
 }
 
-/// A write has the array notice which disks are dead.
+/// Makes the array notice, by a write, which disks are dead.
 fn notice(sim: &mut SimArray) {
     let write = sim.submit_write(0, &[9; BLOCK], true);
-    // It fails where too many are.
+    // The write fails where too many are dead.
     let _ = sim.wait(write);
     live(sim, 2);
 }
@@ -303,7 +303,7 @@ fn paused(mut sim: SimArray) -> SimArray {
 }
 
 fn repairing() -> SimArray {
-    // Its pages are not at hand after a start.
+    // Its pages are not in the cache after a start.
     let mut sim = healthy().stop_and_restart(false).expect("it starts");
     live(&mut sim, 2);
     sim.admin(AdminRequest::Repair).expect("it starts");
@@ -321,7 +321,7 @@ fn failed() -> SimArray {
     sim
 }
 
-/// Members that have lost acknowledged writes, maybe.
+/// Members that may have lost acknowledged writes.
 fn flushes_failed() -> SimArray {
     let mut sim = without(healthy(), &[0]);
     for member in [1, 2] {
@@ -336,7 +336,7 @@ fn flushes_failed() -> SimArray {
 /// Older copies of members come back to an array that has failed.
 fn log_refused() -> SimArray {
     let mut sim = filled(2, 1);
-    // The superblocks tell of writes before the copies are taken: these cannot be told by that.
+    // The superblocks record writes before the copies are taken, so the copies cannot be recognised by that.
     let write = sim.submit_write(0, &[7; BLOCK], true);
     sim.wait(write).expect("written");
     let disks = [0, 1].map(|member| sim.disk_of(member).expect("in service"));
@@ -361,7 +361,7 @@ fn log_refused() -> SimArray {
     sim
 }
 
-/// No metadata page can be read but on member 1, which may be missing.
+/// No metadata page can be read except on member 1, which may be missing.
 fn refused_at_start(is_missing: bool) -> SimArray {
     let mut sim = healthy();
     sim.admin(AdminRequest::Stop).expect("it stops");

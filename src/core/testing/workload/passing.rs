@@ -41,7 +41,7 @@ impl Run {
         disk.inject(fault);
         self.note(what);
         self.counts.count(kind);
-        // A shortage is blamed on the host (T4), and so few read errors are no reason to take a member out
+        // A shortage counts against the host (T4), and so few read errors are no reason to take a member out
         // (T5).
         if matches!(kind, FaultKind::WriteErrors | FaultKind::Hang) {
             self.guilty |= 1 << member;

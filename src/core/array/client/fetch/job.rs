@@ -1,10 +1,10 @@
-//! A round of a fetch that read much, judged as one job once all of it is there: every block is hashed, and what can be
-//! had from those very bytes is computed in the same pass: columns that nobody has, and what the caller blends from
-//! the columns it wants.
+//! Judges a round of a fetch that read much as one job once all of it is here. The job hashes every block,
+//! and in the same pass computes what can be had from those bytes: columns that no member has, and what the
+//! caller blends from the columns it wants.
 //!
-//! Nothing is believed sooner than without jobs. A job only computes: its hashes are held against the expected ones
-//! here, and of what it computed, a block counts only where every block it came from was good. The rest goes on as if
-//! it had not been computed. Must not know what the bytes are for.
+//! Nothing is believed sooner than without jobs. A job only computes: its hashes are compared with the
+//! expected ones here, and a block that it computed counts only where every block it came from was good.
+//! Otherwise it is dropped, as if it had not been computed. Must not know what the bytes are for.
 
 use crate::array::Core;
 use crate::array::client::fetch::{BLOCK, Fetch, Fetched, Part, State};
@@ -14,46 +14,46 @@ use crate::block_io::{Buf, BufMut};
 use crate::codec::{BlockHasher, CodecJob, CodedColumns, Column, Outputs, Transform};
 use crate::units::{BlockHash, ColumnIndex};
 
-/// A combination of wanted parts and of columns at hand, all of the same rows, to be computed while the parts are
-/// verified. One try: it comes about when every part of it was read whole and all their blocks are good.
-// Plain data: what the operation behind a fetch wants to be computed.
+/// A combination of wanted parts and of columns at hand, all of the same rows, to be computed while the parts
+/// are verified. Tried once: it succeeds when every part of it was read whole and all their blocks are good.
+// Plain data: what the operation behind a fetch wants computed.
 pub(in crate::array) struct Blend {
     pub transform: Transform,
     /// The inputs of the transform, in order.
     pub inputs: Vec<Ingredient>,
-    /// Whether the columns it yields are wanted, or their hashes only.
+    /// Whether the resulting columns are wanted, or their hashes only.
     pub keeps: bool,
 }
 
 pub(in crate::array) enum Ingredient {
-    /// What was wanted, by the order of wanting.
+    /// A wanted part, by the order of wanting.
     Wanted(usize),
     /// Bytes at hand.
     Known(Buf),
 }
 
-/// What a [`Blend`] came to. Hashes are those of blocks, column after column.
-// Plain data: told to the operation behind a fetch.
+/// The result of a [`Blend`]. Hashes are those of blocks, column after column.
+// Plain data: given to the operation behind a fetch.
 pub(in crate::array) struct Blended {
-    /// Of the ingredients at hand.
+    /// Hashes of the ingredients at hand.
     pub known_hashes: Vec<BlockHash>,
     /// None when only the hashes are wanted.
     pub outputs: Vec<BufMut>,
     pub output_hashes: Vec<BlockHash>,
 }
 
-/// What the job that is out was given.
+/// What the job under way was given.
 pub(super) struct JobOut {
-    /// The part behind each input; None: it was at hand.
+    /// The part behind each input; none where its bytes were at hand.
     inputs: Vec<Option<usize>>,
-    /// Of the inputs, so many are those of the transform.
+    /// How many of the inputs, from the first on, are those of the transform.
     sources: usize,
     yields: Yields,
 }
 
 enum Yields {
     Nothing,
-    /// Parts that nobody has.
+    /// Parts that no member has.
     Parts(Vec<usize>),
     Blend,
 }
@@ -74,7 +74,7 @@ impl Fetch {
         self.blend = Some(blend);
     }
 
-    /// The columns blended, if that came about: every block of the parts among their ingredients is good.
+    /// The blended columns, if the blend succeeded: every block of the parts among their ingredients is good.
     pub(crate) fn take_blended(&mut self) -> Option<Blended> {
         self.blended.take()
     }
@@ -103,17 +103,17 @@ impl Array {
     /// Whether what this round reads whole is judged as a job.
     pub(super) fn is_bulk(&self, fetch: &Fetch) -> bool {
         let bytes = fetch.round_bytes + fetch.blend.as_ref().map_or(0, Blend::known_bytes);
-        let is_much = fetch.in_company || bytes >= self.core.config.job_bytes_min;
+        let is_much = fetch.batch_small || bytes >= self.core.config.job_bytes_min;
         self.pages.checksums().is_some() && bytes > 0 && is_much
     }
 
-    /// Whether blocks of several clients' requests are there to be fingerprinted side by side, and that is worth a job for
-    /// each of them.
-    pub(in crate::array) fn gains_from_company(&self) -> bool {
-        self.core.load.client_ops > 1 && self.pages.checksums().is_some_and(BlockHasher::gains_from_company)
+    /// Whether requests of several clients have blocks to be hashed side by side, so that a job pays even for
+    /// small reads.
+    pub(in crate::array) fn gains_from_batching(&self) -> bool {
+        self.core.load.client_ops > 1 && self.pages.checksums().is_some_and(BlockHasher::gains_from_batching)
     }
 
-    /// Gives away what the round has read, if it was much. False: all that was read is judged.
+    /// Gives away what the round has read, if it was much. False: everything that was read is judged.
     pub(super) fn send_fetch_job(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         let is_bulk = self.is_bulk(fetch);
         fetch.round_bytes = 0;
@@ -178,7 +178,7 @@ impl Array {
             }
             Yields::Blend => {
                 let mut parts = sources.iter().flatten().map(|&at| &fetch.parts[at]);
-                // Whatever was computed from other bytes than those that should be there is dropped.
+                // Drops what was computed from bytes other than the expected ones.
                 if parts.all(|part| part.is_wholly(State::Good)) || is_off(Mutation::BlendNotVerified) {
                     let (outputs, output_hashes) = (coded.outputs, hashes.to_vec());
                     fetch.blended = Some(Blended { known_hashes, outputs, output_hashes });
@@ -198,8 +198,8 @@ impl Array {
         self.pass_verdicts(fetch, at, blocks, member, verdicts);
     }
 
-    /// Takes what was computed of a part that nobody has. A block of it is good where all it came from is, and where it
-    /// is what it should be.
+    /// Takes what was computed of a part that no member has. A block of it is good where all the blocks it
+    /// came from are, and where its own hash matches.
     fn take_recovered(
         &self,
         fetch: &mut Fetch,
@@ -222,7 +222,7 @@ impl Array {
         }
     }
 
-    /// What the blocks of a part should hash to.
+    /// Expected hashes of the blocks of a part.
     fn expected(&self, fetch: &Fetch, at: usize) -> impl Iterator<Item = BlockHash> + '_ {
         let Part { column, rows, .. } = &fetch.parts[at];
         self.pages.store().hashes(fetch.slot, rows.clone(), ColumnIndex(*column as u16))
@@ -272,8 +272,8 @@ impl Core {
         Some(CodecJob { transform: Some(transform), hasher: Some(hasher), inputs, outputs })
     }
 
-    /// Parts that nobody has, from those that were read of the same rows. None where there are no such parts, too few
-    /// sources, or others of another length.
+    /// A job that computes parts that no member has from those that were read of the same rows. None where
+    /// there are no such parts, where there are too few sources, or where lengths differ.
     fn recovering_job(&self, fetch: &mut Fetch, unjudged: &[usize], hasher: BlockHasher) -> Option<CodecJob> {
         let parts = &fetch.parts;
         let is_absent = |part: &Part| part.wanted && part.buf.is_some() && part.is_wholly(State::Absent);
@@ -281,7 +281,7 @@ impl Core {
         if unjudged.iter().any(|&at| parts[at].rows.len() != rows.len()) {
             return None;
         }
-        // By column, so that the same loss is the same transform whichever read ended first.
+        // Sorted by column, so that the same loss is the same transform whichever read ended first.
         let mut sources: Vec<usize> = unjudged.iter().copied().filter(|&at| parts[at].rows == rows).collect();
         sources.sort_by_key(|&at| parts[at].column);
         sources.dedup_by_key(|at| parts[*at].column);
@@ -306,7 +306,7 @@ impl Core {
         let columns = inputs.iter().map(|&at| fetch.take_column(at)).collect();
         let outputs = wanted.iter().map(|&at| {
             let buf = fetch.parts[at].buf.take();
-            buf.expect("nothing reads into what nobody has")
+            buf.expect("no read fills a part that no member has")
         });
         let outputs = Outputs::Into(outputs.collect());
         let inputs = inputs.into_iter().map(Some).collect();
@@ -325,7 +325,7 @@ impl Blend {
         self.inputs.iter().all(read) && self.length(fetch).is_some()
     }
 
-    /// Bytes of each ingredient, if they are the same.
+    /// Bytes of each ingredient, if all have the same length.
     fn length(&self, fetch: &Fetch) -> Option<usize> {
         let mut lengths = self.inputs.iter().map(|ingredient| match ingredient {
             Ingredient::Wanted(at) => fetch.parts[*at].bytes(),

@@ -1,9 +1,8 @@
-//! Repairs: blocks that were wrong or unreadable are written with what should be there, and read
-//! again.
+//! Repairs: blocks that were wrong or unreadable are rewritten with the right content, and read again.
 //!
-//! Invariant: only what was read again, and holds what was written, counts as repaired; what cannot
-//! be read, or is wrong again, is told and stays listed as bad. Must not know how the blocks were
-//! found, nor how their bytes were had.
+//! Invariant: a block counts as repaired only if it was read again and holds what was written. A block that
+//! cannot be read, or is wrong again, is reported and stays listed as bad. Must not know how the blocks were
+//! found, nor where their bytes came from.
 
 use crate::array::Core;
 use crate::array::client::fetch::{BLOCK, Fetch};
@@ -13,7 +12,7 @@ use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex};
 
 /// A block to be rewritten.
-// Plain data: what a fetch has found wrong, handed over to be sent.
+// Plain data: a block that a fetch has found wrong, handed over to be sent.
 pub(super) struct Repair {
     pub member: MemberIndex,
     pub device: DeviceId,
@@ -31,11 +30,11 @@ pub(super) struct Sent {
     bytes: Buf,
 }
 
-/// What the end of an operation of a repair came to.
-// Plain data: told to the operation that repairs.
+/// The outcome of one operation of a repair.
+// Plain data: given to the operation that repairs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::array) struct Mended {
-    /// Operations that were begun, each of which ends the same way.
+    /// Operations that were begun. Each ends with such an outcome.
     pub begun: usize,
     /// Blocks that are repaired.
     pub repaired: u64,
@@ -48,7 +47,7 @@ impl Array {
     pub(in crate::array) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
         let mut repairs = std::mem::take(&mut fetch.found.repairs);
         repairs.retain(|repair| {
-            // What fits an old hash may be older than what would be written over.
+            // Bytes that match an old hash may be older than those they would overwrite.
             let pages = &self.pages;
             let is_doubted = || pages.store().is_doubted(fetch.slot, repair.row, repair.column);
             if pages.checksums().is_some() && is_doubted() {
@@ -120,7 +119,7 @@ impl Array {
                 }
                 return Mended::default();
             }
-            // That the place gives errors was counted.
+            // The errors of this place were counted already.
             Err(fault) if fault.kind == IoFaultKind::Medium => Ill::Unreadable,
             Err(fault) => {
                 self.read_fault(entry.member, entry.device, fault);
@@ -131,7 +130,7 @@ impl Array {
             return Mended::default();
         }
         if rows > 1 {
-            // Which of its blocks are bad is found out one by one.
+            // Its blocks are read one by one to find which are bad.
             for n in 0..rows {
                 let bytes = sent.bytes.slice(n * BLOCK..(n + 1) * BLOCK);
                 let offset = ByteOffset(sent.offset.0 + (n * BLOCK) as u64);

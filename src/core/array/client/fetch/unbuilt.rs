@@ -1,8 +1,8 @@
-//! Blocks that members in service cannot give, from devices that are being built.
+//! Fetches blocks that members in service cannot give from devices that are being built.
 //!
-//! A device that comes back holds most of its blocks, and one whose build is tried again holds some. What matches its checksum is
-//! what should be there, whichever device gives it. What does not was not built so far: that is no error of the device, and says
-//! nothing of a loss. Must not know what the bytes are for.
+//! A device that comes back holds most of its blocks, and one whose build is tried again holds some. A block
+//! that matches its checksum is right, whichever device gives it. One that does not was not built yet: that
+//! is no error of the device, and does not show that anything is lost. Must not know what the bytes are for.
 
 use crate::array::Core;
 use crate::array::blocks::{Why, runs};
@@ -13,8 +13,8 @@ use crate::format::MemberState;
 use crate::units::MemberIndex;
 
 impl Fetch {
-    /// The rows of a column whose block this device has given although it is being built: they are on it, and perhaps nowhere
-    /// else.
+    /// The rows of a column whose block this device has given although it is being built: they are on it, and
+    /// perhaps nowhere else.
     pub(crate) fn rows_from_unbuilt(&self, column: usize, device: DeviceId) -> Vec<usize> {
         let of = self.parts.iter().filter(|part| part.column == column && part.unbuilt == Some(device));
         of.flat_map(|part| part.rows.clone().zip(&part.blocks))
@@ -25,8 +25,8 @@ impl Fetch {
 }
 
 impl Array {
-    /// Reads what is missing in rows that cannot be read from devices that are being built, once. False: there is nothing to
-    /// be read.
+    /// Reads, once, from devices that are being built, what is missing in rows that cannot be read. False:
+    /// there is nothing to read.
     pub(super) fn ask_unbuilt(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         // Without checksums nothing tells a block that was built from one that was not.
         let may_ask = !fetch.asked_unbuilt && !fetch.rules.in_service_only;

@@ -1,11 +1,12 @@
-//! New parity of a band of rows, from new bytes and whichever old ones were fetched. Pure.
+//! New parity of a band of rows, from its new bytes and the old ones that were fetched. Pure.
 
 use crate::array::client::fetch::{Blend, Ingredient};
 use crate::array::client::plan::{Band, ParityPath};
 use crate::block_io::{Buf, BufMut};
 use crate::codec;
 
-/// Computes the parities of one band into `targets` (parity row, bytes); `olds` are the columns that were fetched.
+/// Computes the parities of one band into `targets` (parity row, bytes); `olds` are the columns that were
+/// fetched.
 pub(super) fn of_band(
     codec: &codec::Codec,
     band: &Band,
@@ -28,7 +29,7 @@ pub(super) fn of_band(
         return;
     }
     let news: Vec<Option<Buf>> = (0..k).map(|c| band.columns.contains(&c).then(|| new_bytes(c))).collect();
-    // A column neither new nor fetched was never written.
+    // A column that is neither new nor fetched was never written.
     let zeroes = vec![0; band.rows.len()];
     let data: Vec<&[u8]> = (0..k)
         .map(|column| match (&news[column], olds.iter().find(|(c, _)| *c == column)) {
@@ -40,8 +41,8 @@ pub(super) fn of_band(
     codec.encode(&data, targets);
 }
 
-/// Columns that [`blend_of_band`] would take, if the band suits it. One into an empty stripe, where the other columns are
-/// zeroes, does not: all of these would be hashed for nothing.
+/// Columns that [`blend_of_band`] would take, if the band suits it. A band into an empty stripe, where the
+/// other columns are zeroes, does not suit it: all of these would be hashed for nothing.
 pub(super) fn blended_columns(
     codec: &codec::Codec,
     band: &Band,
@@ -56,7 +57,8 @@ pub(super) fn blended_columns(
     }
 }
 
-/// The new parity of a band as a combination of what is fetched for it, in the order it is wanted, and of the new bytes.
+/// The new parity of a band as a combination of the columns fetched for it, in the order they are wanted, and
+/// of the new bytes.
 pub(super) fn blend_of_band(
     codec: &codec::Codec,
     band: &Band,

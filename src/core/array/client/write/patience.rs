@@ -1,12 +1,13 @@
-//! How long the client of a write waits for what a shortage holds up (rule T4 of the crash-safety design). A write that has
-//! not joined a batch ends without having changed anything; one that has joined happens all the same, later.
+//! How long the client of a write waits for the end of a shortage (rule T4 of the crash-safety design). A
+//! write that has not joined a batch ends without having changed anything; one that has joined is carried out
+//! later all the same.
 
 use crate::array::ClientError;
 use crate::array::client::write::{LoggedWrite, Stage};
 use crate::units::Timestamp;
 
 impl LoggedWrite {
-    /// Whether the client gets this error instead of waiting any longer; the operation is to be advanced then.
+    /// Whether the client gets this error instead of waiting any longer. The operation must be advanced then.
     pub(crate) fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
         let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
         let is_late = now.nanos_since(self.request.since) >= patience_ns;

@@ -1,4 +1,4 @@
-//! The records of a logged write: what goes into a batch, and what a batch that is taken changes in memory.
+//! The records of a logged write: what goes into a batch, and what changes in memory once it has joined.
 
 use super::{BLOCK, LoggedWrite, Stage, Way, Work, parity};
 use crate::array::client::fetch::Blended;
@@ -13,7 +13,7 @@ use crate::units::{BlockHash, ColumnIndex, SlotIndex, StripeIndex};
 use std::ops::Range;
 
 impl Array {
-    /// New parity, hashes and records of every band.
+    /// Makes new parity, hashes and records of every band.
     pub(in crate::array) fn make_records(&mut self, write: &mut LoggedWrite) {
         let Work::Data { offset, data } = &write.task.work else { return };
         let first = !self.pages.holds_data(write.stripe);
@@ -71,8 +71,8 @@ impl Array {
         }
     }
 
-    /// The records of a band: one, or one for each row where blocks, (column, row), are set aside. The hashes of its images
-    /// are those given, in the order of the images, which is that of their columns; none are given where blocks are set
+    /// Adds the records of a band: one, or one for each row where blocks, (column, row), are set aside.
+    /// `hashes` are those of its images in the order of their columns; none are given where blocks are set
     /// aside.
     #[expect(clippy::too_many_arguments, reason = "the fields of the records it makes")]
     fn add_records(
@@ -131,7 +131,7 @@ impl Array {
         }
     }
 
-    /// Gets the records into the open batch and makes them what everybody reads.
+    /// Puts the records into the open batch and makes their content what all operations read.
     pub(in crate::array) fn join_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         match self.hold_pages(key, &mut write.pages) {
             PagesHeld::Wait => return Flow::Wait,
@@ -173,7 +173,7 @@ impl Array {
             return self.next_discard(key, write);
         }
         if let Some((offset, data)) = write.task.rest.take() {
-            self.let_go(key, write);
+            self.release_write(key, write);
             (write.task.work, write.task.asked) = (Work::Data { offset, data }, None);
             (write.parity.way, write.parity.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
             write.whole.writes.clear();
@@ -182,11 +182,11 @@ impl Array {
         }
         self.redo.wait_for_open(key, write.request.fua);
         write.stage = Stage::Logged;
-        self.let_go(key, write);
+        self.release_write(key, write);
         Flow::Wait
     }
 
-    /// What a record says becomes true in memory.
+    /// Makes the content of a record true in memory.
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
         let rows = self.core.map.chunk / BLOCK;
         self.forget_lost(record);
@@ -194,7 +194,7 @@ impl Array {
         self.redo.apply(&mut self.pages, record, images, &permits, rows);
     }
 
-    /// Blocks that are written again are not lost any more.
+    /// Takes blocks that are written again off the list of those that are lost.
     fn forget_lost(&mut self, record: &LogRecord) {
         if self.damage.is_empty() {
             return;

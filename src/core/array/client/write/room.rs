@@ -1,15 +1,15 @@
-//! How much of overlay and rings a write of a logged array takes, and how it is cut where a ring is small beside it.
-//! Pure arithmetic on shapes; knows nothing of what is in the log.
+//! How much of overlay and rings a write of a logged array takes, and how it is cut where a ring is small
+//! beside it. Pure arithmetic on shapes. Must not know what is in the log.
 
 use crate::array::Array;
 use crate::array::Core;
-use crate::array::client::write::{BLOCK, LoggedWrite, Share, Work};
+use crate::array::client::write::{BLOCK, LogDemand, LoggedWrite, Work};
 use crate::format::LOG_BLOCK_BYTES;
 
 impl Array {
-    /// Leaves in `work` as much as may go through the log at once, from the front.
+    /// Cuts `work` to what may go through the log at once, from the front.
     pub(super) fn cut_write(&self, write: &mut LoggedWrite) {
-        if self.goes_fresh(write) {
+        if self.goes_to_free_slot(write) {
             return;
         }
         let Work::Data { offset, data } = &mut write.task.work else { return };
@@ -25,24 +25,25 @@ impl Array {
         }
     }
 
-    /// What the write will add to overlay and log at most: a member has one column of its rows.
-    pub(super) fn share_of_write(&self, write: &LoggedWrite) -> Share {
+    /// The most that the write will add to overlay and log: a member gets one column of its rows.
+    pub(super) fn demand_of_write(&self, write: &LoggedWrite) -> LogDemand {
         let manifest = |blocks, records| self.core.manifest_blocks(blocks, records);
         match &write.task.work {
-            Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
+            Work::Discard { .. } => LogDemand { bytes: 0, blocks: 1 },
             Work::Repay { .. } => {
                 let blocks = 1 + self.core.map.m;
-                Share { bytes: blocks * BLOCK, blocks: 1 + manifest(self.core.map.width(), 1) }
+                LogDemand { bytes: blocks * BLOCK, blocks: 1 + manifest(self.core.map.width(), 1) }
             }
-            Work::Data { .. } if self.goes_fresh(write) => {
-                Share { bytes: 0, blocks: manifest(self.core.map.width() * self.core.map.chunk / BLOCK, 1) }
-            }
+            Work::Data { .. } if self.goes_to_free_slot(write) => LogDemand {
+                bytes: 0,
+                blocks: manifest(self.core.map.width() * self.core.map.chunk / BLOCK, 1),
+            },
             Work::Data { offset, data } => {
                 let rows = self.core.rows_of(*offset, data.len()).len() / BLOCK;
                 let blocks = data.len() / BLOCK + 2 + self.core.map.m * rows;
-                // The first write of a stripe without checksums is one of all of it, and where blocks are set aside each row
-                // has a record of its own.
-                Share {
+                // The first write of a stripe without checksums writes all of it, and where blocks are set
+                // aside each row has a record of its own.
+                LogDemand {
                     bytes: blocks * BLOCK,
                     blocks: rows + manifest(self.core.map.width() * rows, rows.max(3)),
                 }
@@ -52,7 +53,7 @@ impl Array {
 }
 
 impl Core {
-    /// Blocks that records with hashes of so many blocks take in the header of a piece.
+    /// Blocks that `records` records with hashes of `blocks` blocks take in the header of a piece.
     pub(super) fn manifest_blocks(&self, blocks: usize, records: usize) -> usize {
         (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
     }

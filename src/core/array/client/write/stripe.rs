@@ -1,4 +1,5 @@
-//! Writes of whole stripes: to a free slot, coded and hashed as a job, written once, live by a record.
+//! Writes of whole stripes. Each goes to a free slot: it is coded and hashed as a job, written once, and made
+//! live by a record.
 
 use crate::array::Core;
 use crate::array::base::lock::{LockKey, LockMode};
@@ -13,7 +14,7 @@ use crate::units::ROW_BYTES;
 const BLOCK: usize = ROW_BYTES as usize;
 
 impl Array {
-    /// A whole stripe: finds the slot it goes to.
+    /// Finds the slot that a whole stripe goes to.
     pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         if !self.supers.writes_allowed(&self.core) {
             self.core.work.gated.push(key);
@@ -43,7 +44,7 @@ impl Array {
     pub(super) fn code_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let Work::Data { data, .. } = &write.task.work else { unreachable!("a whole stripe has data") };
         let data = data.clone();
-        // The pages load meanwhile.
+        // The pages load while the job runs.
         self.hold_pages(key, &mut write.pages);
         let (k, chunk) = (self.core.map.k, self.core.map.chunk);
         let bytes = self.core.map.width() * chunk;
@@ -112,7 +113,7 @@ impl Array {
         Flow::Wait
     }
 
-    /// A member has written its column, or has not.
+    /// Takes the end of a member's write of its column.
     pub(super) fn stripe_io(
         &mut self,
         key: usize,

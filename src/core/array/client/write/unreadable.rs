@@ -1,14 +1,16 @@
-//! Writes into rows that cannot be read for their parity (rules T1 and T2 of the crash-safety design), and the way back.
+//! Writes into rows that cannot be read for their parity (rules T1 and T2 of the crash-safety design), and
+//! how blocks that such writes set aside come back.
 //!
-//! New parity may come from the old bytes of the written columns and of the parities, or from the
-//! other data columns: both are tried, since either may be readable where the other is not. If
-//! neither is, the write lets go of its rows and tries again, within a limit. Then it sets aside
-//! what it cannot read: these columns count as zeroes in the new parity, their hashes stay, and
-//! reading them is an error until their own members give the content again ([`Array::start_repay`])
-//! or they are written. At once, where every block of the row was read and too few match: waiting
-//! would show nothing new, and such blocks stay known as beyond repair. Never without checksums,
-//! never for a shortage of the host, and never where a block is not on its own member and others
-//! would give it but for an error: then the write ends with an error and has changed nothing.
+//! New parity may come from the old bytes of the written columns and of the parities, or from the other data
+//! columns: both are tried, since either may be readable where the other is not. If neither is, the write
+//! releases its rows and tries again, within a limit. After that it sets aside what it cannot read: these
+//! columns count as zeroes in the new parity, and their hashes stay. Reading them is an error until their own
+//! members give the content again ([`Array::start_repay`]) or they are written. It sets them aside at once
+//! where every block of the row was read and too few match: waiting would show nothing new, and such blocks
+//! stay known as beyond repair.
+//!
+//! A write sets nothing aside without checksums, for a shortage of the host, or where a block is not on its
+//! own member and others would give it but for an error: then it ends with an error and has changed nothing.
 
 use crate::array::Core;
 use crate::array::blocks::{BlockName, Missing, Why};
@@ -20,10 +22,10 @@ use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::MemberState;
 use crate::units::{ColumnIndex, Count, StripeIndex, Timestamp};
 
-/// How new parity comes about.
+/// How new parity is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) enum Way {
-    /// The cheapest.
+    /// The way that reads least.
     Usual,
     /// From the old bytes of the written columns and of the parities.
     Delta,
@@ -31,8 +33,8 @@ pub(in crate::array) enum Way {
     Afresh,
 }
 
-/// A write tries this long to read its rows: longer than a path of a disk takes to come back, shorter than the 30 s
-/// after which the kernel's NBD client gives a request up.
+/// How long a write tries to read its rows: longer than a path of a disk takes to come back, shorter than the
+/// 30 s after which the kernel's NBD client gives up a request.
 const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// Blocks that are looked at together between two tries.
@@ -42,9 +44,9 @@ const MENDED_AT_ONCE: usize = 64;
 const RETRY_NS: u64 = 250_000_000;
 
 impl Array {
-    /// Blocks that new parity would need cannot be had.
+    /// Goes on where blocks that new parity needs cannot be had.
     pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        // The reads themselves have waited for the end of the shortage: another way would have to, again.
+        // The reads themselves have waited for the end of the shortage; another way would have to wait again.
         if write.fetch.host_is_short() && self.core.is_lasting_shortage(write.request.since) {
             return self.refuse_unreadable(key, write);
         }
@@ -77,7 +79,7 @@ impl Array {
         self.wait_to_read(key, write)
     }
 
-    /// A block that is written in part cannot be had, so its new content is not known.
+    /// Handles a block that is written in part and cannot be had, so that its new content is not known.
     pub(super) fn edges_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         let may_change = write.fetch.missing().iter().any(|block| block.why == Why::Unreadable);
         if !may_change || self.core.has_waited(write) || self.core.stop.hurried {
@@ -86,9 +88,8 @@ impl Array {
         self.wait_to_read(key, write)
     }
 
-    /// Whether setting aside what is missing would lose a block for good: its own member does not
-    /// have it, so only the others of its row can give it, and all that keeps them from that is an
-    /// error, which may pass (T2).
+    /// Whether setting aside what is missing would lose a block for good: its own member does not have it, so
+    /// only the others of its row can give it, and nothing prevents that but an error, which may pass (T2).
     fn would_lose(&self, write: &LoggedWrite) -> bool {
         let missing = write.fetch.missing().iter().filter(|block| block.why == Why::Unreadable);
         let mut hidden = missing.filter(|block| write.fetch.has_errors(block.row));
@@ -115,18 +116,18 @@ impl Array {
         self.end_logged_write(key, write, Err(ClientError::Io))
     }
 
-    /// The rows are let go, so that reads go on, and are read again later.
+    /// Releases the rows, so that reads go on, and reads them again later.
     fn wait_to_read(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         write.parity.unreadable_since.get_or_insert(self.core.now);
         let missing = write.fetch.take_missing();
         write.parity.way = Way::Usual;
-        // Others may write the rest of its blocks before it has the rows again (T2).
+        // Other writes may change the rest of its blocks before it has the rows again (T2).
         if let Some((offset, data)) = write.task.asked.take()
             && !is_off(Mutation::WritesWhatItReadBefore)
         {
             write.task.work = Work::Data { offset, data };
         }
-        self.let_go(key, write);
+        self.release_write(key, write);
         self.wake_waiting_for_room();
         self.mend_from_unbuilt(write.stripe, &missing);
         let until = Timestamp(self.core.now.0 + RETRY_NS);
@@ -135,7 +136,8 @@ impl Array {
         Flow::Wait
     }
 
-    /// Devices that are being built may have what members in service do not: reads that mend these get it from there.
+    /// Has reads mend what is missing from devices that are being built: these may have blocks that members
+    /// in service lack.
     fn mend_from_unbuilt(&mut self, stripe: StripeIndex, missing: &[Missing]) {
         if !self.core.any_building() || self.core.stop.stopping.is_some() || self.looks.reads() {
             return;
@@ -145,7 +147,7 @@ impl Array {
         }
     }
 
-    /// T1, beyond the budget (T8): what cannot be read counts as zeroes from now on. Its hashes stay.
+    /// T1, beyond the budget (T8): counts what cannot be read as zeroes from now on. Its hashes stay.
     fn set_aside(&mut self, write: &mut LoggedWrite) -> Flow {
         let aside: Vec<Missing> = write
             .fetch
@@ -180,8 +182,9 @@ impl Array {
         flow
     }
 
-    /// Reads a block that is set aside from its own member; if it is what it was, it is written anew with all parities.
-    /// `waiters` are advanced when that is over, which may be before this returns.
+    /// Reads a block that is set aside from its own member. If its content is still what its hash says, it is
+    /// written anew with all parities. `waiters` are advanced when that is over, which may be before this
+    /// returns.
     pub(in crate::array) fn start_repay(
         &mut self,
         block: BlockName,
@@ -199,7 +202,7 @@ impl Array {
         self.looks.is_waiting(key)
     }
 
-    /// The rows are locked and their pages are here.
+    /// Reads the block that is set aside, now that the rows are locked and their pages are here.
     pub(super) fn read_set_aside(
         &mut self,
         key: usize,
@@ -211,7 +214,8 @@ impl Array {
         let member = self.core.member_at(write.slot, column);
         let device = self.core.readable(member, write.slot);
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
-            // It was written meanwhile, or what would have set it aside came to nothing: its content tells.
+            // The block was written meanwhile, or the write that would have set it aside failed: its content
+            // decides.
             let block = (write.stripe, column as u16, row as u32);
             let flow = self.end_logged_write(key, write, Ok(StripeReply::Done));
             if self.core.stop.stopping.is_none() {
@@ -241,11 +245,11 @@ impl Array {
         let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
         let entry = self.pages.store().hash(write.slot, row, ColumnIndex(column as u16));
         if !entry.was_set_aside_from(self.pages.log_hasher().hash(&bytes)) {
-            // Nothing else could give it.
+            // No other column can give it.
             self.damage.note(write.stripe, &[Missing { column, row, why: Why::Gone }]);
             return self.end_logged_write(key, write, Ok(StripeReply::Done));
         }
-        // To coding the block held zeroes until now.
+        // To coding the block has held zeroes until now.
         let offset = column * self.core.map.chunk + row * BLOCK;
         write.task.work = Work::Data { offset, data: bytes.freeze() };
         let flow = self.plan_logged(key, write);
@@ -257,7 +261,7 @@ impl Array {
         self.end_logged_write(key, write, Ok(StripeReply::Done))
     }
 
-    /// A write ends: those that wait for the block it repaid look again.
+    /// Wakes the operations that wait for the block that this write has written again; they look at it again.
     pub(super) fn end_repay(&mut self, write: &mut LoggedWrite) {
         let Some(block) = write.repays.take() else { return };
         self.core.work.ready.extend(self.looks.end(block));
@@ -265,7 +269,7 @@ impl Array {
 }
 
 impl Core {
-    /// Whether a block that was wanted for new parity keeps it from being computed. A data column that counts as zeroes does
+    /// Whether a wanted block keeps new parity from being computed. A data column that counts as zeroes does
     /// not; a parity is never known to be zeroes.
     pub(super) fn keeps_from_coding(&self, block: &Missing) -> bool {
         !block.why.counts_as_zeroes() || block.column >= self.map.k
@@ -282,7 +286,7 @@ impl Core {
         Flow::Wait
     }
 
-    /// Tick: operations whose time has come go on.
+    /// Tick: advances operations whose time to read again has come.
     pub(in crate::array) fn wake_patient(&mut self) {
         let now = self.now;
         let due = self.work.patient.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key);

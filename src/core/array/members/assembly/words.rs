@@ -1,5 +1,5 @@
-//! What is said of devices that are not used, of members that are older copies of themselves, and
-//! of the one that is newer. Words alone: must decide nothing.
+//! Words about devices that are not used, about members that are older copies of themselves, and about the
+//! one that is newer. Must decide nothing.
 
 use crate::array::members::assembly::AssemblyError;
 use crate::array::refusal::NOWHERE_ELSE;
@@ -10,25 +10,26 @@ use uuid::Uuid;
 /// Why a device of an array is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotUsed {
-    /// For people.
+    /// The reason, in words for people.
     pub why: String,
-    /// It holds what may be nowhere else: it must not be built over unless somebody gives that up.
+    /// Whether its content may be nowhere else: it must not be built over unless an administrator gives that
+    /// up.
     pub is_kept: bool,
 }
 
 impl NotUsed {
-    /// Of a device that holds nothing that counts.
+    /// For a device that holds nothing that counts.
     pub(super) fn merely(why: impl ToString) -> NotUsed {
         NotUsed { why: why.to_string(), is_kept: false }
     }
 
-    /// Of a device that holds what may be nowhere else.
+    /// For a device whose content may be nowhere else.
     pub(super) fn kept(why: impl ToString) -> NotUsed {
         NotUsed { why: why.to_string(), is_kept: true }
     }
 }
 
-/// Says of an array that it would be served as it was before, without what was written since.
+/// Tells that an array would be served in an earlier state, without what was written since.
 const STARTS_OLDER: &str = "Forced, the array starts from the older state";
 
 /// The text of [`AssemblyError::Unconfirmed`].
@@ -53,7 +54,7 @@ pub(super) fn unconfirmed(
     )
 }
 
-/// Why a member is not used that a forced start leaves out because of this error.
+/// Why a forced start leaves a member out because of this error.
 pub(super) fn left_out_by_force(error: &AssemblyError) -> NotUsed {
     match error {
         AssemblyError::Unconfirmed { older, claim, .. } if !older.is_empty() => {
@@ -68,7 +69,7 @@ pub(super) fn left_out_by_force(error: &AssemblyError) -> NotUsed {
     }
 }
 
-/// "members 0, 1", and what they are.
+/// "members 0, 1", and a word for what they are.
 fn older_copies(older: &MemberSet) -> (String, &'static str) {
     match older.len() {
         1 => (format!("member {older}"), "is an older copy of itself"),

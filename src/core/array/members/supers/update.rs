@@ -1,7 +1,8 @@
-//! How an update of the superblocks gets to its devices, stage by stage, and what the array knows when it is over.
+//! How an update of the superblocks gets to its devices, stage by stage, and what is recorded of it when it
+//! is over.
 //!
-//! Invariant: an update is complete only when every device that it began with has it, or has left. Of what an update
-//! says it reads the live set, the clean mark and the log's start. Must not know how these are chosen.
+//! Invariant: an update is complete only when every device that it began with has it, or has left. Reads only
+//! the live set, the clean mark and the log's start from an update. Must not know how these are chosen.
 
 use crate::array::base::members::{Device, Replaced};
 use crate::array::members::supers::{Durable, Participant, Saved, Supers};
@@ -11,11 +12,11 @@ use crate::block_io::{DeviceId, IoFault, IoOp};
 use crate::format::{CLEARED_BYTE, COPY_BYTES, Epoch, MemberState, Role, Superblock, superblock_offsets};
 use crate::units::{MemberIndex, SlotIndex};
 
-/// What the end of an I/O has come to for an update.
+/// What follows from the end of an I/O of an update.
 pub(super) enum UpdateStep {
-    /// It goes on, or is over without anything that concerns others.
+    /// The update goes on, or is over with nothing else to do.
     Nothing,
-    /// It was given up before anything of it was written, and with it the epoch that it was to begin.
+    /// The update was given up before any of it was written, and with it the epoch that it was to begin.
     EpochGivenUp,
     /// All devices have it.
     Written(Update),
@@ -26,10 +27,10 @@ pub(super) struct Update(Box<Job>);
 
 pub(super) struct Job {
     stage: Stage,
-    /// All devices in use have the update, and those that were replaced get it.
+    /// Whether all devices in use have the update, and those that were replaced now get it.
     marks: bool,
     pending: usize,
-    /// The losses that this update records, and those there were when it began.
+    /// The losses that this update records, and the count of losses when it began.
     losses: u64,
     losses_seen: u64,
     devices: Vec<Participant>,
@@ -37,7 +38,7 @@ pub(super) struct Job {
     before: Before,
 }
 
-/// What was before an update, which may be given up before anything of it was written.
+/// The state before an update, which may be given up before any of it was written.
 pub(super) struct Before {
     epoch: Epoch,
     is_complete: bool,
@@ -47,8 +48,9 @@ pub(super) struct Before {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     FlushData,
-    /// The first update of a device: a torn one may have left its first sector there, and this one, torn as well, could
-    /// complete it with sectors that both have alike. An epoch that was given up would be back.
+    /// For the first update of a device: a torn earlier one may have left its first sector there, and this
+    /// one, torn as well, could complete it with sectors that both have alike. An epoch that was given up
+    /// would then be back.
     Clear,
     FlushClear,
     WriteHead,
@@ -64,13 +66,14 @@ impl Stage {
 }
 
 impl Supers {
-    /// The epoch as it is, for an update that may be given up.
+    /// The present epoch, to return to if an update is given up.
     pub(super) fn before(&self) -> Before {
         Before { epoch: self.epoch(), is_complete: self.epoch_is_complete, bump_due: self.bump_due }
     }
 
-    /// Begins the update that makes `template` of what was `before`. One that only finishes an epoch goes to the devices that this
-    /// began with: one that is being built for a member of it is none of them, and would pass for that member after a crash.
+    /// Begins the update that writes `template`; `before` is the state before it. One that only finishes an
+    /// epoch goes to the devices that this began with. A device that is being built for a member of it does
+    /// not get it, since it would pass for that member after a crash.
     pub(super) fn begin(&mut self, core: &mut Core, template: Superblock, before: Before, progress: u64) {
         self.wanted = false;
         let came_since = |member: MemberIndex| {
@@ -81,7 +84,7 @@ impl Supers {
         if !is_off(Mutation::NewDeviceInOldEpoch) {
             devices.retain(|device| device.role != Role::Member || !came_since(device.member));
         }
-        // What the update says of progress, cleanness and new devices must be true of the media.
+        // Progress, cleanness and new devices must be on the media when the update records them.
         let mut job = Job {
             stage: Stage::FlushData,
             marks: false,
@@ -103,17 +106,17 @@ impl Supers {
         self.job = Some(job);
     }
 
-    /// An I/O of the update has ended. A fault of it was judged before.
+    /// Takes the end of an I/O of the update. Its fault was judged before.
     pub(super) fn io_ended(&mut self, core: &mut Core) -> UpdateStep {
         let Some(mut job) = self.job.take() else { unreachable!("superblock I/O belongs to a job") };
         job.pending -= 1;
         while job.pending == 0 {
-            // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
+            // Nothing is written yet: progress that a flush has just shown to be lost must not be recorded.
             if job.stage == Stage::FlushData && self.losses != job.losses_seen {
                 return self.give_up(&job);
             }
             if job.stage == Stage::FlushClear {
-                // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
+                // Also when the update fails: the next one finds in the slot what this one leaves there.
                 for participant in job.devices.iter().filter(|other| other.is_marked() == job.marks) {
                     if let Some(device) = core.super_device_mut(participant.member, participant.device) {
                         device.cleared = true;
@@ -146,17 +149,18 @@ impl Supers {
         UpdateStep::Nothing
     }
 
-    /// An update of which nothing was written is made again.
+    /// Gives up an update of which nothing was written. It is made again.
     fn give_up(&mut self, job: &Job) -> UpdateStep {
         let is_epoch_void = self.epoch() != job.before.epoch;
         (self.template.epoch, self.epoch_is_complete) = (job.before.epoch, job.before.is_complete);
-        // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
+        // A change that came meanwhile, an exchange or the return of an array that had failed, needs its
+        // epoch too.
         self.bump_due |= job.before.bump_due;
         self.wanted = true;
         if is_epoch_void { UpdateStep::EpochGivenUp } else { UpdateStep::Nothing }
     }
 
-    /// All devices of an update have it, unless the array has failed.
+    /// Ends an update that all devices have, unless the array has failed.
     fn end_of(&mut self, core: &mut Core, job: Job) -> UpdateStep {
         if core.is_failed() {
             self.wanted = true;
@@ -169,7 +173,8 @@ impl Supers {
                 device.written[(participant.sequence % 2) as usize] = Some(participant.sequence);
             }
         }
-        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
+        // A device that came back to a failed array meanwhile does not have it. No epoch may follow before it
+        // does (E2).
         let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
         let online = core.roster.members.iter().filter(|member| member.state == MemberState::Online);
         if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
@@ -179,8 +184,8 @@ impl Supers {
         UpdateStep::Written(Update(Box::new(job)))
     }
 
-    /// An update is complete: what it says is durable, and the gate opens where it records every loss. False: what it says of
-    /// cleanness takes another one.
+    /// Completes an update: its content is durable, and the gate opens where it records every loss. False:
+    /// its clean mark takes effect only with another update.
     pub(super) fn complete(&mut self, core: &mut Core, Update(job): &Update) -> bool {
         self.epoch_is_complete = true;
         self.update_complete = job.template.update;
@@ -206,7 +211,7 @@ impl Supers {
 }
 
 impl Update {
-    /// How far the scrub had come that it tells of.
+    /// The position of the scrub that it records.
     pub(super) fn scrub_position(&self) -> Option<SlotIndex> {
         self.0.template.scrub.position
     }
@@ -220,7 +225,8 @@ impl Job {
 }
 
 impl Core {
-    /// Whether a device was replaced and is being told so: it leaves without, for this fault.
+    /// Whether a device was replaced and is getting its last update. It then leaves without that, because of
+    /// this fault.
     pub(in crate::array) fn leaves_unmarked(&mut self, device: DeviceId, fault: IoFault) -> bool {
         let Some(at) = self.roster.exchanged.iter().position(|replaced| replaced.device.id == device) else {
             return false;
@@ -258,7 +264,8 @@ impl Core {
                     let [head, tail] = superblock_offsets(bytes, sequence);
                     let mut ends = vec![head];
                     if is_blank {
-                        // Of a new device the other slot, too: that nothing was written there yet is no damage.
+                        // For a new device, the other slot too: it is no damage that nothing was written
+                        // there yet.
                         ends.extend(superblock_offsets(bytes, sequence ^ 1));
                     }
                     for offset in ends {
@@ -268,8 +275,8 @@ impl Core {
                     }
                     IoOp::Write { offset: tail, buf, fua: false }
                 }
-                // One end after the other: what a void update has left may be in this slot, and one end of it may be
-                // the newest that the device has.
+                // One end after the other: a void update may have left its remains in this slot, and one end
+                // of it may be the newest that the device has.
                 Stage::WriteHead | Stage::WriteTail => {
                     let encode = || {
                         let template = job.template.clone();
@@ -289,7 +296,7 @@ impl Core {
         }
     }
 
-    /// A device that an update goes to: in use, or replaced and not told yet.
+    /// A device that an update goes to: in use, or replaced and not yet marked.
     fn super_device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
         if let Some(at) = self.roster.exchanged.iter().position(|replaced| replaced.device.id == id) {
             return Some(&mut self.roster.exchanged[at].device);

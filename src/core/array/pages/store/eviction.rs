@@ -1,16 +1,17 @@
-//! Which page leaves the cache when it is full.
+//! Chooses the page that leaves the cache when it is full.
 //!
-//! Invariant: no page that is in use, changed, or still to be written leaves. Must not know of copies or versions.
+//! Invariant: no page leaves that is in use, changed, or still to be written. Must not know of copies or
+//! versions.
 
 use crate::array::pages::store::{Cached, PageStore};
 use crate::format::PageIndex;
 
-/// Steps of the eviction clock for each page that is loaded: enough to find a victim unless nearly all pages are in
-/// use or changed, few enough that a load costs the same however large the cache.
+/// Steps of the eviction clock for each page that is loaded: enough to find a victim unless nearly all pages
+/// are in use or changed, and few enough that a load costs the same however large the cache is.
 const CLOCK_STEPS_MAX: usize = 32;
 
 impl PageStore {
-    /// Whether nothing needs a page in the cache.
+    /// Whether no operation or write-back needs the page in the cache.
     pub(super) fn is_evictable(&self, page: PageIndex) -> bool {
         let busy = |cached: &Cached| cached.pins > 0 || cached.dirty;
         !self.is_map_page(page)
@@ -19,7 +20,8 @@ impl PageStore {
             && !self.write_back.frozen.contains_key(&page)
     }
 
-    /// Second chance (the clock algorithm): a page that was asked for since the hand last passed stays for a round.
+    /// Second chance (the clock algorithm): a page that was asked for since the hand last passed stays for a
+    /// round.
     pub(super) fn evict(&mut self) {
         for _ in 0..CLOCK_STEPS_MAX {
             if self.clock.len() <= self.cache_pages_max {

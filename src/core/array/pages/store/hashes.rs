@@ -1,4 +1,4 @@
-//! Hashes of blocks in the cached pages: read and set, many with one look at a page.
+//! Hashes of blocks in the cached pages: read and set, many with one lookup of a page.
 
 use crate::array::pages::store::{PageStore, Trust};
 use crate::format::{MapEntry, Page, PageIndex, hash_of_entry};
@@ -52,11 +52,11 @@ impl PageStore {
         })
     }
 
-    /// Sets the hashes of rows of columns: those of the first column, then those of the next. A page is looked up once,
-    /// not once for every block.
+    /// Sets the hashes of rows of columns: those of the first column, then those of the next. A page is
+    /// looked up once, not once for every block.
     ///
     /// # Panics
-    /// When there are not as many hashes as blocks.
+    /// When the number of hashes is not that of the blocks.
     pub(crate) fn set_hashes(
         &mut self,
         slot: SlotIndex,
@@ -84,8 +84,8 @@ impl PageStore {
         }
     }
 
-    /// Makes every block of a slot [`BlockHash::UNWRITTEN`]. Its pages hold entries of other slots too, so all of them
-    /// must be cached.
+    /// Makes every block of a slot [`BlockHash::UNWRITTEN`]. Its pages hold entries of other slots too, so
+    /// all of them must be cached.
     pub(crate) fn clear_slot(&mut self, slot: SlotIndex) {
         let rows = 0..(u64::from(self.site.geometry.chunk) / ROW_BYTES) as usize;
         let columns = (0..self.site.geometry.width()).map(ColumnIndex);

@@ -1,14 +1,14 @@
 //! Pages of which only a device that is caught up holds the newest version.
 //!
-//! Its member was away, and its copies count for nothing until it has joined. But where it has missed nothing of what a page
-//! tells of (`passes/page_pass.rs` knows), its copy says the same as the newest version; and if that cannot
-//! be read elsewhere, it is all there is. So it is taken, as a new version that is written to every copy,
-//! before anything goes over it: to the device itself first in the place that the version which it has is not
-//! in, and in both with the write-back after that.
+//! Its member was away, and its copies do not count until it has joined. But where it has missed no change of
+//! a page (`passes/page_pass.rs` knows), its copy says the same as the newest version. If that cannot be read
+//! elsewhere, this copy is the only one left, so it is taken, as a new version that goes to every copy before
+//! anything overwrites it. On the device itself that version goes first to the place that does not hold the
+//! old one, and with the next write-back to both places.
 //!
-//! A copy with a fault of its own may show an older version. It is taken once every other copy was
-//! read and none tells more; its blank entries then count as lost, as those of such a copy on a
-//! member in service do. Until then it stays as it is on the device: it may be all that is left.
+//! A copy with a fault of its own may show an older version. It is taken once every other copy was read and
+//! none shows more. Its blank entries then count as lost, like those of such a copy on a member in service.
+//! Until then it stays as it is on the device, because no other may be left.
 
 use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
@@ -25,7 +25,7 @@ use uuid::Uuid;
 pub(super) struct Offer {
     own: CopyFound,
     newest: Option<Page>,
-    /// A version that the device must have had is newer than what it shows.
+    /// Whether the device must have had a newer version than the one it shows.
     is_behind: bool,
 }
 
@@ -34,14 +34,14 @@ impl Offer {
         self.own.member == member
     }
 
-    /// Whether the copy shows, with no fault of its own, what the page was when the member left.
+    /// Whether the copy, with no fault of its own, shows the page as it was when the member left.
     fn is_whole(&self) -> bool {
         let version = self.newest.as_ref().map(version_of);
         version.is_some() && !self.is_behind && self.own.fault(version, Torn::Impossible).is_none()
     }
 
-    /// What the page is by this and by what a load has found without it; none if it cannot be known
-    /// yet.
+    /// The content of the page, from this offer and from what a load has found without it; none if it cannot
+    /// be known yet.
     pub(super) fn weigh(self, found: Option<&Page>, copies: &Copies) -> Option<Known> {
         let is_whole = self.is_whole() || is_off(Mutation::OfferNotWeighed);
         if !is_whole {
@@ -50,28 +50,26 @@ impl Offer {
                 return None;
             }
         }
-        // While the member was away nothing was written that counts: a newer version says the same.
+        // While the member was away no change was written that counts: a newer version says the same.
         let content = newer(found.cloned(), self.newest)?;
         Some(Known { own: self.own, content, is_doubted: !is_whole })
     }
 }
 
-/// What a page is, by an offer.
+/// The content of a page, taken from an offer.
 pub(super) struct Known {
     own: CopyFound,
     content: Page,
-    /// It may be an older version.
+    /// Whether it may be an older version.
     is_doubted: bool,
 }
 
 impl PageStore {
-    /// A device that is caught up holds this in the two places of its copy of a page; none for a
-    /// place that cannot be read. The next load of the page takes it, if the page cannot be read
-    /// otherwise and this tells enough. False: there is nothing in the copy that could ever tell
-    /// anything.
+    /// Offers what a device that is caught up holds in the two places of its copy of a page; none for a place
+    /// that cannot be read. The next load of the page takes it, if the page cannot be read otherwise and the
+    /// offer suffices. False: the copy holds nothing that could ever be used.
     ///
-    /// The member was in service until the end of epoch `since`, and has missed nothing of what the
-    /// page tells of.
+    /// The member was in service until the end of epoch `since`, and has missed no change of the page.
     pub(crate) fn offer(
         &mut self,
         page: PageIndex,
@@ -89,8 +87,8 @@ impl PageStore {
         tells
     }
 
-    /// Puts what is known of a page by an offer into the cache, as a load of it has ended without
-    /// that.
+    /// Puts the content known from an offer into the cache, since a load of the page has ended without its
+    /// content.
     pub(super) fn take_offer(
         &mut self,
         page: PageIndex,
@@ -130,9 +128,9 @@ impl PageStore {
         Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread: None }
     }
 
-    /// A page that cannot be read stays as it is on a device that is being built, which has missed
-    /// nothing of it: once it is in service its copy counts like any other. If the page can be read
-    /// before that, the device gets it.
+    /// Leaves a page that cannot be read as it is on a device that is being built and has missed no change of
+    /// it: once the device is in service its copy counts like any other. If the page can be read before that,
+    /// the device gets it.
     ///
     /// # Panics
     /// When the page has no copy on this member.
@@ -154,7 +152,7 @@ impl PageStore {
     }
 }
 
-/// What a place of a copy shows.
+/// The content that a place of a copy shows.
 pub(super) fn decode_place(
     key: &LogKey,
     array: Uuid,
@@ -171,7 +169,7 @@ pub(super) fn decode_place(
     }
 }
 
-/// The newer version; the first of two that are the same.
+/// The newer version; the first of two equal ones.
 pub(super) fn newer(one: Option<Page>, other: Option<Page>) -> Option<Page> {
     match (&one, &other) {
         (Some(first), Some(second)) if version_of(first) < version_of(second) => other,

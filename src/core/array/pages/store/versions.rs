@@ -1,11 +1,12 @@
-//! The newest known version of every page, 8 bytes each, cached or not: with it a single copy can be trusted, and a copy
-//! that is older shows as older (rule T3).
+//! The newest known version of every page, 8 bytes each, cached or not: with it a single copy can be trusted,
+//! and an older copy is recognised (rule T3).
 
 use crate::array::pages::copies::{Remembered, Version};
 use crate::format::PageIndex;
 
-/// A word is 0 for a page that was not seen; otherwise this bit, the lower bits of the epoch and those of the sequence. A
-/// page has fewer than 2^43 versions, and two epochs that wrote the same version are less than 2^20 apart.
+/// Set in the word of a page that was seen, above the lower bits of the epoch and those of the sequence. The
+/// word of a page that was not seen is 0. A page has fewer than 2^43 versions, and two epochs that wrote the
+/// same version are less than 2^20 apart.
 const SEEN: u64 = 1 << 63;
 const EPOCH_BITS: u32 = 20;
 const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
@@ -15,18 +16,18 @@ const SEQUENCE_MASK: u64 = (1 << (63 - EPOCH_BITS)) - 1;
 pub(super) struct Versions(Box<[u64]>);
 
 impl Versions {
-    /// No page of `pages` was seen yet. Memory is touched as pages are seen.
+    /// A record in which no page of `pages` was seen yet. Memory is touched as pages are seen.
     pub(super) fn new(pages: u64) -> Versions {
         let pages = usize::try_from(pages).expect("pages of a valid geometry fit memory");
         Versions(vec![0; pages].into_boxed_slice())
     }
 
-    /// This is the newest version of the page; none: it was never written.
+    /// Sets the newest version of the page; none: it was never written.
     pub(super) fn set(&mut self, page: PageIndex, version: Option<Version>) {
         self.0[page.0 as usize] = word(version);
     }
 
-    /// Nothing is known of the page any more.
+    /// Forgets the version of the page.
     pub(super) fn forget(&mut self, page: PageIndex) {
         self.0[page.0 as usize] = 0;
     }
@@ -49,8 +50,8 @@ impl Versions {
         }
     }
 
-    /// Whether a version that a copy shows, none for no version, is older than one that is
-    /// remembered and was written in epoch `until` or before.
+    /// Whether a version that a copy shows (none: no version) is older than a remembered one that was written
+    /// in epoch `until` or before.
     pub(super) fn is_behind(&self, page: PageIndex, shown: Option<Version>, until: u64) -> bool {
         let known = self.0[page.0 as usize];
         let later = (known & EPOCH_MASK).wrapping_sub(until) & EPOCH_MASK;
@@ -77,7 +78,11 @@ mod tests {
         assert_eq!(versions.compare(page, None), Remembered::Same);
         versions.set(page, Some((7, 3)));
         assert_eq!(versions.compare(page, Some((7, 3))), Remembered::Same);
-        assert_eq!(versions.compare(page, Some((8, 3))), Remembered::Nothing, "nobody here has written it");
+        assert_eq!(
+            versions.compare(page, Some((8, 3))),
+            Remembered::Nothing,
+            "this process has not written it"
+        );
         assert_eq!(versions.compare(page, Some((6, 9))), Remembered::Newer);
         assert_eq!(versions.compare(page, None), Remembered::Newer);
         assert_eq!(versions.compare(page, Some((7, 4))), Remembered::Nothing);
@@ -87,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_copy_must_have_had_is_told_from_what_came_later() {
+    fn a_version_that_a_copy_must_have_had_is_distinguished_from_later_ones() {
         let mut versions = Versions::new(1);
         let page = PageIndex(0);
         assert!(!versions.is_behind(page, Some((3, 1)), 9), "nothing is known");

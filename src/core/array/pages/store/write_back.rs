@@ -1,7 +1,8 @@
-//! The write-back of pages: frozen as they are, written to every copy where that does no harm, thawed once flushed.
+//! The write-back of pages: frozen as they are, written to every copy in the place where that does no harm,
+//! thawed once flushed.
 //!
-//! A copy of which a place could not be read is read again just before it is written (rule T3): what it holds decides which
-//! place is written, and a copy that turns out to be as it should be is not healed at all.
+//! A copy of which a place could not be read is read again just before it is written (rule T3): its content
+//! decides which place is written, and a copy that proves to be right is not repaired at all.
 
 use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
@@ -12,7 +13,7 @@ use crate::format::{MemberSet, PAGE_BYTES, Page, PageIndex};
 use crate::units::MemberIndex;
 use std::sync::Arc;
 
-/// The images of a page for its two kinds of copies, made when they are needed: alone, and paired.
+/// The images of a page for its two kinds of writes, alone and paired, made when they are needed.
 struct Images<'a> {
     page: PageIndex,
     image: &'a Page,
@@ -21,10 +22,10 @@ struct Images<'a> {
 }
 
 impl PageStore {
-    /// Has the copy on a device that is being built written whole with the next write-back; one that was never written
-    /// as zeroes, for a device that may hold anything. From before the first page until the device is in service it
-    /// must be among the targets of every [`PageStore::frozen_writes`]; it is complete when all its pages have been
-    /// asked for and a write-back frozen after that is thawed.
+    /// Has the copy on a device that is being built written whole with the next write-back. A page that was
+    /// never written is written as zeroes, since the device may hold anything. From before the first page
+    /// until the device is in service it must be among the targets of every [`PageStore::frozen_writes`]; it
+    /// is complete when all its pages have been asked for and a write-back frozen after that is thawed.
     ///
     /// # Panics
     /// When the page is not cached or has no copy on this member.
@@ -35,9 +36,9 @@ impl PageStore {
         self.decide(page);
     }
 
-    /// Has the copy on a device that is being built marked as damaged with the next write-back, as the page cannot be read:
-    /// blank it would say that the page was never written. When the page can be read again before the device is in
-    /// service, it is rebuilt.
+    /// Has the copy on a device that is being built marked as damaged with the next write-back, because the
+    /// page cannot be read: a blank copy would mean that the page was never written. If the page can be read
+    /// before the device is in service, it is rebuilt.
     ///
     /// # Panics
     /// When the page has no copy on this member.
@@ -65,7 +66,7 @@ impl PageStore {
         self.void.all.contains(&(page, member, which == Which::Replacement))
     }
 
-    /// The page is in the cache: devices that were told that it cannot be read get it after all.
+    /// Has the page, which is now in the cache, written to devices on which it was marked as unreadable.
     pub(super) fn rebuild_void(&mut self, page: PageIndex) {
         let ends = [(page, MemberIndex(0), false), (page, MemberIndex(u16::MAX), true)];
         let void: Vec<_> = self.void.all.range(ends[0]..=ends[1]).copied().collect();
@@ -80,8 +81,8 @@ impl PageStore {
         }
     }
 
-    /// A member is out of service: until it joins again, nothing is believed of what its copies hold, and what is
-    /// written to a device that is built in its stead goes to both places.
+    /// Records that a member is out of service. Until it joins again, nothing in its copies counts, and
+    /// writes to a device that is built for it go to both places.
     pub(crate) fn left(&mut self, member: MemberIndex) {
         self.away.insert(member);
         self.offers.retain(|_, offer| !offer.is_of(member));
@@ -89,13 +90,13 @@ impl PageStore {
         self.forget_void(member, Which::Primary);
     }
 
-    /// The device that was being built in the place of a member is none any more: what the next one
-    /// lacks is found out anew, and it is told so.
+    /// Records that the device that was being built to replace a member is given up: which pages the next one
+    /// lacks is found out anew, and it is marked anew.
     pub(crate) fn given_up(&mut self, member: MemberIndex) {
         self.forget_void(member, Which::Replacement);
     }
 
-    /// No device there lacks pages. Returns those that it lacked.
+    /// Forgets which pages the device there lacks, and returns these.
     fn forget_void(&mut self, member: MemberIndex, which: Which) -> Vec<PageIndex> {
         let lacked = self.void_on(member, which).collect();
         let of_device = (member, which == Which::Replacement);
@@ -105,17 +106,17 @@ impl PageStore {
         lacked
     }
 
-    /// A device that was built for a member is in service. Both places of every copy on it hold the
-    /// newest version, see [`PageStore::left`]: so the next write may go to one of them, and must,
-    /// for a power cut in a write of both would leave none. Loads that began without the member, or
-    /// with the device that it had before, are asked for again.
+    /// Records that a device that was built for a member is in service. Both places of every copy on it hold
+    /// the newest version, see [`PageStore::left`]. So the next write may go to one of them, and must: a
+    /// power cut during a write of both would leave no version. Loads that began without the member, or with
+    /// the device that it had before, are asked for again.
     pub(crate) fn joined(&mut self, member: MemberIndex, which: Which) {
         self.away.remove(member);
         self.offers.retain(|_, offer| !offer.is_of(member));
-        // Of a page without a version both places are blank, and the next write is the first.
+        // Both places of a page without a version are blank, and the next write is the first.
         let next = |page: &Page| if page.sequence == 0 { Places::Alone } else { Places::First };
         self.set_next(member, |page| Next::At(next(page)));
-        // But some that could not be read when the device was built.
+        // Except for pages that could not be read when the device was built.
         let lacked = self.forget_void(member, which);
         if which == Which::Replacement {
             self.forget_void(member, Which::Primary);
@@ -144,11 +145,11 @@ impl PageStore {
         }
     }
 
-    /// Takes the pages to be written back as they are now, in a new version each, written in epoch `epoch`. Whatever
-    /// they hold must be covered by a note that is durable on all live members before the writes start (W2).
+    /// Takes the pages to be written back as they are now, in a new version each, written in epoch `epoch`. A
+    /// note that is durable on all live members must cover all their content before the writes start (W2).
     ///
     /// # Panics
-    /// When the write-back before is not over.
+    /// When the previous write-back is not over.
     pub(crate) fn freeze(&mut self, epoch: u64) {
         assert!(
             self.write_back.frozen.is_empty() && self.write_back.probes.is_empty(),
@@ -173,7 +174,8 @@ impl PageStore {
             let image = self.snapshot(index);
             self.write_back.frozen.insert(index, Frozen::new(image, false, due));
         }
-        // What a check has read of a copy tells nothing once that is written, also when the version stays.
+        // The result of a check that has read a copy does not count once that is written, even if the version
+        // stays.
         for page in self.write_back.frozen.keys() {
             if let Some(load) = self.loads.get_mut(page) {
                 load.is_void = true;
@@ -182,8 +184,9 @@ impl PageStore {
         self.write_back.sent_below = PageIndex(0);
     }
 
-    /// Gives out the writes of the next `pages_max` frozen pages, in ascending order, for the devices that are targets:
-    /// all that are in service or being built. Some of them are reads first.
+    /// Gives out the writes of the next `pages_max` frozen pages, in ascending order, for the devices that
+    /// are targets: all that are in service or being built. Some of the I/O is reads that come before a
+    /// write.
     pub(crate) fn frozen_writes(
         &mut self,
         pages_max: usize,
@@ -209,7 +212,7 @@ impl PageStore {
             for (copy, (member, offset)) in self.site.layout.copies(page).enumerate() {
                 let copy = copy as u16;
                 let next = cached.next[usize::from(copy)];
-                // What was taken from the device itself is not written over with the first write.
+                // The first write does not go over a version that was taken from the device itself.
                 let is_taken = self.away.contains(member) && next != Next::Anywhere;
                 let own = if due.whole.contains(member) && !is_taken { Next::Anywhere } else { next };
                 let primary = frozen.changed || due.heal.contains(member) || due.whole.contains(member);
@@ -242,7 +245,7 @@ impl PageStore {
         }
     }
 
-    /// The writes of copies that were read before.
+    /// Gives out the writes of copies that were read first.
     fn probed_writes(
         &mut self,
         targets: &dyn Fn(MemberIndex, Which) -> bool,
@@ -293,7 +296,7 @@ impl PageStore {
         }
     }
 
-    /// Marks of pages that cannot be read.
+    /// Gives out the marks of pages that cannot be read.
     fn void_writes(
         &mut self,
         pages_max: usize,
@@ -317,7 +320,7 @@ impl PageStore {
         }
     }
 
-    /// Takes the end of a write; a device that failed it must be out of service before [`PageStore::thaw`].
+    /// Takes the end of a write. A device that failed it must be out of service before [`PageStore::thaw`].
     pub(crate) fn write_done(&mut self, write: PageWrite, succeeded: bool) {
         self.write_back.writes_pending =
             self.write_back.writes_pending.checked_sub(1).expect("a write was given out");
@@ -345,8 +348,8 @@ impl PageStore {
         self.write_back.writes_pending == 0 && self.all_sent()
     }
 
-    /// Ends the write-back when it is flushed on every device that is still in service. What was not written to a copy
-    /// was missed by it: the copy counts for nothing until it is rebuilt.
+    /// Ends the write-back when it is flushed on every device that is still in service. A copy that was not
+    /// written has missed it, and does not count until it is rebuilt.
     ///
     /// # Panics
     /// When writes are left.
@@ -373,12 +376,13 @@ impl PageStore {
                 cached.next[copy] = match (whole, written) {
                     _ if self.away.contains(member) => {
                         if frozen.due.whole.contains(member) && cached.next[copy] != Next::Anywhere {
-                            // It was taken from the device itself, and is in one place there.
+                            // The version was taken from the device itself, and is in one place there.
                             self.due.entry(page).or_default().insert(member, Which::Primary);
                         }
                         Next::Anywhere
                     }
-                    // The other place could not be read, and was spared: it is written, too, now that this one is whole.
+                    // The other place could not be read, and was spared. It is written too, now that this one
+                    // is whole.
                     (None, Some((_, places))) if frozen.spared.contains(member) => {
                         self.due.entry(page).or_default().merge(Due::healed([member].into_iter().collect()));
                         Next::At(places.next())
@@ -432,7 +436,7 @@ impl<'a> Images<'a> {
         Images { page, image, is_lost, made: [None, None] }
     }
 
-    /// What goes to these places of a copy.
+    /// The bytes that go to these places of a copy.
     fn bytes(
         &mut self,
         places: Places,
@@ -445,7 +449,7 @@ impl<'a> Images<'a> {
             let bytes = match image.sequence {
                 // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
                 0 if !*is_lost => [0; PAGE_BYTES],
-                // It would say that the page was never written.
+                // Zeroes would mean that the page was never written.
                 0 => Page::encode_void(array, *page),
                 _ if paired == image.paired => image.encode(key, array, *page),
                 _ => Page { paired, ..(*image).clone() }.encode(key, array, *page),

@@ -1,4 +1,4 @@
-//! A member's device in memory: what was not flushed may be lost, kept or torn, and blocks may rot.
+//! A member's device in memory: writes that were not flushed may be lost, kept or torn, and blocks may rot.
 
 use crate::testing::Random;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,7 +23,7 @@ pub(super) struct Disk {
     cached: BTreeMap<u64, Vec<Block>>,
     pub unreadable: BTreeSet<u64>,
     pub dead: bool,
-    /// What was never written is noise that depends on this.
+    /// Seed of the noise that blocks show which were never written.
     noise: u64,
 }
 
@@ -74,19 +74,19 @@ impl Disk {
         }
     }
 
-    /// The power fails, and of what was not flushed these blocks are kept.
+    /// Cuts the power: of the blocks that were not flushed these are kept.
     pub(super) fn keep_only(&mut self, kept: impl Fn(u64) -> bool) {
         self.cached.retain(|block, _| kept(*block));
         self.flush();
     }
 
-    /// The block reads as another content, and nothing tells.
+    /// Makes the block read as another content, without an error.
     pub(super) fn overwrite(&mut self, block: u64, value: u64) {
         self.cached.remove(&block);
         self.stable.insert(block, block_of(value));
     }
 
-    /// The block reads as something else from now on, or not at all.
+    /// Makes the block read as something else from now on, or not at all.
     pub(super) fn rot(&mut self, block: u64, random: &mut Random) {
         let mut bytes = self.peek(block);
         self.cached.remove(&block);

@@ -1,4 +1,5 @@
-//! Replay against members that lose what was not flushed: see world.rs for what is simulated, oracle.rs for what must hold.
+//! Replay against members that lose writes which were not flushed. See `world.rs` for the simulation,
+//! `oracle.rs` for the conditions that must hold.
 
 mod disk;
 mod oracle;
@@ -18,7 +19,7 @@ fn f(stripe: u64) -> Ask {
     Ask::Fresh { stripe }
 }
 
-/// Some run of an array: batches of anything, flushes of single members, notes, checkpoints.
+/// A random run of an array: batches of anything, flushes of single members, notes, checkpoints.
 fn some_deeds(shape: &Shape, random: &mut Random, count: usize, fail: bool) -> Vec<Deed> {
     let ask = |random: &mut Random| {
         let stripe = random.below(shape.stripes);
@@ -44,7 +45,7 @@ fn some_deeds(shape: &Shape, random: &mut Random, count: usize, fail: bool) -> V
     (0..count).map(|_| deed(random)).collect()
 }
 
-/// Does the deeds until the fuse burns out; whether it did.
+/// Does the deeds until the fuse burns out. Returns whether it did.
 fn run(world: &mut World, deeds: &[Deed]) -> bool {
     deeds.iter().any(|deed| matches!(world.act(deed), Err(Crash)))
 }
@@ -57,7 +58,7 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
         let crashed = match world.recover(false) {
             Ok((RecoveryOutcome::Recovered(recovered), pages)) => match world.start_log(&recovered) {
                 Ok(()) => {
-                    // A crash is nobody's fault.
+                    // A crash is no error of a member.
                     let named = |(member, _): &(MemberIndex, u64)| usize::from(member.0);
                     assert!(recovered.log_faults.iter().map(named).all(|at| liars.contains(&at)));
                     world.fuse = None;
@@ -71,7 +72,7 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
                 false
             }
             Ok((RecoveryOutcome::RolledBack(members), _)) => {
-                // Whose newest headers rotted away cannot be told from one that never had them.
+                // A member whose newest headers have rotted away looks like one that never had them.
                 for (member, _) in members {
                     assert!(liars.contains(&usize::from(member.0)), "member {member} is as it was");
                     world.kill(usize::from(member.0));
@@ -125,7 +126,7 @@ fn soak(shape: Shape, seed: u64, rounds: usize, length: usize) {
             world.kill(member);
         }
         for &liar in &liars {
-            // Without checksums nothing tells that a block in place is bad.
+            // Without checksums nothing shows that a block in place is bad.
             let end = if shape.checksums { shape.blocks() } else { u64::from(shape.ring) };
             for _ in 0..random.below(12) {
                 let block = random.below(end);
@@ -348,7 +349,7 @@ fn a_member_that_dies_under_the_recovery_is_named_and_the_rest_recovers() {
             world.fuse = Some(random.below(80));
             run(&mut world, &some_deeds(&shape, &mut random, 10, false));
             world.crash(End::PowerLoss);
-            // Dead, and the recovery is not told.
+            // Dead, and the recovery does not know it.
             let member = random.below(shape.width() as u64) as usize;
             world.disks[member].dead = true;
             match world.recover(false) {
@@ -405,7 +406,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
             world.lower_floor_to_note();
             rot_batch(&mut world, &mut random);
             let mut outcome = world.recover(false);
-            // Whose newest headers are gone cannot be told from a member that was rolled back.
+            // A member whose newest headers are gone looks like one that was rolled back.
             while let Ok((RecoveryOutcome::RolledBack(members), _)) = &outcome {
                 members.iter().for_each(|(member, _)| world.kill(usize::from(member.0)));
                 if world.live.len() < shape.k {
@@ -427,7 +428,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
                 Ok((RecoveryOutcome::Refused(error), _)) if is_of_the_log(&error) => {
                     refused += 1;
                     if force {
-                        // What the lost batches had put in place does not verify now; that is the price.
+                        // Blocks that the lost batches had put in place do not verify now; that is the price.
                         world.force = true;
                         let forced = world.recover(false).unwrap().0;
                         assert!(matches!(forced, RecoveryOutcome::Recovered(_)), "{forced:?}");
@@ -441,7 +442,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
 }
 
 #[test]
-fn what_a_recovery_has_decided_is_not_taken_back_when_its_pieces_rot_beyond_the_budget() {
+fn the_decision_of_a_recovery_stands_when_its_pieces_rot_beyond_the_budget() {
     let mut lost = 0;
     for seed in 0..seeds(400) {
         for (k, m) in [(2, 1), (2, 2)] {
@@ -492,7 +493,7 @@ fn nothing_is_in_place_before_the_note_is_durable() {
         if world.recover(false).is_ok() {
             break;
         }
-        // One column in place is all that the power leaves; then every image rots.
+        // The power cut leaves only one column in place; then every image rots.
         let column_member = world.member_of(record.slot.0, 0);
         for (member, disk) in world.disks.iter_mut().enumerate() {
             disk.keep_only(|block| member == column_member && block == home);
@@ -512,14 +513,15 @@ fn nothing_is_in_place_before_the_note_is_durable() {
 }
 
 #[test]
-fn what_is_decoded_is_compared_with_the_log_where_nothing_else_tells_that_a_block_is_bad() {
+fn decoded_blocks_are_compared_with_the_log_where_nothing_else_shows_that_one_is_bad() {
     let shape = Shape { checksums: false, ..Shape::new(2, 1) };
     let mut world = World::new(shape, 1);
     assert!(!run(&mut world, &[Deed::Batch(vec![w(0, 3)]), Deed::Checkpoint, Deed::Batch(vec![w(0, 1)])]));
     world.crash(End::ProcessDeath);
     let batch = world.last_log.last().cloned().expect("the last batch");
     let crate::format::LogRecord::InPlace(record) = &batch.records[0] else { panic!("not in place") };
-    // Parity is missing in the log, and the column that it would be computed from has rotted in silence.
+    // Parity is missing in the log, and the column that it would be computed from has rotted without an
+    // error.
     let (parity, other) = (world.member_of(record.slot.0, 2), world.member_of(record.slot.0, 1));
     world.disks[parity].overwrite(u64::from(batch.places[parity] + batch.header_blocks()), 3);
     world.disks[other].overwrite(shape.home(record.slot.0, 0), 4);
@@ -610,7 +612,7 @@ fn crashes_between_note_and_log_start_use_up_room_for_one_note_only() {
 }
 
 #[test]
-fn what_is_recovered_is_recovered_again_the_same() {
+fn a_second_recovery_gives_the_same_result() {
     for seed in 0..seeds(40) {
         let shape = Shape::new(2, 2);
         let mut world = World::new(shape, seed);

@@ -1,4 +1,4 @@
-//! Crashes, runs the recovery over what is left, and checks what must hold afterwards.
+//! Crashes, runs the recovery over the remains, and checks the conditions that must hold afterwards.
 
 use crate::array::recovery::tests::disk::{BLOCK, Block, Disk, block_of};
 use crate::array::recovery::tests::world::{ARRAY, Content, Crash, KEY, Shape, World, Writer};
@@ -16,11 +16,11 @@ pub(super) enum End {
     ProcessDeath,
 }
 
-/// In place of the value of a block that cannot be read.
+/// Stands for the value of a block that cannot be read.
 const LOST: u64 = u64::MAX;
 
 impl World {
-    /// The array ends; what was acknowledged is what must be there again.
+    /// Ends the array; everything acknowledged must be there again afterwards.
     pub(super) fn crash(&mut self, end: End) {
         self.fuse = None;
         if let Some(writer) = self.writer.take() {
@@ -34,7 +34,7 @@ impl World {
         }
     }
 
-    /// What is damaged is beyond the budget: only noted batches must be there.
+    /// Lowers the demand, because the damage is beyond the budget: only noted batches must be there.
     pub(super) fn lower_floor_to_note(&mut self) {
         (self.floor_process, self.floor_power) = (self.floor_noted, self.floor_noted);
     }
@@ -179,7 +179,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks what a recovery has left and goes on with it. Columns of `liars` may be bad.
+    /// Checks the state that a recovery has left and goes on with it. Columns of `liars` may be bad.
     pub(super) fn serve(&mut self, recovered: Recovered, mut pages: PageStore, liars: &[usize]) {
         self.check(&recovered, &mut pages, liars);
         let (content, blocks, map) = self.read_all(&mut pages, liars, &recovered.lost);
@@ -206,8 +206,8 @@ impl World {
         });
     }
 
-    /// Promise 3: the content is that after some prefix of the batches, not below what was acknowledged; every row is
-    /// consistent over all columns; the copies of every page agree.
+    /// Promise 3: the content is that after some prefix of the batches, not below what was acknowledged;
+    /// every row is consistent over all columns; the copies of every page agree.
     pub(super) fn check(&mut self, recovered: &Recovered, pages: &mut PageStore, liars: &[usize]) {
         let (content, _, _) = self.read_all(pages, liars, &recovered.lost);
         if self.states.is_empty() {
@@ -220,10 +220,10 @@ impl World {
         };
         assert!(end >= self.floor_process, "prefix {end} and {} was acknowledged", self.floor_process);
         if liars.is_empty() {
-            assert_eq!(recovered.page_faults, [], "a crash is nobody's fault");
+            assert_eq!(recovered.page_faults, [], "a crash is no error of a member");
             self.check_page_copies(pages.layout());
         }
-        // What a later start reads.
+        // As a later start reads it.
         let mut cold = self.page_store();
         self.load_map(&mut cold);
         assert_eq!(self.read_all(&mut cold, liars, &recovered.lost).0, content);
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// Reads the whole volume as an array would that decodes what does not verify.
+    /// Reads the whole volume like an array that decodes blocks which do not verify.
     #[allow(clippy::type_complexity)]
     fn read_all(
         &mut self,
@@ -329,7 +329,7 @@ impl World {
         (content, blocks, map)
     }
 
-    /// The value whose block this is.
+    /// The value that a block was made from.
     fn recognise(&self, block: &Block, at: usize) -> u64 {
         let mut values = self.states.iter().map(|(_, state)| state[at]).chain([0]);
         values.find(|&value| block_of(value) == *block).unwrap_or_else(|| {

@@ -69,8 +69,8 @@ pub(crate) fn header(batch: &Batch) -> SegmentHeader {
     SegmentHeader { batch: batch.clone(), hash, header_blocks, payload_blocks: 0, rewritten: false }
 }
 
-/// A chain of batches with these records, from sequence 0. All members hold all of it but what `missing` says of
-/// (batch, member, ordinal).
+/// A chain of batches with these records, from sequence 0. All members hold all of it except for the blocks
+/// in `missing`: (batch, member, ordinal).
 pub(crate) fn chain(
     map: &Map,
     noted: u32,

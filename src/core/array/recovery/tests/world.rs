@@ -1,9 +1,11 @@
-//! Members in memory with volatile caches, a small writer that logs as the running array does, and a power switch.
+//! Members in memory with volatile caches, a small writer that logs as the running array does, and a power
+//! switch.
 //!
-//! The writer follows the rules W1 to W4: pieces to all live members, flushes of single members, notes, destage and page
-//! write-back only behind a durable note, the tail behind a flush. A fuse counts writes and flushes; when it burns out
-//! the power fails or the process dies, and every cached block is independently lost, kept or torn. What must hold
-//! afterwards is kept beside: the volume's content after every batch, and which batches were acknowledged.
+//! The writer follows the rules W1 to W4: pieces to all live members, flushes of single members, notes,
+//! destage and page write-back only behind a durable note, the tail behind a flush. A fuse counts writes and
+//! flushes; when it burns out the power fails or the process dies, and every cached block is independently
+//! lost, kept or torn. The conditions for the time afterwards are kept beside: the volume's content after
+//! every batch, and which batches were acknowledged.
 
 use crate::array::pages::copies::Torn;
 use crate::array::pages::store::PageIo;
@@ -96,21 +98,21 @@ pub(super) enum Ask {
     },
 }
 
-/// What the array does next.
+/// The next step of the array.
 #[derive(Clone, Debug)]
 pub(super) enum Deed {
     Batch(Vec<Ask>),
     Flush(usize),
     FlushAll,
     Note,
-    /// Everything in place, and the tail behind it.
+    /// Puts everything in place, and moves the tail behind it.
     Checkpoint,
     Fail(usize),
 }
 
 pub(super) type Content = Vec<u64>;
 
-/// What the array knows while it runs.
+/// The state of the array while it runs.
 pub(super) struct Writer {
     pub sequence: u64,
     pub previous: BatchHash,
@@ -140,7 +142,7 @@ pub(super) struct Writer {
 pub(super) struct World {
     pub shape: Shape,
     pub disks: Vec<Disk>,
-    /// Log starts on the members, for whom a superblock write is atomic.
+    /// Log starts on the members, on which a superblock write is atomic.
     pub starts: Vec<LogStart>,
     pub live: MemberSet,
     pub epoch: EpochStamp,
@@ -227,7 +229,8 @@ impl World {
         crash
     }
 
-    /// Writes a block in place, on the member if it is live and on devices that are being built and are past the slot.
+    /// Writes a block in place, on the member if it is live and on devices that are being built and are past
+    /// the slot.
     fn write_home(&mut self, slot: u64, row: usize, column: usize, bytes: &[u8]) -> Result<(), Crash> {
         let (member, block) = (self.member_of(slot, column), self.shape.home(slot, row));
         if self.live.contains(MemberIndex(member as u16)) {
@@ -243,7 +246,8 @@ impl World {
         Ok(())
     }
 
-    /// A device that is being built, with every slot below `bound` as it is now. Nothing may be in the log alone.
+    /// A device that is being built, with every slot below `bound` as it is now. Nothing may be in the log
+    /// alone.
     pub(super) fn build(&mut self, member: usize, which: Which, bound: u64) {
         let mut disk = Disk::new(1 << 50);
         for (&(slot, row, column), (_, block)) in &self.writer.as_ref().unwrap().blocks {
@@ -256,7 +260,7 @@ impl World {
         self.building.push((device, disk));
     }
 
-    /// Devices that are being built hold what they should below their bounds.
+    /// Checks that devices that are being built hold the right content below their bounds.
     pub(super) fn check_building(&mut self) {
         let writer = self.writer.as_ref().unwrap();
         for entry in writer.map.iter().filter(|entry| entry.holds_data) {
@@ -538,7 +542,7 @@ impl World {
         Ok(())
     }
 
-    /// An empty batch that tells what is durable, itself made durable.
+    /// Writes an empty batch that records how far batches are durable, and makes it durable.
     fn note(&mut self) -> Result<(), Crash> {
         self.log(Vec::new())?;
         self.flush_all()
@@ -600,7 +604,7 @@ impl World {
         self.flush_all()?;
         let writer = self.writer.as_mut().unwrap();
         writer.pages.thaw();
-        // All but the note itself is in place; the note does nothing.
+        // Everything except the note itself is in place; the note changes nothing.
         writer.tail = writer.sequence;
         self.log(Vec::new())?;
         self.flush_all()?;
