@@ -314,6 +314,9 @@ impl Array {
         if !self.redo.is_settled() {
             return Some(tail);
         }
+        // An update under way counts as written. If the member does not get it, it is rebuilt although its
+        // content is right; with a lower tail the others would start their log above it when the update
+        // completes, and what lies between would be missing from the log and from the map.
         let told = self.supers.template().redo.start.sequence;
         Some(self.redo.tail_to_show(told, tail))
     }
