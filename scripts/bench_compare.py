@@ -109,12 +109,27 @@ class Server:
 class Calpe(Server):
     """A daemon of one binary that serves a new array; `binary` and `variant` say which it is."""
 
-    def __init__(self, binary, variant, path, flags, options, work):
+    def __init__(self, binary, variant, path, flags, options, work, gpu="off", page_cache=None):
         self.binary, self.variant = binary, variant
-        data = os.path.join(work, f"{binary}-{variant}".replace("/", "-"))
-        command = [path, "up", "--data", str(options.data), "--parity", str(options.parity), "--size",
-                   str(parse_size(options.size)), "--dir", data, "--gpu", "off", *flags]
+        data = os.path.join(work, f"{binary}-{variant}".replace("/", "-").replace(" ", "-"))
+        shape = ["--data", str(options.data), "--parity", str(options.parity), "--size", str(parse_size(options.size)), *flags]
+        command = [path, "up", "--dir", data, "--gpu", gpu, *shape]
+        if page_cache:
+            # Only a configuration says how large it is.
+            command = _configured(path, data, shape, gpu, page_cache, options)
         super().__init__(f"{binary} {variant}", command, os.path.join(data, "nbd.sock"), work)
+
+
+def _configured(path, data, shape, gpu, page_cache, options):
+    """Creates an array, and returns the command that serves it with a page cache of this size."""
+    os.mkdir(data)
+    members = [os.path.join(data, f"member-{at}.img") for at in range(options.data + options.parity)]
+    subprocess.run([path, "create", "bench", *shape, *members], check=True, stdout=subprocess.DEVNULL)
+    config = os.path.join(data, "calpe.toml")
+    with open(config, "w") as file:
+        file.write(f'[daemon]\nruntime_dir = "{data}"\nstate_dir = "{data}/state"\n[gpu]\nmode = "{gpu}"\n'
+                   f'[[array]]\nname = "bench"\nsearch = ["{data}"]\npage_cache = "{page_cache}"\n')
+    return [path, "serve", "--config", config]
 
 
 def need_space(options, arrays, files=0):
