@@ -8,6 +8,7 @@ use crate::support::serve::{Serve, array, both, create};
 use calpe_core::nbd::{self, Request};
 use serde_json::Value;
 use std::fs;
+use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -591,7 +592,11 @@ fn a_state_directory_that_is_deleted_is_told_and_what_is_known_is_written_anew()
     let mut serve = Serve::start(dir.path(), &section);
     serve.array_when("it is served", is("ONLINE"));
     assert!(!serve.says("import pond --dir other").contains("not remembered"));
-    fs::remove_dir_all(dir.path().join("state")).expect("deleted");
+    // Again where the daemon writes a file there meanwhile.
+    serve.until("the directory is deleted", |_| match fs::remove_dir_all(dir.path().join("state")) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => false,
+        deleted => deleted.map(|()| true).expect("deleted"),
+    });
     serve.until("it is told", |serve| {
         let is_told = |event: &Value| event["text"].as_str().is_some_and(|text| text.contains("was deleted"));
         serve.events().iter().any(is_told)
