@@ -672,8 +672,8 @@ class Array:
 
     def page(self, index):
         """Entries of the newest version that is there, None when none is, and what is known of it: "known",
-        "old" when a newer one
-        is gone, "unknown" when what cannot be read may be newer."""
+        "old" when a newer one is gone, "unknown" when what cannot be read may be newer.
+        """
         copies, unread = [], False
         named = index in self.named_pages
         for copy in range(self.m + 1):

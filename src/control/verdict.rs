@@ -1110,7 +1110,7 @@ mod tests {
         array.set_aside = vec![LostReport { offset: 0, bytes: 8192 }];
         array.set_aside_members = vec![0];
         assert!(explain(&array).action.starts_with("Do not replace member 0, which may alone"));
-        // For one in service whose reads fail.
+        // For a member in service that fails reads.
         array.set_aside_members = vec![1];
         let action = explain(&array).action;
         assert!(

@@ -203,7 +203,7 @@ impl Shared {
     pub(super) fn closed(&self, lane: usize) {
         let mut state = self.lanes[lane].lock();
         state.closed();
-        let left = self.queue().down(lane);
+        let left = self.down(lane);
         drop(state);
         self.run_on_cpu(left, false);
         self.notify_end();

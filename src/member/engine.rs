@@ -171,6 +171,11 @@ struct Flight {
 }
 
 impl Flight {
+    /// Bytes that the next system call is to transfer.
+    fn next_bytes(&self) -> usize {
+        (self.bytes() - self.done).min(self.most)
+    }
+
     /// Bytes that it transfers in all; 0 if it transfers none.
     fn bytes(&self) -> usize {
         match &self.op {
@@ -621,10 +626,9 @@ impl MemberIo {
         let fd = types::Fd(attached.aside.as_ref().map_or_else(|| attached.device.raw_fd(), Aside::fd));
         // Buffers are registered with the shared ring only.
         let registration = if attached.aside.is_some() { Registration::Refused } else { self.registration };
-        let (done, most) = (flight.done, flight.most);
+        let (done, len) = (flight.done, flight.next_bytes());
         let entry = match &mut flight.op {
             IoOp::Read { offset, buf } => {
-                let len = (buf.len() - done).min(most);
                 let start = buf[done..].as_mut_ptr();
                 let at = offset.0 + done as u64;
                 match fixed_index(registration, &self.pool, start, len) {
@@ -633,7 +637,6 @@ impl MemberIo {
                 }
             }
             IoOp::Write { offset, buf, fua } => {
-                let len = (buf.len() - done).min(most);
                 let start = buf[done..].as_ptr();
                 let at = offset.0 + done as u64;
                 let flags = if *fua { libc::RWF_DSYNC } else { 0 };
@@ -660,7 +663,8 @@ impl MemberIo {
         loop {
             let flight = &mut self.flights[key];
             let device = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
-            let result = system_call(device.device.raw_fd(), &mut flight.op, flight.done, flight.most);
+            let (done, len) = (flight.done, flight.next_bytes());
+            let result = system_call(device.device.raw_fd(), &mut flight.op, done, len);
             if let Progress::Finished(done) = self.advance(key, result) {
                 return done;
             }
@@ -695,7 +699,7 @@ impl MemberIo {
         if total == 0 {
             return Progress::Finished(self.end(key, Ok(None)));
         }
-        let asked = (total - flight.done).min(flight.most);
+        let asked = flight.next_bytes();
         let mut done = flight.done + result as usize;
         if done < total {
             if (result as usize) < asked && flight.most > SURE_BYTES {

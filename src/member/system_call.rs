@@ -10,22 +10,19 @@ use std::os::fd::RawFd;
 /// in 32 bits.
 pub(super) const TRANSFER_MAX: usize = 1 << 30;
 
-/// One attempt of an operation as a plain system call that transfers at most `most` bytes from `done`
-/// on, with the result that io_uring would give.
-pub(super) fn system_call(fd: RawFd, op: &mut IoOp, done: usize, most: usize) -> i32 {
+/// One attempt of an operation as a plain system call, with the result that io_uring would give. A
+/// transfer is of the `len` bytes from `done` on.
+pub(super) fn system_call(fd: RawFd, op: &mut IoOp, done: usize, len: usize) -> i32 {
     let position = |offset: u64| libc::off_t::try_from(offset).unwrap_or(libc::off_t::MAX);
     let result = match op {
         IoOp::Read { offset, buf } => {
-            let target = &mut buf[done..];
-            let len = target.len().min(most);
-            // SAFETY: writes at most `len` bytes into a slice of at least that length.
+            let target = &mut buf[done..done + len];
+            // SAFETY: writes at most `len` bytes into a slice of that length.
             unsafe { libc::pread(fd, target.as_mut_ptr().cast(), len, position(offset.0 + done as u64)) }
         }
         IoOp::Write { offset, buf, fua } => {
-            let vector = libc::iovec {
-                iov_base: buf[done..].as_ptr().cast_mut().cast(),
-                iov_len: (buf.len() - done).min(most),
-            };
+            let source = &buf[done..done + len];
+            let vector = libc::iovec { iov_base: source.as_ptr().cast_mut().cast(), iov_len: len };
             let flags = if *fua { libc::RWF_DSYNC } else { 0 };
             // SAFETY: one iovec over a live slice that is only read.
             unsafe { libc::pwritev2(fd, &raw const vector, 1, position(offset.0 + done as u64), flags) }

@@ -84,7 +84,7 @@ pub(in crate::array) struct InflightTable {
     entries: Slab<Entry>,
     /// Entries that were abandoned and have not ended.
     abandoned: usize,
-    /// Abandoned operations whose owners have not learned of it yet.
+    /// Abandoned operations of which their owners have not been told yet.
     orphans: VecDeque<(Inflight, IoFault)>,
 }
 
@@ -159,7 +159,7 @@ impl InflightTable {
         short
     }
 
-    /// The next abandoned operation whose owner has to learn of it, and the fault.
+    /// The next abandoned operation of which the owner must be told, and the fault.
     pub(in crate::array) fn next_orphan(&mut self) -> Option<(Inflight, IoFault)> {
         self.orphans.pop_front()
     }
