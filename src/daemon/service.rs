@@ -11,6 +11,7 @@ use super::certificates::Certificates;
 use super::clock;
 use super::commands::{command_of, note_command};
 use super::config::ArrayConfig;
+use super::config::MAX_REACTORS;
 use super::events::{EventLog, News, kinds};
 use super::gpu::Gpus;
 use super::host_memory;
@@ -43,6 +44,17 @@ use uuid::Uuid;
 /// of their stripes.
 const PAYLOAD_SHARE: u64 = 2;
 
+/// Fewest cores with which there are several reactors: below, jobs and clients need the others.
+const REACTOR_CORES_MIN: usize = 4;
+
+/// As many reactors as the cores allow, with a quarter of them left for jobs.
+fn default_reactors() -> usize {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        cores if cores < REACTOR_CORES_MIN => 1,
+        cores => (cores - cores / 4).min(MAX_REACTORS),
+    }
+}
+
 /// Part of the host's memory that metadata may take by default, as a divisor.
 const METADATA_PART: u64 = 2;
 
@@ -62,6 +74,8 @@ pub(super) struct ServiceConfig {
     pub metadata_memory: Option<u64>,
     /// Whether all memory for requests is taken at the start.
     pub resident: bool,
+    /// Threads that serve clients; none: as many as the cores allow.
+    pub reactors: Option<usize>,
     /// Clients at one time.
     pub connections_max: usize,
     /// Where members are looked for when a request does not say.
@@ -109,6 +123,7 @@ impl Daemon {
         }
         let reactor = ReactorHandle::spawn(
             ReactorConfig {
+                reactors: config.reactors.unwrap_or_else(default_reactors),
                 pool: pool.clone(),
                 payload_bytes: memory / PAYLOAD_SHARE as usize,
                 connections_max: config.connections_max,

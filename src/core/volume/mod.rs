@@ -20,17 +20,21 @@ pub use api::{
 pub use plain::PlainVolume;
 
 use crate::units::Timestamp;
+use std::sync::Arc;
+
+/// The most bytes of a request without payload, from its offset on, that one step should cover, so that the
+/// step takes some tens of microseconds. The driver cuts the request there and asks again for the rest. Above
+/// zero and at most the request's length; the whole length for a request that must be done or refused as a
+/// whole. Any thread may ask.
+pub type PartLen = Arc<dyn Fn(&ClientRequest) -> u64 + Send + Sync>;
 
 /// A volume as its driver sees it.
 pub trait Volume: Send {
     /// Handles one event and appends its replies and actions to `out`.
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput);
 
-    /// The most bytes, from its offset on, that one step with a request without payload should cover, so that
-    /// the step takes some tens of microseconds. The driver cuts the request there and asks again for the
-    /// rest. Above zero and at most the request's length; the whole length for a request that must be done or
-    /// refused as a whole.
-    fn part_len(&self, request: &ClientRequest) -> u64;
+    /// How requests without payload are to be cut; see [`PartLen`].
+    fn part_len(&self) -> PartLen;
 
     /// When [`VolumeEvent::Tick`] is due at the latest, if sooner than the interval stated there.
     fn due(&self) -> Option<Timestamp>;

@@ -9,7 +9,7 @@ use super::api::{
     VolumeEvent, VolumeExtent, VolumeOutput,
 };
 use super::driven::DrivenArray;
-use super::{Volume, VolumeStatus};
+use super::{PartLen, Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
 use crate::array::{
     Array, ArrayConfig, OpenDevice, StripeReply, StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
@@ -19,6 +19,7 @@ use crate::codec::Codec;
 use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 use slab::Slab;
 use std::ops::Range;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// See the head of this file.
@@ -163,7 +164,7 @@ impl PlainVolume {
                 self.zero(now, id, start..end.max(start), fua);
             }
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
-                if !(may_unmap && self.zeroes_fast(offset, len)) =>
+                if !(may_unmap && zeroes_fast(self.stripe_bytes, offset, len)) =>
             {
                 out.replies.push((id, Err(ClientError::NotSupported)));
             }
@@ -177,13 +178,6 @@ impl PlainVolume {
                 self.submit(now, request, 0, StripeRequest::Health { first, count });
             }
         }
-    }
-
-    /// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
-    /// beforehand.
-    fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
-        let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
-        whole(offset.0) && whole(len)
     }
 
     fn start(&mut self, id: RequestId, kind: Kind) -> usize {
@@ -364,27 +358,9 @@ impl Volume for PlainVolume {
         self.driven.would(request)
     }
 
-    fn part_len(&self, request: &ClientRequest) -> u64 {
-        let (offset, len) = match *request {
-            // Such a request must fail before any part of it is done.
-            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
-                if !(may_unmap && self.zeroes_fast(offset, len)) =>
-            {
-                return len;
-            }
-            ClientRequest::Trim { offset, len, .. }
-            | ClientRequest::WriteZeroes { offset, len, .. }
-            | ClientRequest::BlockStatus { offset, len }
-            | ClientRequest::Health { offset, len } => (offset.0, len),
-            ClientRequest::Read { .. }
-            | ClientRequest::ReadSparse { .. }
-            | ClientRequest::Write { .. }
-            | ClientRequest::Flush => return u64::MAX,
-        };
-        let stripes = (PART_CHUNKS / self.driven.array().map().width() as u64).max(1);
-        // Cut between stripes, so that whole ones stay whole.
-        let end = (offset / self.stripe_bytes + stripes) * self.stripe_bytes;
-        len.min(end - offset)
+    fn part_len(&self) -> PartLen {
+        let (stripe_bytes, width) = (self.stripe_bytes, self.driven.array().map().width());
+        Arc::new(move |request| part_len(stripe_bytes, width, request))
     }
 
     fn due(&self) -> Option<Timestamp> {
@@ -398,6 +374,36 @@ impl Volume for PlainVolume {
     fn status(&self) -> VolumeStatus {
         self.driven.array().status()
     }
+}
+
+/// See [`PartLen`].
+fn part_len(stripe_bytes: u64, width: usize, request: &ClientRequest) -> u64 {
+    let (offset, len) = match *request {
+        // Such a request must fail before any part of it is done.
+        ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
+            if !(may_unmap && zeroes_fast(stripe_bytes, offset, len)) =>
+        {
+            return len;
+        }
+        ClientRequest::Trim { offset, len, .. }
+        | ClientRequest::WriteZeroes { offset, len, .. }
+        | ClientRequest::BlockStatus { offset, len }
+        | ClientRequest::Health { offset, len } => (offset.0, len),
+        ClientRequest::Read { .. }
+        | ClientRequest::ReadSparse { .. }
+        | ClientRequest::Write { .. }
+        | ClientRequest::Flush => return u64::MAX,
+    };
+    let stripes = (PART_CHUNKS / width as u64).max(1);
+    // Cut between stripes, so that whole ones stay whole.
+    let end = (offset / stripe_bytes + stripes) * stripe_bytes;
+    len.min(end - offset)
+}
+
+/// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
+/// beforehand.
+fn zeroes_fast(stripe_bytes: u64, offset: VolumeOffset, len: u64) -> bool {
+    offset.0.is_multiple_of(stripe_bytes) && len.is_multiple_of(stripe_bytes)
 }
 
 /// The name of a request in messages, and its byte range.

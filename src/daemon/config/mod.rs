@@ -61,6 +61,9 @@ pub(crate) const DEFAULT_CONNECTIONS: u32 = 100;
 /// Each connection costs a file descriptor and some memory; this many is beyond any client known.
 pub(crate) const MAX_CONNECTIONS: u32 = 10_000;
 
+/// Most threads that serve clients.
+pub(crate) const MAX_REACTORS: usize = 256;
+
 /// A slower rebuild would practically never end.
 pub(crate) const MIN_REBUILD_RATE: u64 = 1 << 20;
 
@@ -120,6 +123,8 @@ pub(crate) struct DaemonConfig {
     pub memory: u64,
     /// Bytes of memory for stripe maps and page caches; none for half of the host's.
     pub metadata_memory: Option<u64>,
+    /// Threads that serve clients; none: as many as the cores allow.
+    pub reactors: Option<usize>,
     /// Whether the daemon is protected against waiting for itself when memory is short.
     pub reclaim_safe: reclaim::Mode,
     /// Form of the log; none when the file does not say.
@@ -345,6 +350,7 @@ impl Reader<'_> {
             state_dir: DEFAULT_STATE_DIR.into(),
             memory: DEFAULT_MEMORY,
             metadata_memory: None,
+            reactors: None,
             reclaim_safe: reclaim::Mode::default(),
             log_format: None,
         };
@@ -357,6 +363,7 @@ impl Reader<'_> {
                 "control_socket",
                 "memory",
                 "metadata_memory",
+                "reactors",
                 "reclaim_safe",
                 "log_format",
             ],
@@ -380,6 +387,11 @@ impl Reader<'_> {
             daemon.memory = bytes;
         }
         daemon.metadata_memory = self.memory(section, "metadata_memory", MIN_METADATA_MEMORY, host);
+        daemon.reactors = self.value(section, "reactors", |value| {
+            let count = integer(value)?;
+            let in_range = usize::try_from(count).ok().filter(|count| (1..=MAX_REACTORS).contains(count));
+            in_range.ok_or_else(|| format!("{count} is out of range: use 1 to {MAX_REACTORS}"))
+        });
         if let Some(mode) = self.value(section, "reclaim_safe", reclaim_safe) {
             daemon.reclaim_safe = mode;
         }

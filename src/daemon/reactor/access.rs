@@ -4,7 +4,7 @@
 //! the same answer as for a name that does not exist. Certificates were verified by the pumps; no
 //! cryptography happens here. Must not know volumes.
 
-use super::arrays::Arrays;
+use super::directory::Directory;
 use super::link::Link;
 use crate::daemon::logging;
 use crate::tls::{Peer, PeerRules, Right};
@@ -44,18 +44,18 @@ impl Viewer {
 
 /// What one client can see of the arrays.
 pub(super) struct ExportView<'a> {
-    pub(super) arrays: &'a Arrays,
+    pub(super) directory: &'a Directory,
     pub(super) link: &'a Link,
 }
 
 impl ExportView<'_> {
     fn visible(&self) -> impl Iterator<Item = ExportInfo> {
-        let serving = self.arrays.exports().filter_map(|(export, is_serving)| is_serving.then_some(export));
+        let serving = self.directory.all().into_iter().filter(|listed| listed.is_serving());
         let viewer = Viewer::of(self.link);
-        serving.filter_map(move |export| {
-            let right = viewer.right(export.rules)?;
-            let read_only = export.info.read_only || right == Right::Read;
-            Some(ExportInfo { read_only, ..export.info.clone() })
+        serving.filter_map(move |listed| {
+            let right = viewer.right(listed.rules().as_deref())?;
+            let export = listed.export();
+            Some(ExportInfo { read_only: export.read_only || right == Right::Read, ..export.clone() })
         })
     }
 
@@ -63,7 +63,7 @@ impl ExportView<'_> {
     /// told.
     fn tell_of_refused(&self, name: &str) {
         let Viewer::Proven(peer) = Viewer::of(self.link) else { return };
-        let is_there = self.arrays.exports().any(|(export, _)| export.info.name == name);
+        let is_there = self.directory.all().iter().any(|listed| listed.export().name == name);
         if is_there && logging::NOT_ALLOWED.admits() {
             tracing::info!(
                 array = name,

@@ -7,15 +7,18 @@
 //! Must not know connections, or what volumes do.
 
 use super::administration::Administration;
+use super::directory::{Directory, Listed};
 use super::edges::{Edges, middle};
+use super::error::ReactorError;
 use super::jobs::{JobDone, Jobs, Owner};
-use super::mailbox::{ArrayFacts, Mailbox, NewArray, ReactorError, Reply, Traffic};
+use super::mailbox::{ArrayFacts, Bell, NewArray, Reply};
 use super::order::{Precedence, Span, Ticket, blocks_of};
-use super::orders::{Answer, ArrayId, Order, Outcome, Requester, allocation_of, client_request};
+use super::orders::{
+    Answer, ArrayId, News, Order, Outcome, ReactorId, Requester, allocation_of, client_request,
+};
 use super::stopping::{StopStep, Stopping};
 use crate::daemon::events::EventLog;
 use crate::member::{Device, MemberIo, Ring, Stragglers};
-use crate::tls::PeerRules;
 use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, Pool};
 use calpe_core::format::MemberState;
 use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
@@ -55,18 +58,17 @@ pub(super) struct Arrays {
     /// Arrays that did not stop cleanly although no requester waited for the stop, and why.
     unclean: Vec<String>,
     events: EventLog,
-    mailbox: Arc<Mailbox>,
+    bell: Arc<Bell>,
+    directory: Arc<Directory>,
 }
 
 /// An array in service.
 struct Hosted {
     name: String,
     volume: Box<dyn Volume>,
-    export: ExportInfo,
-    /// Which certificates may use it; none: all of them.
-    rules: Option<Arc<PeerRules>>,
+    /// What clients see of it.
+    listed: Arc<Listed>,
     stopping: Stopping,
-    traffic: Traffic,
     /// Orders that the volume has.
     pending: Slab<Pending>,
     /// Those of them that modify.
@@ -86,6 +88,8 @@ struct Pending {
     request: Request,
     /// Its place in the order of its array, if it modifies.
     ticket: Ticket,
+    /// Whether later requests wait for it: its client has hung up.
+    is_orphan: bool,
     /// Bytes of its requester's memory that it holds.
     charge: usize,
     /// The long request that it is a part of.
@@ -127,7 +131,7 @@ impl Hosted {
 
     /// The minimum block of its export, in bytes.
     fn block(&self) -> u64 {
-        u64::from(self.export.block_min)
+        self.listed.block()
     }
 
     fn span_of(&self, request: &Request) -> Span {
@@ -178,7 +182,8 @@ impl Hosted {
         };
         self.modifying += usize::from(request.command.modifies());
         let allocation = Vec::new();
-        let pending = Pending { requester, request, ticket, charge, long, edges, allocation };
+        let pending =
+            Pending { requester, request, ticket, is_orphan: false, charge, long, edges, allocation };
         VolumeEvent::Client(RequestId(self.pending.insert(pending) as u64), question)
     }
 
@@ -213,9 +218,6 @@ impl Hosted {
             self.modifying -= 1;
             self.leave(&request, ticket, outcomes);
         }
-        if long.is_none() && result.is_ok() {
-            self.count(&request);
-        }
         outcomes.push_back(Outcome::Answer(Answer { requester, request, charge, long, allocation, result }));
         None
     }
@@ -225,23 +227,9 @@ impl Hosted {
         let span = self.span_of(request);
         for woken in self.order.leave(&span, ticket) {
             if let Some(order) = self.order.waiting(woken) {
-                outcomes.push_back(Outcome::MayGoOn(order.requester, woken));
+                let (requester, modifies) = (order.requester, order.request.command.modifies());
+                outcomes.push_back(Outcome::MayGoOn { requester, ticket: woken, modifies });
             }
-        }
-    }
-
-    /// Counts a request of a client.
-    fn count(&mut self, request: &Request) {
-        match request.command {
-            Command::Read => {
-                self.traffic.reads += 1;
-                self.traffic.read_bytes += request.length;
-            }
-            Command::Write => {
-                self.traffic.writes += 1;
-                self.traffic.written_bytes += request.length;
-            }
-            _ => {}
         }
     }
 
@@ -252,20 +240,22 @@ impl Hosted {
         ticket: Ticket,
         behind: Option<Ticket>,
         pool: &Pool,
+        outcomes: &mut VecDeque<Outcome>,
     ) -> Option<VolumeEvent> {
         let Some(behind) = behind else { return Some(self.begin(order, ticket, pool)) };
+        let (requester, modifies) = (order.requester, order.request.command.modifies());
+        outcomes.push_back(Outcome::Waits { requester, ticket, modifies });
         self.waiting += 1;
         self.order.wait(ticket, behind, order);
         None
     }
-}
 
-/// An array as clients see it.
-pub(super) struct Export<'a> {
-    /// What it offers.
-    pub(super) info: &'a ExportInfo,
-    /// Which certificates may use it; none: all of them.
-    pub(super) rules: Option<&'a PeerRules>,
+    /// Takes back a waiting order; it keeps its place.
+    fn take_waiting(&mut self, ticket: Ticket) -> Option<Order> {
+        let order = self.order.resume(ticket)?;
+        self.waiting -= 1;
+        Some(order)
+    }
 }
 
 impl Arrays {
@@ -274,7 +264,8 @@ impl Arrays {
         jobs: Jobs,
         pool: Pool,
         events: EventLog,
-        mailbox: Arc<Mailbox>,
+        bell: Arc<Bell>,
+        directory: Arc<Directory>,
     ) -> Arrays {
         Arrays {
             hosted: Vec::new(),
@@ -286,7 +277,8 @@ impl Arrays {
             output: VolumeOutput::default(),
             unclean: Vec::new(),
             events,
-            mailbox,
+            bell,
+            directory,
         }
     }
 
@@ -302,71 +294,18 @@ impl Arrays {
         (0..self.hosted.len() as u32).map(ArrayId)
     }
 
-    /// Whether an array is there, serving or stopping.
-    pub(super) fn has(&self, id: ArrayId) -> bool {
-        self.get(id).is_some()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.hosted.iter().flatten().next().is_none()
-    }
-
-    pub(super) fn is_serving(&self, id: ArrayId) -> bool {
-        self.get(id).is_some_and(Hosted::is_serving)
-    }
-
-    /// The array of an export that is being served.
-    pub(super) fn array_of_export(&self, name: &str) -> Option<ArrayId> {
-        let matches = |array: &Option<Hosted>| {
-            array.as_ref().is_some_and(|array| array.is_serving() && array.export.name == name)
-        };
-        self.hosted.iter().position(matches).map(|index| ArrayId(index as u32))
-    }
-
-    /// The exports of all arrays, and whether each is being served.
-    pub(super) fn exports(&self) -> impl Iterator<Item = (Export<'_>, bool)> {
-        self.hosted.iter().flatten().map(|hosted| {
-            let export = Export { info: &hosted.export, rules: hosted.rules.as_deref() };
-            (export, hosted.is_serving())
-        })
-    }
-
-    /// The rules of an array that is there.
-    pub(super) fn rules_of(&self, id: ArrayId) -> Option<Option<&PeerRules>> {
-        self.get(id).map(|hosted| hosted.rules.as_deref())
-    }
-
-    /// Replaces the rules of an array.
-    pub(super) fn set_rules(
-        &mut self,
-        id: ArrayId,
-        rules: Option<Arc<PeerRules>>,
-    ) -> Result<(), ReactorError> {
-        self.get_mut(id).ok_or(ReactorError::NoSuchArray)?.rules = rules;
-        Ok(())
-    }
-
-    /// The minimum block of an array's export, in bytes.
-    pub(super) fn block_of(&self, id: ArrayId) -> u64 {
-        self.get(id).map_or(1, Hosted::block)
-    }
-
-    /// How many bytes of a request are done at once; none where the array is gone.
-    pub(super) fn part_len(&self, id: ArrayId, request: &ClientRequest) -> Option<u64> {
-        Some(self.get(id)?.volume.part_len(request))
     }
 
     pub(super) fn add(
         &mut self,
         ring: &mut Ring,
         now: Timestamp,
-        id: ArrayId,
+        (id, owner): (ArrayId, ReactorId),
         array: NewArray,
     ) -> Result<(), ReactorError> {
         let NewArray { array, name, volume, devices, read_only, rules } = array;
-        if self.hosted.iter().flatten().any(|other| other.name == name) {
-            return Err(ReactorError::NameTaken { name });
-        }
         let geometry = volume.status().geometry;
         let export = ExportInfo {
             name: name.clone(),
@@ -385,6 +324,8 @@ impl Arrays {
             cache: true,
         };
         export.check().map_err(|fault| ReactorError::Export { name: name.clone(), fault })?;
+        // Clients that see it now find it here when this turn goes on.
+        let listed = self.directory.add(Listed::new((id, owner), export, volume.part_len(), rules))?;
         for (device_id, device) in devices {
             self.members.add(ring, device_id, id.0, device);
         }
@@ -395,10 +336,8 @@ impl Arrays {
         self.hosted[index] = Some(Hosted {
             name,
             volume,
-            export,
-            rules,
+            listed,
             stopping: Stopping::new(),
-            traffic: Traffic::default(),
             pending: Slab::new(),
             modifying: 0,
             order: Precedence::default(),
@@ -411,77 +350,62 @@ impl Arrays {
         Ok(())
     }
 
-    /// The facts of an array, all but its clients and the turns of the loop.
-    pub(super) fn facts(&self, id: ArrayId, clients: usize, turns: u64) -> Result<ArrayFacts, ReactorError> {
+    /// The facts of an array. `turns`: how often the loop has turned.
+    pub(super) fn facts(&self, id: ArrayId, turns: u64) -> Result<ArrayFacts, ReactorError> {
         let array = self.get(id).ok_or(ReactorError::NoSuchArray)?;
-        Ok(ArrayFacts { status: array.volume.status(), clients, traffic: array.traffic, turns })
-    }
-
-    /// Counts a long request of a client.
-    pub(super) fn count(&mut self, id: ArrayId, request: &Request) {
-        if let Some(hosted) = self.get_mut(id) {
-            hosted.count(request);
-        }
+        let fence = array.listed.fence();
+        let (clients, traffic) = (fence.clients(), fence.traffic());
+        Ok(ArrayFacts { status: array.volume.status(), clients, traffic, turns })
     }
 }
 
 /// Orders.
 impl Arrays {
-    /// Modifying orders that an array's volume has.
-    pub(super) fn modifying(&self, id: ArrayId) -> usize {
-        self.get(id).map_or(0, |hosted| hosted.modifying)
-    }
-
-    /// Takes an order to an array that is there: hands it to the volume, or makes it wait for others. Returns
-    /// whether the volume has it.
-    pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, order: Order) -> bool {
-        let hosted = self.hosted[id.0 as usize].as_mut().expect("orders go to arrays that are there");
+    /// Takes an order: hands it to its volume, makes it wait for others, or drops it where the array is gone.
+    pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, order: Order) {
+        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            self.outcomes.push_back(Outcome::Dropped { order, waited: None });
+            return;
+        };
         // A read waits for orphans only, and orphans modify.
         let (ticket, behind) = match order.request.command.modifies() || hosted.modifying > 0 {
             true => hosted.order.enter(&hosted.span_of(&order.request)),
             false => (Ticket::default(), None),
         };
-        let event = hosted.begin_or_wait(order, ticket, behind, &self.pool);
-        event.map(|event| self.step(ring, now, id, event)).is_some()
-    }
-
-    /// Takes back a waiting order; it keeps its place. None where the array is gone.
-    pub(super) fn take_waiting(&mut self, id: ArrayId, ticket: Ticket) -> Option<Order> {
-        let hosted = self.get_mut(id)?;
-        let order = hosted.order.resume(ticket)?;
-        hosted.waiting -= 1;
-        Some(order)
-    }
-
-    /// Goes on with an order that was taken back, like [`Arrays::submit`].
-    pub(super) fn resubmit(
-        &mut self,
-        ring: &mut Ring,
-        now: Timestamp,
-        id: ArrayId,
-        order: Order,
-        ticket: Ticket,
-    ) -> bool {
-        let hosted = self.hosted[id.0 as usize].as_mut().expect("an order waits in an array that is there");
-        let behind = hosted.order.blocker(&hosted.span_of(&order.request), ticket);
-        let event = hosted.begin_or_wait(order, ticket, behind, &self.pool);
-        event.map(|event| self.step(ring, now, id, event)).is_some()
-    }
-
-    /// Gives up an order that was taken back.
-    pub(super) fn give_up(&mut self, id: ArrayId, request: &Request, ticket: Ticket) {
-        if let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) {
-            hosted.leave(request, ticket, &mut self.outcomes);
+        let event = hosted.begin_or_wait(order, ticket, behind, &self.pool, &mut self.outcomes);
+        if let Some(event) = event {
+            self.step(ring, now, id, event);
         }
     }
 
-    /// Makes orphans of the orders of a requester that has gone: later requests wait for them.
+    /// Goes on with a waiting order, like [`Arrays::submit`]. One whose array is gone was dropped with it.
+    pub(super) fn resume(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, ticket: Ticket) {
+        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let Some(order) = hosted.take_waiting(ticket) else { return };
+        let behind = hosted.order.blocker(&hosted.span_of(&order.request), ticket);
+        let event = hosted.begin_or_wait(order, ticket, behind, &self.pool, &mut self.outcomes);
+        if let Some(event) = event {
+            self.step(ring, now, id, event);
+        }
+    }
+
+    /// Gives up a waiting order. One whose array is gone was dropped with it.
+    pub(super) fn give_up(&mut self, id: ArrayId, ticket: Ticket) {
+        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let Some(order) = hosted.take_waiting(ticket) else { return };
+        hosted.leave(&order.request, ticket, &mut self.outcomes);
+        self.outcomes.push_back(Outcome::Dropped { order, waited: Some(ticket) });
+    }
+
+    /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them.
     pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester) {
         let Some(hosted) = self.get_mut(id) else { return };
         let block = hosted.block();
-        for (_, pending) in hosted.pending.iter().filter(|(_, pending)| pending.requester == requester) {
+        let of_it = |pending: &&mut Pending| pending.requester == requester && !pending.is_orphan;
+        for pending in hosted.pending.iter_mut().map(|(_, pending)| pending).filter(of_it) {
             let span = Span::of(&pending.request, block);
             if span.modifies {
+                pending.is_orphan = true;
                 hosted.order.orphan(&span, pending.ticket);
             }
         }
@@ -516,7 +440,7 @@ impl Arrays {
             }
         }
         if hosted.volume.damage_revision() != before {
-            self.mailbox.tell_findings();
+            self.bell.tell_findings();
         }
         let mut actions = std::mem::take(&mut self.output.actions);
         let jobs = actions.iter().filter(|action| matches!(action, ArrayAction::Work(_))).count();
@@ -529,7 +453,9 @@ impl Arrays {
                 ArrayAction::AdminDone(request, result) => self.admin_done(id, request, result),
                 ArrayAction::Release(device) => self.members.release(device),
                 ArrayAction::Notice(notice) => self.notice(id, notice),
-                ArrayAction::WritesLost => self.outcomes.push_back(Outcome::WritesLost(id)),
+                ArrayAction::WritesLost => {
+                    self.outcomes.push_back(Outcome::News(News::WritesLost(id)));
+                }
             }
         }
         self.output.actions = actions;
@@ -608,7 +534,7 @@ impl Arrays {
 
     fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
         if ends_pass(notice.kind) {
-            self.mailbox.tell_pass_ended();
+            self.bell.tell_pass_ended();
         }
         if let Some(array) = self.hosted.get(id.0 as usize).and_then(Option::as_ref) {
             self.events.push(&array.name, notice);
@@ -666,28 +592,25 @@ impl Arrays {
 
 /// Stopping.
 impl Arrays {
-    /// Begins to stop an array; the reply comes when it has stopped. Returns whether this is the first such
-    /// request: then its clients are to be dismissed.
-    pub(super) fn begin_stop(
-        &mut self,
-        now: Timestamp,
-        id: ArrayId,
-        reply: Option<Reply<AdminOutcome>>,
-    ) -> bool {
+    /// Begins to stop an array; the reply comes when it has stopped.
+    pub(super) fn begin_stop(&mut self, now: Timestamp, id: ArrayId, reply: Option<Reply<AdminOutcome>>) {
         let Some(array) = self.get_mut(id) else {
             if let Some(reply) = reply {
                 // The requester may have gone.
                 let _ = reply.send(Err(ReactorError::NoSuchArray));
             }
-            return false;
+            return;
         };
-        array.stopping.ask(now, reply)
+        array.listed.stop_serving();
+        if array.stopping.ask(now, reply) {
+            self.outcomes.push_back(Outcome::News(News::Leaves(id)));
+        }
     }
 
-    /// Begins to stop all arrays. Returns those whose clients are to be dismissed.
-    pub(super) fn begin_stop_all(&mut self, now: Timestamp) -> Vec<ArrayId> {
-        let ids: Vec<ArrayId> = self.ids().filter(|&id| self.has(id)).collect();
-        ids.into_iter().filter(|&id| self.begin_stop(now, id, None)).collect()
+    /// Begins to stop all arrays.
+    pub(super) fn begin_stop_all(&mut self, now: Timestamp) {
+        let ids: Vec<ArrayId> = self.ids().filter(|&id| self.get(id).is_some()).collect();
+        ids.into_iter().for_each(|id| self.begin_stop(now, id, None));
     }
 
     /// Moves the stops of arrays on to the next stage.
@@ -751,15 +674,16 @@ impl Arrays {
     /// Takes a stopped array out of service.
     fn remove(&mut self, id: ArrayId, result: Result<AdminOutcome, ReactorError>) {
         let Some(mut array) = self.hosted[id.0 as usize].take() else { return };
+        self.directory.remove(&array.listed);
         self.members.release_owner(id.0);
         // Requests that the volume never answered are lost with it, and so are their buffers.
         for Pending { requester, request, charge, long, .. } in array.pending.drain() {
             let order = Order { requester, request, payload: None, charge, long, sparse: false };
-            self.outcomes.push_back(Outcome::Dropped { order, waited: false });
+            self.outcomes.push_back(Outcome::Dropped { order, waited: None });
         }
         let waiting = array.order.into_waiting();
-        self.outcomes.extend(waiting.map(|order| Outcome::Dropped { order, waited: true }));
-        self.outcomes.push_back(Outcome::Gone(id));
+        self.outcomes.extend(waiting.map(|(ticket, order)| Outcome::Dropped { order, waited: Some(ticket) }));
+        self.outcomes.push_back(Outcome::News(News::Leaves(id)));
         self.administration.forget(id);
         let replies = array.stopping.into_replies();
         if let (Err(error), true) = (&result, replies.is_empty()) {

@@ -7,14 +7,15 @@
 
 use super::access::Viewer;
 use super::admission::{Origin, stranger_to_drop};
-use super::arrays::Arrays;
 use super::connection::{Connection, Next, Receiving};
 use super::connections::Connections;
+use super::directory::{Directory, Listed, Seat};
+use super::large::LargeToken;
 use super::long::{LongKind, Longs, Writing, is_long, written};
 use super::order::Ticket;
-use super::orders::{Answer, ArrayId, ConnectionId, Order, Requester};
+use super::orders::{Answer, ArrayId, ConnectionId, Order, ReactorId, Requester};
 use super::seats::{Seated, Seats};
-use super::shares::{Turn, charge_of};
+use super::shares::{Memory, Turn, charge_of};
 use super::sockets::{Outgoing, PollBits, Sockets, hang_ups, hangup_bits};
 use super::tunnels::Tunnels;
 use crate::tls::Peer;
@@ -23,7 +24,7 @@ use calpe_core::nbd::{Command, Request};
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply};
 use nix::sys::socket::{Shutdown, shutdown};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -61,12 +62,18 @@ pub(super) enum Taken {
 }
 
 impl Clients {
-    /// No clients yet. `payload_bytes`: memory for the requests and unread replies of all; `most`: clients at
+    /// No clients yet. `memory`: for the requests and unread replies of all; `most`: clients of all reactors at
     /// one time.
-    pub(super) fn new(pool: Pool, payload_bytes: usize, most: usize) -> Clients {
+    pub(super) fn new(
+        reactor: ReactorId,
+        pool: Pool,
+        memory: Arc<Memory>,
+        place: Arc<LargeToken>,
+        most: usize,
+    ) -> Clients {
         Clients {
-            connections: Connections::new(payload_bytes),
-            longs: Longs::new(pool.clone()),
+            connections: Connections::new(reactor, memory),
+            longs: Longs::new(pool.clone(), place),
             seats: Seats::new(most),
             tunnels: Tunnels::new(most),
             pool,
@@ -105,13 +112,8 @@ impl Clients {
     }
 
     /// The array that a connection is a client of.
-    pub(super) fn array_of(&self, key: ConnectionId) -> Option<ArrayId> {
-        self.connections[key].array()
-    }
-
-    /// How many clients an array has.
-    pub(super) fn count_of(&self, array: ArrayId) -> usize {
-        self.connections.iter().filter(|(_, connection)| connection.array() == Some(array)).count()
+    pub(super) fn array_of(&self, key: ConnectionId) -> Option<Arc<Listed>> {
+        self.connections[key].array().cloned()
     }
 
     /// The peers of all connections that have proved who they are.
@@ -167,7 +169,7 @@ impl Clients {
                 connection.break_off();
             }
             let charge = if long.is_some() { buf.len() } else { charge_of(&request) };
-            let requester = Requester::Client(key);
+            let requester = self.connections.requester(key);
             let order = Order { requester, request, payload: None, charge, long, sparse: false };
             self.drop_order(now, order);
             None
@@ -175,10 +177,10 @@ impl Clients {
             self.connections.receive_payload(sockets, now, key, request, (buf, have));
             None
         } else if let Some(long) = long {
-            Some(written(key, long, request, buf))
+            Some(written(self.connections.requester(key), long, request, buf))
         } else {
             connection.payload_taken();
-            Some(order_of(key, request, Some(buf), charge_of(&request)))
+            Some(order_of(self.connections.requester(key), request, Some(buf), charge_of(&request)))
         }
     }
 
@@ -201,8 +203,8 @@ impl Clients {
         !is_over
     }
 
-    /// The next request of a connection that no longer has to wait.
-    pub(super) fn next_ready(&mut self, key: ConnectionId) -> Option<Ticket> {
+    /// The next request of a connection that no longer has to wait, and whether it modifies.
+    pub(super) fn next_ready(&mut self, key: ConnectionId) -> Option<(Ticket, bool)> {
         self.connections[key].pop_ready()
     }
 
@@ -210,14 +212,13 @@ impl Clients {
     pub(super) fn continue_longs(
         &mut self,
         sockets: &mut Sockets,
-        arrays: &Arrays,
         now: Timestamp,
         key: ConnectionId,
     ) -> Writing {
         if self.connections[key].longs().is_empty() {
             return Writing::Waits;
         }
-        match self.longs.advance(&mut self.connections, arrays, key) {
+        match self.longs.advance(&mut self.connections, key) {
             Some(order) => Writing::Order(order),
             None => self.longs.continue_writing(&mut self.connections, sockets, now, key),
         }
@@ -227,38 +228,41 @@ impl Clients {
     pub(super) fn take_next(
         &mut self,
         sockets: &mut Sockets,
-        arrays: &Arrays,
+        directory: &Directory,
         now: Timestamp,
         key: ConnectionId,
     ) -> Taken {
+        let requester = self.connections.requester(key);
         let (allowed, held) = (self.connections.allowed(key), self.connections.held(key));
         let connection = &mut self.connections[key];
         if !connection.may_parse() {
             return Taken::Nothing;
         }
-        match connection.next(arrays, &self.pool, allowed, held) {
+        match connection.next(directory, &self.pool, allowed, held) {
             Next::Receive | Next::Full | Next::Starved => return Taken::Nothing,
             Next::Answered => {}
             Next::Selected => {
-                let array = arrays.array_of_export(connection.export_name());
+                let array = directory.of_export(connection.export_name());
                 connection.choose(array);
                 return Taken::Selected;
             }
             Next::Request(request) => {
-                let (charge, array) = (charge_of(&request), connection.array());
+                let charge = charge_of(&request);
+                let is_long = request.command != Command::Read
+                    && is_long(connection.array().map(Arc::as_ref), &request);
                 self.connections.accounts().take(key, charge);
-                if request.command != Command::Read && is_long(arrays, array, &request) {
+                if is_long {
                     self.longs.begin(&mut self.connections, key, request, LongKind::NoPayload, charge);
                 } else {
                     let sparse =
                         request.command == Command::Read && self.connections[key].takes_parts(&request);
-                    return Taken::Order(Order { sparse, ..order_of(key, request, None, charge) });
+                    return Taken::Order(Order { sparse, ..order_of(requester, request, None, charge) });
                 }
             }
             Next::Write(request, buf) => {
                 let charge = charge_of(&request);
                 self.connections.accounts().take(key, charge);
-                return Taken::Order(order_of(key, request, Some(buf), charge));
+                return Taken::Order(order_of(requester, request, Some(buf), charge));
             }
             Next::Payload { request, buf, have } => {
                 self.connections.accounts().take(key, charge_of(&request));
@@ -287,7 +291,7 @@ impl Clients {
 impl Clients {
     /// Answers an order that needs no volume. Returns whether it did.
     pub(super) fn answers_itself(&mut self, now: Timestamp, order: &Order) -> bool {
-        let Requester::Client(key) = order.requester;
+        let key = order.requester.connection;
         let connection = &mut self.connections[key];
         match order.request.command {
             Command::Flush if connection.take_lost_writes() => {
@@ -317,25 +321,25 @@ impl Clients {
         true
     }
 
-    /// An order was submitted. `began`: its volume has it; otherwise it waits for others.
-    pub(super) fn submitted(&mut self, key: ConnectionId, request: &Request, began: bool) {
-        let connection = &mut self.connections[key];
-        if began {
-            connection.request_began(request.command.modifies());
-            self.connections.turn().spend(key, request);
-        } else {
-            connection.request_waits();
-        }
+    /// An order is about to be handed to its volume.
+    pub(super) fn submits(&mut self, key: ConnectionId, request: &Request) {
+        self.connections[key].request_begins(request.command.modifies());
+        self.connections.turn().spend(key, request);
     }
 
-    /// A waiting order was taken back.
-    pub(super) fn resumes(&mut self, key: ConnectionId) {
-        self.connections[key].request_resumes();
+    /// An order that was handed over waits for others.
+    pub(super) fn waits(&mut self, key: ConnectionId, ticket: Ticket, modifies: bool) {
+        self.connections[key].request_waits(ticket, modifies);
+    }
+
+    /// A waiting order is about to go on.
+    pub(super) fn resumes(&mut self, key: ConnectionId, ticket: Ticket, modifies: bool) {
+        self.connections[key].request_resumes(ticket, modifies);
     }
 
     /// A waiting order may go on, as its connection's share of the time permits.
-    pub(super) fn may_go_on(&mut self, key: ConnectionId, ticket: Ticket) {
-        self.connections[key].push_ready(ticket);
+    pub(super) fn may_go_on(&mut self, key: ConnectionId, ticket: Ticket, modifies: bool) {
+        self.connections[key].push_ready(ticket, modifies);
         self.connections.turn().mark(key);
     }
 
@@ -344,48 +348,42 @@ impl Clients {
         self.longs.drop_order(&mut self.connections, now, order);
     }
 
-    /// Drops an order whose array is gone. `waited`: it waited for other orders, and the volume never had it.
-    pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: bool) {
-        let Requester::Client(key) = order.requester;
-        let connection = &mut self.connections[key];
-        if waited {
-            connection.request_resumes();
-        } else {
-            connection.request_lost(order.request.command.modifies());
-        }
+    /// Takes back an order that was dropped. `waited`: its ticket, if it waited for others then.
+    pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: Option<Ticket>) {
+        let key = order.requester.connection;
+        self.connections[key].request_lost(order.request.command.modifies(), waited);
         self.drop_order(now, order);
+        self.connections.turn().mark(key);
     }
 
     /// Marks the clients of an array: writes that they may have made and not flushed are lost.
     pub(super) fn lose_writes(&mut self, array: ArrayId) {
-        for key in self.connections.which(|_, connection| connection.array() == Some(array)) {
+        let is_of = |connection: &Connection| connection.array().is_some_and(|listed| listed.id() == array);
+        for key in self.connections.which(|_, connection| is_of(connection)) {
             self.connections[key].lose_writes();
         }
     }
 
-    /// Takes a volume's answer. Returns a long request that succeeded with it, and its array.
-    pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) -> Option<(ArrayId, Request)> {
-        let Requester::Client(key) = answer.requester;
+    /// Takes a volume's answer.
+    pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) {
+        let key = answer.requester.connection;
         if matches!(answer.result, Err(ClientError::Stopping)) {
             self.dismiss(now, key);
         }
         self.connections[key].request_ended(answer.request.command.modifies(), now);
-        let ended = match answer.long {
+        match answer.long {
             Some(long) => self.longs.part_done(&mut self.connections, now, long, answer),
             None => {
                 let Answer { request, charge, allocation, result, .. } = answer;
+                if result.is_ok() {
+                    self.connections[key].count(&request);
+                }
                 self.reply(key, &request, charge, &allocation, result);
-                None
             }
-        };
+        }
         let may_go_on = self.connections[key].may_go_on();
         let turn = self.connections.turn();
-        if may_go_on {
-            turn.mark(key)
-        } else {
-            turn.touch(key)
-        }
-        ended
+        if may_go_on { turn.mark(key) } else { turn.touch(key) }
     }
 
     /// Appends the reply to a request.
@@ -421,26 +419,21 @@ impl Clients {
 
 /// Hang-ups.
 impl Clients {
-    /// Modifying orders of a connection that its volume has.
-    pub(super) fn modifying(&self, key: ConnectionId) -> usize {
-        self.connections[key].modifying()
+    /// A client's seat at its array.
+    pub(super) fn seat_of(&self, key: ConnectionId) -> Option<&Seat> {
+        self.connections[key].seat()
     }
 
-    /// Checks which of an array's clients have hung up: this one, and those with modifying orders in flight.
-    /// Returns those of the latter that were not known to have hung up.
-    pub(super) fn look(&mut self, key: ConnectionId, array: ArrayId) -> Vec<ConnectionId> {
-        let matter = self.connections.iter().filter(|(other, connection)| {
-            let matters = *other == key || connection.modifying() > 0;
-            matters && connection.array() == Some(array) && !connection.link().has_hung_up()
-        });
-        let gone = self.hung_up(matter.map(|(other, _)| other));
-        gone.iter().for_each(|&other| self.connections[other].link_mut().hang_up());
-        gone.into_iter().filter(|&other| self.connections[other].modifying() > 0).collect()
+    /// A connection hands nothing over from here on, until the next look for hang-ups.
+    pub(super) fn rest(&self, key: ConnectionId) {
+        if let Some(seat) = self.seat_of(key) {
+            seat.session().rest();
+        }
     }
 
     /// Whether a connection's client was seen to have hung up: then what it left unprocessed is dropped.
     pub(super) fn leaves_behind(&mut self, key: ConnectionId) -> bool {
-        let has_hung_up = self.connections[key].link().has_hung_up();
+        let has_hung_up = self.seat_of(key).is_some_and(|seat| seat.session().has_hung_up());
         if has_hung_up {
             tracing::debug!(connection = %key, "client hung up: what it left behind is dropped");
             self.connections[key].break_off();
@@ -456,7 +449,7 @@ impl Clients {
             let connection = &self.connections[key];
             for socket in connection.link().watched_sockets() {
                 which.push((key, connection.has_ended(), connection.link().hangup()));
-                watched.push(socket);
+                watched.push(socket.as_fd());
             }
         }
         // This host lacks memory for the answer: then every client counts as hung up.
@@ -501,29 +494,67 @@ impl Clients {
 /// Places.
 impl Clients {
     /// Gives a place to a connection that has chosen its export, or lets it wait for one. `reserve`: some
-    /// places are kept for unix sockets.
-    pub(super) fn seat(&mut self, arrays: &Arrays, now: Timestamp, key: ConnectionId, reserve: bool) {
-        match self.seats.seat(&mut self.connections, arrays, key, reserve) {
-            Seated::Waits => return,
-            Seated::ToLeave => self.dismiss(now, key),
-            Seated::Client => {}
+    /// places are kept for unix sockets. One that is to leave again is dismissed.
+    pub(super) fn seat(&mut self, now: Timestamp, key: ConnectionId, reserve: bool) -> Seated {
+        let seated = self.seats.seat(&mut self.connections, key, reserve);
+        if seated == Seated::ToLeave {
+            self.serve(key);
+            self.dismiss(now, key);
         }
-        self.count_clients();
+        if seated != Seated::Waits {
+            self.count_clients();
+        }
+        seated
+    }
+
+    /// Serves a connection that has a place.
+    pub(super) fn serve(&mut self, key: ConnectionId) {
+        let requester = self.connections.requester(key);
+        self.connections[key].take_seat(requester);
+        self.connections.turn().mark(key);
         tracing::debug!(connection = %key, "client attached");
     }
 
-    /// Gives places to waiting connections, in the order in which they came.
-    pub(super) fn seat_waiting(&mut self, arrays: &Arrays, now: Timestamp, reserve: bool) {
-        for key in self.seats.take_waiting() {
-            self.seat(arrays, now, key, reserve);
-            self.connections.turn().mark(key);
+    /// Connections that wait for places, in the order in which they came; they are to be seated again.
+    pub(super) fn take_waiting(&mut self) -> VecDeque<ConnectionId> {
+        self.seats.take_waiting()
+    }
+
+    /// Takes a client out that another reactor is to serve.
+    pub(super) fn deal_out(&mut self, key: ConnectionId) -> Connection {
+        let bytes = self.connections.held(key);
+        self.connections.accounts().give_back(key, bytes);
+        let connection = self.connections.remove(key);
+        self.seats.deal_out(connection.link().origin());
+        connection
+    }
+
+    /// A client has gone. `elsewhere`: its origin, if another reactor served it.
+    pub(super) fn leaves_place(&mut self, elsewhere: Option<Origin>) {
+        if let Some(origin) = elsewhere {
+            self.seats.gone_elsewhere(origin);
+        }
+        self.count_clients();
+    }
+
+    /// Takes over a client that has a place. It leaves again if its array does not serve it any more.
+    pub(super) fn take_over(&mut self, now: Timestamp, connection: Connection) {
+        let key = self.connections.insert(connection);
+        self.serve(key);
+        if !self.connections[key].may_stay() {
+            self.dismiss(now, key);
         }
     }
 
-    /// Deals the memory out again among the clients.
+    /// Whether a client waits for the reactor that will serve it, and can be handed to it.
+    pub(super) fn may_move(&self, key: ConnectionId) -> bool {
+        self.connections[key].may_move()
+    }
+
+    /// Deals the memory out again among the clients, those that other reactors serve among them.
     fn count_clients(&mut self) {
         let clients = self.connections.iter().filter(|(_, c)| c.array().is_some()).count();
-        self.connections.accounts().set_clients(clients);
+        self.connections.accounts().set_clients(clients + self.seats.elsewhere());
     }
 }
 
@@ -552,11 +583,11 @@ impl Clients {
         }
     }
 
-    /// Removes a connection that is over. Returns whether it had a client's place.
-    pub(super) fn close_if_done(&mut self, key: ConnectionId) -> bool {
+    /// Removes a connection that is over. Returns its origin if it had a client's place.
+    pub(super) fn close_if_done(&mut self, key: ConnectionId) -> Option<Origin> {
         let connection = &mut self.connections[key];
         if !connection.is_done() && !connection.is_broken() {
-            return false;
+            return None;
         }
         if connection.is_broken() {
             let bytes = connection.drop_replies();
@@ -566,16 +597,15 @@ impl Clients {
         if !connection.is_idle_in_kernel() {
             // Ends what the kernel still has of it; an error means that the socket is dead already.
             let _ = shutdown(connection.link().socket().as_raw_fd(), Shutdown::Both);
-            return false;
+            return None;
         }
         if !connection.is_done() {
-            return false;
+            return None;
         }
         tracing::debug!(connection = %key, "client gone");
         let connection = self.connections.remove(key);
         self.seats.leave(key);
-        self.count_clients();
-        connection.array().is_some()
+        connection.array().map(|_| connection.link().origin())
     }
 
     /// Closes connections that never choose an export, that do not take their last replies, or that hold
@@ -597,9 +627,19 @@ impl Clients {
         }
     }
 
-    /// Closes the connection that has the place for large payloads and is too slow.
-    pub(super) fn clear_large_place(&mut self, now: Timestamp) {
-        self.longs.clear_place(&mut self.connections, now);
+    /// Looks after the place for large payloads, at each tick.
+    pub(super) fn look_after_large_place(&mut self, now: Timestamp) {
+        self.longs.look_after_place(&mut self.connections, now);
+    }
+
+    /// The place for large payloads may be free.
+    pub(super) fn large_place_is_free(&mut self, now: Timestamp) {
+        self.longs.place_is_free(&mut self.connections, now);
+    }
+
+    /// Whether the other reactors are to be told that the place has become free, since the last call.
+    pub(super) fn take_large_place_news(&mut self) -> bool {
+        self.longs.take_place_news()
     }
 
     /// Starts TLS on connections that had to wait until others ended theirs.
@@ -650,6 +690,6 @@ impl Clients {
 }
 
 /// An order of a client, for all but long requests.
-fn order_of(key: ConnectionId, request: Request, payload: Option<BufMut>, charge: usize) -> Order {
-    Order { requester: Requester::Client(key), request, payload, charge, long: None, sparse: false }
+fn order_of(requester: Requester, request: Request, payload: Option<BufMut>, charge: usize) -> Order {
+    Order { requester, request, payload, charge, long: None, sparse: false }
 }

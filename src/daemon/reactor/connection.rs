@@ -7,23 +7,25 @@
 
 use super::access::{ExportView, exceeds};
 use super::admission::{Guest, Origin, Stage};
-use super::arrays::Arrays;
+use super::directory::{Directory, Listed, Seat};
+use super::fence::Session;
 use super::link::Link;
 use super::listener::ListenTls;
 use super::long_line::LongLine;
 use super::order::Ticket;
-use super::orders::{ArrayId, ConnectionId, allocation_of, errno_of, health_of};
+use super::orders::{ArrayId, ConnectionId, Requester, allocation_of, errno_of, health_of};
 use super::shares::{Class, charge_of};
 use super::sockets::{Outgoing, PollBits};
-use crate::tls::{PeerRules, Tunnel};
+use crate::tls::{Goodbye, PeerRules, Tunnel};
 use calpe_core::block_io::{BufMut, Pool};
 use calpe_core::nbd::{
     Command, Extents, Fatal, Incoming, ReadPart, Request, ServerConnection, UNREAD_BYTES_MAX,
 };
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply, ReadRun};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Bytes received at once: some thousand headers, or a dozen small writes.
 const INBOX_BYTES: usize = 64 << 10;
@@ -93,9 +95,11 @@ struct Output {
 #[derive(Debug, Default)]
 struct Place {
     /// The array of the negotiated export: it becomes a client of that array or of none.
-    chosen: Option<ArrayId>,
+    chosen: Option<Arc<Listed>>,
     /// The array that it is a client of.
-    array: Option<ArrayId>,
+    array: Option<Arc<Listed>>,
+    /// Its seat there, once the reactor has it that serves it; nothing is parsed before.
+    seat: Option<Seat>,
     /// It has chosen an export and is no client yet; nothing is parsed.
     is_awaited: bool,
 }
@@ -103,13 +107,12 @@ struct Place {
 /// Counts of its requests.
 #[derive(Debug, Default)]
 struct Work {
-    /// Requests that were given to the volume, wait for others or are long, and are not answered.
+    /// Requests that were handed to the volume, wait for others or are long, and are not answered.
     in_flight: usize,
-    /// Those of them that wait for others, and the tickets of those that no longer have to.
-    waiting: usize,
-    ready: VecDeque<Ticket>,
-    /// Those of them that the volume has and that modify.
-    modifying: usize,
+    /// The tickets of those of them that wait for others.
+    waiting: BTreeSet<Ticket>,
+    /// Those of these that no longer have to, and whether they modify.
+    ready: VecDeque<(Ticket, bool)>,
     /// Writes are lost that its client may have made and not flushed: its next flush fails.
     lost_writes: bool,
 }
@@ -222,7 +225,7 @@ impl Connection {
 /// The stream of requests.
 impl Connection {
     /// Parses the next received message. `allowed`: bytes that its payload may take.
-    pub(super) fn next(&mut self, arrays: &Arrays, pool: &Pool, allowed: usize, held: usize) -> Next {
+    pub(super) fn next(&mut self, directory: &Directory, pool: &Pool, allowed: usize, held: usize) -> Next {
         if let Some(request) = self.input.parked.take() {
             return self.admit(request, pool, allowed, held);
         }
@@ -235,7 +238,7 @@ impl Connection {
             return Next::Full;
         }
         let input = &inbox.buf[inbox.start..inbox.end];
-        let exports = ExportView { arrays, link: &self.link };
+        let exports = ExportView { directory, link: &self.link };
         match self.nbd.receive(input, &exports, self.output.filling.head()) {
             Err(fatal) => Next::Fatal(fatal),
             Ok((taken, incoming)) => {
@@ -335,6 +338,7 @@ impl Connection {
             && !self.ending.broken
             && !self.link.is_starting_tls()
             && self.longs.writing().is_none()
+            && self.place.array.is_some() == self.place.seat.is_some()
             && !self.is_full();
         may.then(|| pool.alloc(if self.input.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
@@ -346,12 +350,13 @@ impl Connection {
             && self.input.receiving == Receiving::Nothing
             && !self.longs.blocks_stream()
             && !self.place.is_awaited
+            && self.place.array.is_some() == self.place.seat.is_some()
     }
 
     /// Whether it may start no more requests for now.
     pub(super) fn is_full(&self) -> bool {
         self.work.in_flight >= REQUESTS_MAX
-            || self.work.waiting >= WAITING_MAX
+            || self.work.waiting.len() >= WAITING_MAX
             || self.output.filling.head_bytes() > HEADS_BYTES_MAX
             || self.unsent() > UNREAD_BYTES_MAX
             || !self.output.filling.has_room_for(self.work.in_flight)
@@ -548,13 +553,13 @@ impl Connection {
     }
 
     /// Notes the array of the negotiated export.
-    pub(super) fn choose(&mut self, array: Option<ArrayId>) {
+    pub(super) fn choose(&mut self, array: Option<Arc<Listed>>) {
         self.place.chosen = array;
     }
 
     /// The array of the negotiated export.
     pub(super) fn chosen(&self) -> Option<ArrayId> {
-        self.place.chosen
+        self.place.chosen.as_ref().map(|listed| listed.id())
     }
 
     /// Makes it wait for a place.
@@ -565,27 +570,60 @@ impl Connection {
     /// Gives it a place: it becomes a client of the array that it chose.
     pub(super) fn take_place(&mut self) {
         self.place.is_awaited = false;
-        self.place.array = self.place.chosen;
+        self.place.array = self.place.chosen.clone();
+    }
+
+    /// Whether its array serves it: it may have stopped, or have new rules.
+    pub(super) fn may_stay(&self) -> bool {
+        let serves = |listed: &Arc<Listed>| listed.is_serving() && !self.exceeds(listed.rules().as_deref());
+        self.place.array.as_ref().is_some_and(serves)
+    }
+
+    /// Takes its seat at its array.
+    pub(super) fn take_seat(&mut self, requester: Requester) {
+        let seat = |listed: &Arc<Listed>| Seat::take(Arc::clone(listed), Session::new(requester, &self.link));
+        self.place.seat = self.place.array.as_ref().map(seat);
+    }
+
+    /// Whether it is to be handed to the reactor that will serve it, and can be: the kernel has nothing of it.
+    pub(super) fn may_move(&self) -> bool {
+        self.place.array.is_some()
+            && self.place.seat.is_none()
+            && !self.ending.broken
+            && !self.is_dismissed()
+            && self.is_idle_in_kernel()
     }
 
     /// The array that it is a client of.
-    pub(super) fn array(&self) -> Option<ArrayId> {
-        self.place.array
+    pub(super) fn array(&self) -> Option<&Arc<Listed>> {
+        self.place.array.as_ref()
+    }
+
+    /// Its seat at its array.
+    pub(super) fn seat(&self) -> Option<&Seat> {
+        self.place.seat.as_ref()
+    }
+
+    /// Counts a request that has succeeded.
+    pub(super) fn count(&self, request: &Request) {
+        if let Some(seat) = &self.place.seat {
+            seat.count(request);
+        }
     }
 }
 
 /// Requests.
 impl Connection {
-    /// Counts a request that was given to its volume.
-    pub(super) fn request_began(&mut self, modifies: bool) {
+    /// Counts a request that is about to be handed to its volume.
+    pub(super) fn request_begins(&mut self, modifies: bool) {
         self.work.in_flight += 1;
-        self.work.modifying += usize::from(modifies);
+        self.begins_modifying(modifies);
     }
 
     /// Counts a request that a volume has ended.
     pub(super) fn request_ended(&mut self, modifies: bool, now: Timestamp) {
         self.work.in_flight -= 1;
-        self.work.modifying -= usize::from(modifies);
+        self.ends_modifying(modifies);
         self.refresh_dismissal(now);
     }
 
@@ -594,37 +632,49 @@ impl Connection {
         self.ending.dismissed = self.ending.dismissed.map(|_| now);
     }
 
-    /// Counts a request that was lost with its array.
-    pub(super) fn request_lost(&mut self, modifies: bool) {
+    /// Counts a request that was dropped. `waited`: its ticket, if it waited for others then.
+    pub(super) fn request_lost(&mut self, modifies: bool, waited: Option<Ticket>) {
         self.work.in_flight -= 1;
-        self.work.modifying -= usize::from(modifies);
+        // It may have been told to go on since.
+        if !waited.is_some_and(|ticket| self.work.waiting.remove(&ticket)) {
+            self.ends_modifying(modifies);
+        }
     }
 
-    /// Counts a request that waits for others.
-    pub(super) fn request_waits(&mut self) {
-        self.work.in_flight += 1;
-        self.work.waiting += 1;
+    /// A request that was handed over waits for others.
+    pub(super) fn request_waits(&mut self, ticket: Ticket, modifies: bool) {
+        self.work.waiting.insert(ticket);
+        self.ends_modifying(modifies);
     }
 
-    /// Counts a request that no longer waits.
-    pub(super) fn request_resumes(&mut self) {
-        self.work.in_flight -= 1;
-        self.work.waiting -= 1;
+    /// A request that waited is about to go on.
+    pub(super) fn request_resumes(&mut self, ticket: Ticket, modifies: bool) {
+        self.work.waiting.remove(&ticket);
+        self.begins_modifying(modifies);
+    }
+
+    fn begins_modifying(&self, modifies: bool) {
+        if let Some(seat) = self.place.seat.as_ref().filter(|_| modifies) {
+            seat.begin_modifying();
+        }
+    }
+
+    fn ends_modifying(&self, modifies: bool) {
+        if let Some(seat) = self.place.seat.as_ref().filter(|_| modifies) {
+            seat.end_modifying();
+        }
     }
 
     /// Queues a request that no longer has to wait.
-    pub(super) fn push_ready(&mut self, ticket: Ticket) {
-        self.work.ready.push_back(ticket);
+    pub(super) fn push_ready(&mut self, ticket: Ticket, modifies: bool) {
+        if self.work.waiting.contains(&ticket) {
+            self.work.ready.push_back((ticket, modifies));
+        }
     }
 
     /// The next request that no longer has to wait.
-    pub(super) fn pop_ready(&mut self) -> Option<Ticket> {
+    pub(super) fn pop_ready(&mut self) -> Option<(Ticket, bool)> {
         self.work.ready.pop_front()
-    }
-
-    /// Modifying requests that the volume has.
-    pub(super) fn modifying(&self) -> usize {
-        self.work.modifying
     }
 
     /// Notes that writes are lost that its client may have made and not flushed.
@@ -681,7 +731,7 @@ impl Connection {
 
     /// Whether its client is known to have hung up without polling its sockets.
     pub(super) fn has_ended(&self) -> bool {
-        self.ending.broken || self.link.said_goodbye()
+        self.ending.broken || self.link.goodbye().is_some_and(Goodbye::was_said)
     }
 
     /// Whether the socket can be handed to TLS now: the acknowledgement of STARTTLS has left it, and nothing
@@ -708,6 +758,9 @@ impl Connection {
     /// Breaks it off: the socket is of no use any more.
     pub(super) fn break_off(&mut self) {
         self.ending.broken = true;
+        if let Some(seat) = &self.place.seat {
+            seat.session().break_off();
+        }
     }
 
     pub(super) fn is_broken(&self) -> bool {

@@ -2,18 +2,21 @@
 
 use super::admission::Guest;
 use super::connection::Connection;
-use super::orders::ConnectionId;
-use super::shares::{Accounts, Turn};
+use super::orders::{ConnectionId, ReactorId, Requester};
+use super::shares::{Accounts, Memory, Turn};
 use super::sockets::Sockets;
 use calpe_core::block_io::BufMut;
 use calpe_core::nbd::Request;
 use calpe_core::units::Timestamp;
 use slab::Slab;
 use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct Connections {
+    /// The reactor that they belong to.
+    reactor: ReactorId,
     all: Slab<Connection>,
     turn: Turn,
     accounts: Accounts,
@@ -34,9 +37,14 @@ impl IndexMut<ConnectionId> for Connections {
 }
 
 impl Connections {
-    /// No connections yet. `payload_bytes`: memory for the payloads of all.
-    pub(super) fn new(payload_bytes: usize) -> Connections {
-        Connections { all: Slab::new(), turn: Turn::default(), accounts: Accounts::new(payload_bytes) }
+    /// No connections yet. `memory`: for the payloads of all.
+    pub(super) fn new(reactor: ReactorId, memory: Arc<Memory>) -> Connections {
+        Connections { reactor, all: Slab::new(), turn: Turn::default(), accounts: Accounts::new(memory) }
+    }
+
+    /// A connection as a requester.
+    pub(super) fn requester(&self, connection: ConnectionId) -> Requester {
+        Requester { reactor: self.reactor, connection }
     }
 
     pub(super) fn turn(&mut self) -> &mut Turn {

@@ -21,8 +21,8 @@
 //!   client has hung up. Before the request is checked, other clients are checked for hang-ups; a client that
 //!   sends a request again has hung up before.
 //!
-//! One thread parses for all, so whatever was handed over before the check was handed over before anything
-//! that is read later. On a unix socket, a close can be told from the close of one half. On TCP it cannot,
+//! One thread parses for all clients of a reactor, so whatever was handed over before the check was handed
+//! over before anything that is read later; `fence` says how that holds between reactors. On a unix socket, a close can be told from the close of one half. On TCP it cannot,
 //! until something is sent: there an ended stream counts as hung up. Under TLS the network's socket is
 //! checked too, and so is TLS's own goodbye: data that the pump still holds must not make a client look
 //! present. A hang-up that the network has not delivered cannot be seen, above all one behind more requests
@@ -33,27 +33,30 @@
 //! entries in an index for each modifying request (`order`). Must not know what volumes do, or how the
 //! protocol encodes things.
 
+use super::admission::Origin;
 use super::arrays::Arrays;
 use super::clients::{Clients, FAREWELL_NANOS, Taken};
 use super::connection::Connection;
+use super::directory::Listed;
+use super::error::ReactorError;
 use super::jobs::Jobs;
 use super::listeners::Listeners;
 use super::long::Writing;
-use super::mailbox::{Command, Mailbox, ReactorError};
-use super::orders::{ArrayId, ConnectionId, Order, Outcome, Requester};
+use super::mailbox::{Command, Mailbox, Post};
+use super::order::Ticket;
+use super::orders::{ArrayId, ConnectionId, News, Order, Outcome, ReactorId};
+use super::peers::{ACCEPTOR, Dealer, Peers};
+use super::seats::Seated;
 use super::sockets::{SocketEvent, Sockets};
 use super::stopping::{DRAIN_NANOS, STOP_NANOS_MAX};
 use super::watchdog::Watchdog;
 use crate::daemon::{clock, drill, events::EventLog};
 use crate::member::{MemberIo, Ring, RingEvent};
-use crate::tls::PeerRules;
 use calpe_core::block_io::Pool;
-use calpe_core::nbd::Request;
 use calpe_core::units::Timestamp;
 use calpe_gpu::GpuRuntime;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,9 +87,11 @@ const COMPLETION_NANOS_MIN: u64 = 500_000;
 /// Limit for a whole shutdown, in nanoseconds: the stop of an array, and the farewells.
 const SHUTDOWN_NANOS_MAX: u64 = DRAIN_NANOS + STOP_NANOS_MAX + 2 * FAREWELL_NANOS;
 
-/// What a reactor has to work with.
+/// What reactors have to work with.
 #[derive(Clone, Debug)]
 pub(crate) struct ReactorConfig {
+    /// How many there are.
+    pub reactors: usize,
     /// Memory for requests and members; shared with the volumes.
     pub pool: Pool,
     /// Bytes of memory that the requests and unread replies of clients may take, in equal shares; each client
@@ -101,12 +106,18 @@ pub(crate) struct ReactorConfig {
 
 /// See the head of this file.
 pub(super) struct Reactor {
+    me: ReactorId,
     sockets: Sockets,
     clients: Clients,
     listeners: Listeners,
     arrays: Arrays,
+    peers: Arc<Peers>,
+    /// Of the reactor that accepts connections.
+    dealer: Dealer,
     mailbox: Arc<Mailbox>,
-    wake: Rc<OwnedFd>,
+    /// An empty list, to be exchanged for posts.
+    posts: Vec<Post>,
+    wake: Arc<OwnedFd>,
     now: Timestamp,
     last_tick: Timestamp,
     last_look: Timestamp,
@@ -116,20 +127,32 @@ pub(super) struct Reactor {
 }
 
 impl Reactor {
-    pub(super) fn new(config: ReactorConfig, mailbox: Arc<Mailbox>, events: EventLog) -> io::Result<Reactor> {
-        let ReactorConfig { pool, payload_bytes, connections_max, gpu } = config;
+    pub(super) fn new(
+        me: ReactorId,
+        config: ReactorConfig,
+        peers: Arc<Peers>,
+        events: EventLog,
+    ) -> io::Result<Reactor> {
+        let ReactorConfig { reactors, pool, connections_max, gpu, .. } = config;
         let mut ring = Ring::new()?;
         let mut members = MemberIo::new(TAG_MEMBER, &pool);
         members.open_inbox(&mut ring)?;
-        let wake = Rc::new(mailbox.descriptor()?);
+        let mailbox = Arc::clone(peers.mailbox(me));
+        let wake = Arc::new(mailbox.descriptor()?);
         let jobs = Jobs::new(Arc::clone(&mailbox), gpu)?;
         let now = clock::now();
+        let (bell, directory) = (Arc::clone(&peers.bell), Arc::clone(&peers.directory));
+        let (memory, place) = (Arc::clone(&peers.memory), Arc::clone(&peers.large_place));
         Ok(Reactor {
+            me,
             sockets: Sockets::new(ring, TAG_SOCKET),
-            clients: Clients::new(pool.clone(), payload_bytes, connections_max),
+            clients: Clients::new(me, pool.clone(), memory, place, connections_max),
             listeners: Listeners::default(),
-            arrays: Arrays::new(members, jobs, pool, events, Arc::clone(&mailbox)),
+            arrays: Arrays::new(members, jobs, pool, events, bell, directory),
+            peers,
+            dealer: Dealer::new(reactors),
             mailbox,
+            posts: Vec::new(),
             wake,
             now,
             last_tick: now,
@@ -145,30 +168,43 @@ impl Reactor {
         loop {
             self.arrays.end_turn();
             let has_work = self.arrays.has_ended() || self.clients.has_work();
-            let wait = if has_work { None } else { Some(self.until_tick()) };
+            let may_wait = !has_work && self.mailbox.falls_asleep();
+            let wait = if may_wait { Some(self.until_tick()) } else { None };
             let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
             let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
             self.sockets.ring().enter(wait, &mut events)?;
+            if may_wait {
+                self.mailbox.is_awake();
+            }
             self.now = clock::now();
             self.clients.turn().count();
             drill::point("reactor");
-            if let Some(watchdog) = &mut self.watchdog {
-                watchdog.turn(self.now);
-            }
+            self.tell_watchdog();
             for event in events.drain(..) {
                 self.dispatch(event);
             }
+            self.take_posts();
             self.arrays.pass_time(self.now);
             self.tick_if_due();
             self.work();
             self.arrays.progress_stops(self.sockets.ring(), self.now);
             self.pass_on();
             if self.stopping.is_some_and(|since| self.may_end(since)) {
+                self.mailbox.close().into_iter().for_each(|post| self.refuse(post));
                 // Last replies may still be on their way through TLS.
                 self.clients.wait_for_tls();
                 let unclean = self.arrays.take_unclean();
                 return if unclean.is_empty() { Ok(()) } else { Err(io::Error::other(unclean.join("; "))) };
             }
+        }
+    }
+
+    /// Tells the supervisor that the loops of all reactors turn.
+    fn tell_watchdog(&mut self) {
+        self.peers.pulse.beat(self.me, self.now);
+        let Some(watchdog) = self.watchdog.as_mut().filter(|_| self.me == ACCEPTOR) else { return };
+        if self.peers.pulse.is_regular(self.now, watchdog.wait_max() * 2) {
+            watchdog.turn(self.now);
         }
     }
 
@@ -183,6 +219,7 @@ impl Reactor {
                 let key = ConnectionId(owner);
                 if let Some(order) = self.clients.received(&mut self.sockets, self.now, key, buf, result) {
                     self.begin(order, &mut false);
+                    self.clients.rest(key);
                 }
             }
             Some(SocketEvent::Sent { owner, message, result }) => {
@@ -244,12 +281,17 @@ impl Reactor {
     /// Goes on with a connection's long requests and takes its received requests, as far as it may start them
     /// and its share of this turn lasts.
     fn parse(&mut self, key: ConnectionId) {
+        self.parse_for_a_while(key);
+        self.clients.rest(key);
+    }
+
+    fn parse_for_a_while(&mut self, key: ConnectionId) {
         self.clients.begin_parsing(key);
         let mut looked = false;
         let mut since = clock::now();
         while self.clients.goes_on_parsing(key) {
             let begun = self.begin_ready(key, &mut looked);
-            let long = self.clients.continue_longs(&mut self.sockets, &self.arrays, self.now, key);
+            let long = self.clients.continue_longs(&mut self.sockets, self.now, key);
             let advanced = !matches!(long, Writing::Waits);
             if let Writing::Order(order) = long {
                 self.begin(order, &mut looked);
@@ -266,62 +308,114 @@ impl Reactor {
 
     /// Takes the next message that a connection has received. Returns whether there may be another one.
     fn take_next(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
-        match self.clients.take_next(&mut self.sockets, &self.arrays, self.now, key) {
+        match self.clients.take_next(&mut self.sockets, &self.peers.directory, self.now, key) {
             Taken::Nothing => return false,
             Taken::Something => {}
-            Taken::Selected => self.clients.seat(&self.arrays, self.now, key, self.listeners.has_unix()),
+            Taken::Selected => self.seat(key),
             Taken::Order(order) => self.begin(order, looked),
         }
         true
     }
 
-    /// Sends what is ready for a connection, receives more, and closes it if it is over.
+    /// Sends what is ready for a connection, receives more, hands it to the reactor that will serve it, and
+    /// closes it if it is over.
     fn settle(&mut self, key: ConnectionId) {
         self.clients.settle(&mut self.sockets, self.now, key);
         if self.clients.is_broken(key) {
             self.drop_ready(key);
         }
-        if self.clients.close_if_done(key) {
-            self.clients.seat_waiting(&self.arrays, self.now, self.listeners.has_unix());
+        if self.clients.may_move(key)
+            && let Some(to) = self.dealer.moved(key)
+        {
+            let client = Box::new(self.clients.deal_out(key));
+            // A reactor that has ended serves no array: the connection is closed.
+            let _ = self.peers.post(to, Post::Client(client));
+            return;
+        }
+        if let Some(origin) = self.clients.close_if_done(key) {
+            match self.dealer.moved(key) {
+                Some(to) => self.client_gone(to, None),
+                None if self.me == ACCEPTOR => self.client_gone(self.me, None),
+                None => {
+                    let _ = self.peers.post(ACCEPTOR, Post::ClientGone(self.me, origin));
+                }
+            }
+        }
+    }
+}
+
+/// Places.
+impl Reactor {
+    /// Gives a place to a connection that has chosen its export, or lets it wait for one.
+    fn seat(&mut self, key: ConnectionId) {
+        let seated = self.clients.seat(self.now, key, self.listeners.has_unix());
+        let Some(array) = self.clients.array_of(key).filter(|_| seated != Seated::Waits) else { return };
+        if seated == Seated::ToLeave {
+            self.dealer.keep(self.me);
+            return;
+        }
+        match self.dealer.choose(array.owner()) {
+            to if to == self.me => self.clients.serve(key),
+            to => self.dealer.moves(key, to),
+        }
+    }
+
+    /// A client of a reactor has gone. `elsewhere`: its origin, if it was handed to that reactor.
+    fn client_gone(&mut self, reactor: ReactorId, elsewhere: Option<Origin>) {
+        self.dealer.gone(reactor);
+        self.clients.leaves_place(elsewhere);
+        for key in self.clients.take_waiting() {
+            self.seat(key);
+            self.clients.turn().mark(key);
         }
     }
 }
 
 /// Orders and their outcomes.
 impl Reactor {
-    /// Hands an order to its volume, or makes it wait for others, unless its client has hung up. `looked`:
-    /// whether hang-ups were checked in this parse run.
+    /// Hands an order to its volume, unless its client has hung up. `looked`: whether hang-ups were checked in
+    /// this parse run.
     fn begin(&mut self, order: Order, looked: &mut bool) {
-        let Requester::Client(key) = order.requester;
-        let array = self.clients.array_of(key).filter(|&array| self.arrays.has(array));
-        let Some(array) = array else {
+        let key = order.requester.connection;
+        let Some(array) = self.clients.array_of(key).filter(|array| !array.is_gone()) else {
             self.clients.drop_order(self.now, order);
             self.clients.dismiss(self.now, key);
             return;
         };
-        if self.is_left_behind(key, array, &order.request, looked) {
+        if self.is_left_behind(key, &array, order.request.command.modifies(), looked) {
             self.clients.drop_order(self.now, order);
         } else if !self.clients.answers_itself(self.now, &order) {
-            let request = order.request;
-            let began = self.arrays.submit(self.sockets.ring(), self.now, array, order);
-            self.clients.submitted(key, &request, began);
-            self.pass_on();
+            self.clients.submits(key, &order.request);
+            self.hand_over(&array, order);
         }
+    }
+
+    /// Hands an order to the owner of its array.
+    fn hand_over(&mut self, array: &Listed, order: Order) {
+        if array.owner() == self.me {
+            self.arrays.submit(self.sockets.ring(), self.now, array.id(), order);
+        } else if let Err(Post::Order { order, .. }) =
+            self.peers.post(array.owner(), Post::Order { array: array.id(), order })
+        {
+            self.clients.lose_order(self.now, order, None);
+        }
+        self.pass_on();
     }
 
     /// Goes on with a request of a connection that no longer waits. Returns whether there was one.
     fn begin_ready(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
-        let Some(ticket) = self.clients.next_ready(key) else { return false };
+        let Some((ticket, modifies)) = self.clients.next_ready(key) else { return false };
         let Some(array) = self.clients.array_of(key) else { return true };
-        let Some(order) = self.arrays.take_waiting(array, ticket) else { return true };
-        self.clients.resumes(key);
-        let request = order.request;
-        if self.is_left_behind(key, array, &request, looked) {
-            self.arrays.give_up(array, &request, ticket);
-            self.clients.drop_order(self.now, order);
+        if self.is_left_behind(key, &array, modifies, looked) {
+            self.give_up(&array, ticket);
+            return true;
+        }
+        self.clients.resumes(key, ticket, modifies);
+        if array.owner() == self.me {
+            self.arrays.resume(self.sockets.ring(), self.now, array.id(), ticket);
         } else {
-            let began = self.arrays.resubmit(self.sockets.ring(), self.now, array, order, ticket);
-            self.clients.submitted(key, &request, began);
+            // Where the owner has ended, the order was dropped.
+            let _ = self.peers.post(array.owner(), Post::Resume { array: array.id(), ticket });
         }
         self.pass_on();
         true
@@ -329,15 +423,20 @@ impl Reactor {
 
     /// Gives up the requests of a broken connection that no longer wait.
     fn drop_ready(&mut self, key: ConnectionId) {
-        while let Some(ticket) = self.clients.next_ready(key) {
-            let Some(array) = self.clients.array_of(key) else { continue };
-            if let Some(order) = self.arrays.take_waiting(array, ticket) {
-                self.clients.resumes(key);
-                self.arrays.give_up(array, &order.request, ticket);
-                self.clients.drop_order(self.now, order);
+        // Requests that wait for those are given up in the same turn, if the array is here.
+        while let Some((ticket, _)) = self.clients.next_ready(key) {
+            if let Some(array) = self.clients.array_of(key) {
+                self.give_up(&array, ticket);
             }
-            // Requests that wait for those are given up in the same turn.
-            self.pass_on();
+        }
+    }
+
+    fn give_up(&mut self, array: &Listed, ticket: Ticket) {
+        if array.owner() == self.me {
+            self.arrays.give_up(array.id(), ticket);
+        } else {
+            // As above.
+            let _ = self.peers.post(array.owner(), Post::GiveUp { array: array.id(), ticket });
         }
         self.pass_on();
     }
@@ -346,17 +445,22 @@ impl Reactor {
     fn is_left_behind(
         &mut self,
         key: ConnectionId,
-        array: ArrayId,
-        request: &Request,
+        array: &Listed,
+        modifies: bool,
         looked: &mut bool,
     ) -> bool {
-        let modifies = request.command.modifies();
-        let others = self.arrays.modifying(array) > self.clients.modifying(key);
-        if !*looked && (modifies || others) {
+        let Some(seat) = self.clients.seat_of(key) else { return false };
+        if !*looked && (modifies || seat.others_modify()) {
             *looked = true;
-            for gone in self.clients.look(key, array) {
-                self.arrays.orphan(array, Requester::Client(gone));
-            }
+            let (id, owner) = (array.id(), array.owner());
+            seat.look(|requester| {
+                if owner == self.me {
+                    self.arrays.orphan(id, requester);
+                } else {
+                    // Where the owner has ended, its volume has nothing any more.
+                    let _ = self.peers.post(owner, Post::Orphan { array: id, requester });
+                }
+            });
         }
         modifies && self.clients.leaves_behind(key)
     }
@@ -364,17 +468,77 @@ impl Reactor {
     /// Passes outcomes of arrays on to their requesters.
     fn pass_on(&mut self) {
         while let Some(outcome) = self.arrays.next_outcome() {
-            match outcome {
-                Outcome::Answer(answer) => {
-                    if let Some((array, request)) = self.clients.answer(self.now, answer) {
-                        self.arrays.count(array, &request);
-                    }
+            match (outcome.requester(), outcome) {
+                (Some(requester), outcome) if requester.reactor != self.me => {
+                    // A reactor that has ended has no clients.
+                    let _ = self.peers.post(requester.reactor, Post::Outcome(outcome));
                 }
-                Outcome::MayGoOn(Requester::Client(key), ticket) => self.clients.may_go_on(key, ticket),
-                Outcome::Dropped { order, waited } => self.clients.lose_order(self.now, order, waited),
-                Outcome::WritesLost(array) => self.clients.lose_writes(array),
-                Outcome::Gone(array) => self.clients.close_clients_of(self.now, array),
+                (_, Outcome::News(news)) => {
+                    for other in self.peers.others(self.me) {
+                        // As above.
+                        let _ = self.peers.post(other, Post::Outcome(Outcome::News(news)));
+                    }
+                    self.take_outcome(Outcome::News(news));
+                }
+                (_, outcome) => self.take_outcome(outcome),
             }
+        }
+        if self.clients.take_large_place_news() {
+            for other in self.peers.others(self.me) {
+                // As above.
+                let _ = self.peers.post(other, Post::LargePlaceFree);
+            }
+        }
+    }
+
+    fn take_outcome(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Answer(answer) => self.clients.answer(self.now, answer),
+            Outcome::Waits { requester, ticket, modifies } => {
+                self.clients.waits(requester.connection, ticket, modifies);
+            }
+            Outcome::MayGoOn { requester, ticket, modifies } => {
+                self.clients.may_go_on(requester.connection, ticket, modifies);
+            }
+            Outcome::Dropped { order, waited } => self.clients.lose_order(self.now, order, waited),
+            Outcome::News(News::WritesLost(array)) => self.clients.lose_writes(array),
+            Outcome::News(News::Leaves(array)) => self.clients.close_clients_of(self.now, array),
+        }
+    }
+}
+
+/// Posts of other reactors.
+impl Reactor {
+    fn take_posts(&mut self) {
+        let mut posts = std::mem::take(&mut self.posts);
+        self.mailbox.take_posts(&mut posts);
+        for post in posts.drain(..) {
+            self.take_post(post);
+        }
+        self.posts = posts;
+    }
+
+    fn take_post(&mut self, post: Post) {
+        let (ring, now) = (self.sockets.ring(), self.now);
+        match post {
+            Post::Order { array, order } => self.arrays.submit(ring, now, array, order),
+            Post::Resume { array, ticket } => self.arrays.resume(ring, now, array, ticket),
+            Post::GiveUp { array, ticket } => self.arrays.give_up(array, ticket),
+            Post::Orphan { array, requester } => self.arrays.orphan(array, requester),
+            Post::Outcome(outcome) => self.take_outcome(outcome),
+            Post::Client(connection) => self.clients.take_over(now, *connection),
+            Post::ClientGone(reactor, origin) => self.client_gone(reactor, Some(origin)),
+            Post::LargePlaceFree => self.clients.large_place_is_free(now),
+        }
+        self.pass_on();
+    }
+
+    /// Refuses a post that has come when this reactor has ended.
+    fn refuse(&mut self, post: Post) {
+        if let Post::Order { order, .. } = post {
+            let reactor = order.requester.reactor;
+            // A reactor that has ended has no clients.
+            let _ = self.peers.post(reactor, Post::Outcome(Outcome::Dropped { order, waited: None }));
         }
     }
 }
@@ -390,7 +554,8 @@ impl Reactor {
                 let _ = reply.send(Err(ReactorError::Gone));
             }
             Command::AddArray { id, array, reply } => {
-                let _ = reply.send(self.arrays.add(self.sockets.ring(), self.now, id, array));
+                let added = self.arrays.add(self.sockets.ring(), self.now, (id, self.me), array);
+                let _ = reply.send(added);
             }
             Command::Admin { array, request, devices, reply } => {
                 self.arrays.admin(self.sockets.ring(), self.now, array, request, devices, reply);
@@ -399,11 +564,10 @@ impl Reactor {
                 let _ = reply.send(self.arrays.would(array, &request));
             }
             Command::Status { array, reply } => {
-                let facts = self.arrays.facts(array, self.clients.count_of(array), self.clients.turns());
-                let _ = reply.send(facts);
+                let _ = reply.send(self.arrays.facts(array, self.clients.turns()));
             }
-            Command::SetRules { array, rules, reply } => {
-                let _ = reply.send(self.set_rules(array, rules));
+            Command::EndExceeding { array, reply } => {
+                let _ = reply.send(Ok(self.end_exceeding(array)));
             }
             Command::Peers { reply } => {
                 let _ = reply.send(Ok(self.clients.peers()));
@@ -412,9 +576,7 @@ impl Reactor {
                 let _ = reply.send(Ok(self.clients.end_sessions(self.now, &peers, anonymous)));
             }
             Command::StopArray { array, reply } => {
-                if self.arrays.begin_stop(self.now, array, Some(reply)) {
-                    self.clients.close_clients_of(self.now, array);
-                }
+                self.arrays.begin_stop(self.now, array, Some(reply));
             }
             Command::Listen { listener } => self.listeners.add(&mut self.sockets, listener),
             Command::Shutdown => self.begin_shutdown(),
@@ -422,12 +584,12 @@ impl Reactor {
         self.pass_on();
     }
 
-    /// Replaces the rules of an array. Returns how many sessions end as a result.
-    fn set_rules(&mut self, id: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<usize, ReactorError> {
-        self.arrays.set_rules(id, rules.clone())?;
-        let rules = rules.as_deref();
-        let ends = |connection: &Connection| connection.chosen() == Some(id) && connection.exceeds(rules);
-        Ok(self.clients.close_where(self.now, ends))
+    /// Ends the sessions of an array that go beyond its rules. Returns how many there are.
+    fn end_exceeding(&mut self, id: ArrayId) -> usize {
+        let Some(listed) = self.peers.directory.get(id) else { return 0 };
+        let rules = listed.rules();
+        let ends = |c: &Connection| c.chosen() == Some(id) && c.exceeds(rules.as_deref());
+        self.clients.close_where(self.now, ends)
     }
 
     fn begin_shutdown(&mut self) {
@@ -436,9 +598,7 @@ impl Reactor {
         }
         self.stopping = Some(self.now);
         self.listeners.close(&mut self.sockets);
-        for array in self.arrays.begin_stop_all(self.now) {
-            self.clients.close_clients_of(self.now, array);
-        }
+        self.arrays.begin_stop_all(self.now);
         self.clients.close_unattached(self.now);
     }
 
@@ -474,7 +634,7 @@ impl Reactor {
             self.arrays.report_vanished(self.sockets.ring(), now);
             self.arrays.leave_stragglers(self.sockets.ring(), now);
             self.pass_on();
-            self.clients.clear_large_place(now);
+            self.clients.look_after_large_place(now);
             self.clients.leave_waiting();
             self.clients.leave_unheard();
         }

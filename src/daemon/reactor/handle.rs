@@ -1,11 +1,12 @@
-//! A running reactor as other threads see it: its thread, and its mailbox. Must not touch what the reactor
-//! owns.
+//! Running reactors as other threads see them: their threads, and their mailboxes. Must not touch what reactors
+//! own.
 
+use super::error::ReactorError;
 use super::event_loop::{Reactor, ReactorConfig};
 use super::listener::Listener;
-use super::mailbox::{ArrayFacts, Command, Mailbox, NewArray, ReactorError, Reply};
-use super::orders::ArrayId;
-
+use super::mailbox::{ArrayFacts, Command, Mailbox, NewArray, Reply};
+use super::orders::{ArrayId, ReactorId};
+use super::peers::{ACCEPTOR, Peers};
 use super::sys;
 use crate::daemon::events::EventLog;
 use crate::member::Device;
@@ -18,16 +19,17 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A running reactor. Clones talk to the same one.
+/// The running reactors. Clones talk to the same ones.
 #[derive(Clone, Debug)]
 pub(crate) struct ReactorHandle {
-    mailbox: Arc<Mailbox>,
+    peers: Arc<Peers>,
     ids: Arc<Ids>,
-    thread: Arc<Thread>,
+    /// By reactor.
+    threads: Vec<Arc<Thread>>,
 }
 
-/// The reactor's thread, as far as others have to know. It is not joined: operations of a hung device may
-/// keep it from ending.
+/// A reactor's thread, as far as others have to know. It is not joined: operations of a hung device may keep
+/// it from ending.
 #[derive(Debug)]
 struct Thread {
     alive: AtomicBool,
@@ -51,40 +53,63 @@ impl Drop for Last {
     fn drop(&mut self) {
         self.thread.alive.store(false, Ordering::SeqCst);
         self.mailbox.take().clear();
+        self.mailbox.close();
     }
 }
 
+/// Starts one reactor on a thread of its own.
+fn spawn_one(
+    me: ReactorId,
+    config: ReactorConfig,
+    peers: &Arc<Peers>,
+    events: EventLog,
+) -> io::Result<Arc<Thread>> {
+    let (started, start) = sync_channel(1);
+    let (end, outcome) = sync_channel(1);
+    let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
+    let last = Last { thread: Arc::clone(&thread), mailbox: Arc::clone(peers.mailbox(me)) };
+    let peers = Arc::clone(peers);
+    let name = if me == ACCEPTOR { "reactor".to_owned() } else { format!("reactor-{}", me.0) };
+    std::thread::Builder::new().name(name).spawn(move || {
+        sys::raise_priority();
+        let last = last;
+        let reactor = match Reactor::new(me, config, peers, events) {
+            Ok(reactor) => reactor,
+            Err(error) => {
+                let _ = started.send(Err(error));
+                return;
+            }
+        };
+        // The caller may have given up waiting.
+        let _ = started.send(Ok(()));
+        let result = reactor.run();
+        drop(last);
+        // As above.
+        let _ = end.send(result);
+    })?;
+    start.recv().map_err(|_| io::Error::other("the reactor thread ended at once"))??;
+    Ok(thread)
+}
+
 impl ReactorHandle {
-    /// Starts a reactor on a thread of its own.
+    /// Starts reactors, each on a thread of its own.
     ///
     /// # Errors
-    /// When the system has no io_uring for it.
+    /// When the system has no io_uring for them.
     pub(crate) fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
-        let mailbox = Arc::new(Mailbox::new()?);
-        let (started, start) = sync_channel(1);
-        let (end, outcome) = sync_channel(1);
-        let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
-        let last = Last { thread: Arc::clone(&thread), mailbox: Arc::clone(&mailbox) };
-        let in_thread = Arc::clone(&mailbox);
-        std::thread::Builder::new().name("reactor".into()).spawn(move || {
-            sys::raise_priority();
-            let last = last;
-            let reactor = match Reactor::new(config, in_thread, events) {
-                Ok(reactor) => reactor,
+        let peers = Arc::new(Peers::new(config.reactors, config.payload_bytes)?);
+        let mut handle = ReactorHandle { peers, ids: Arc::default(), threads: Vec::new() };
+        for me in (0..config.reactors).map(ReactorId) {
+            match spawn_one(me, config.clone(), &handle.peers, events.clone()) {
+                Ok(thread) => handle.threads.push(thread),
                 Err(error) => {
-                    let _ = started.send(Err(error));
-                    return;
+                    // Those that run already serve nothing yet.
+                    let _ = handle.shutdown();
+                    return Err(error);
                 }
-            };
-            // The caller may have given up waiting.
-            let _ = started.send(Ok(()));
-            let result = reactor.run();
-            drop(last);
-            // As above.
-            let _ = end.send(result);
-        })?;
-        start.recv().map_err(|_| io::Error::other("the reactor thread ended at once"))??;
-        Ok(ReactorHandle { mailbox, ids: Arc::default(), thread })
+            }
+        }
+        Ok(handle)
     }
 
     /// A fresh device id.
@@ -93,13 +118,14 @@ impl ReactorHandle {
         DeviceId(self.ids.device.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Begins to serve an array.
+    /// Begins to serve an array, on the reactor that has the fewest.
     ///
     /// # Errors
     /// When its name is taken or its export impossible.
     pub(crate) fn add_array(&self, array: NewArray) -> Result<ArrayId, ReactorError> {
         let id = ArrayId(self.ids.array.fetch_add(1, Ordering::Relaxed));
-        self.ask(|reply| Command::AddArray { id, array, reply })?;
+        let owner = self.all().min_by_key(|&reactor| self.peers.directory.count_of(reactor));
+        self.ask(owner.unwrap_or(ACCEPTOR), |reply| Command::AddArray { id, array, reply })?;
         Ok(id)
     }
 
@@ -114,7 +140,7 @@ impl ReactorHandle {
         request: AdminRequest,
         devices: Vec<(DeviceId, Device)>,
     ) -> Result<AdminOutcome, ReactorError> {
-        self.ask(|reply| Command::Admin { array, request, devices, reply })
+        self.ask(self.owner_of(array)?, |reply| Command::Admin { array, request, devices, reply })
     }
 
     /// What a request to a volume would come to; changes nothing. The devices that the request names need not
@@ -123,7 +149,7 @@ impl ReactorHandle {
     /// # Errors
     /// When the volume would refuse.
     pub(crate) fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
-        self.ask(|reply| Command::Would { array, request, reply })
+        self.ask(self.owner_of(array)?, |reply| Command::Would { array, request, reply })
     }
 
     /// The facts of an array.
@@ -131,7 +157,7 @@ impl ReactorHandle {
     /// # Errors
     /// When it is not served.
     pub(crate) fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
-        self.ask(|reply| Command::Status { array, reply })
+        self.ask(self.owner_of(array)?, |reply| Command::Status { array, reply })
     }
 
     /// Replaces the rules about which certificates may use an array. Returns how many sessions end because
@@ -144,7 +170,8 @@ impl ReactorHandle {
         array: ArrayId,
         rules: Option<Arc<PeerRules>>,
     ) -> Result<usize, ReactorError> {
-        self.ask(|reply| Command::SetRules { array, rules, reply })
+        self.peers.directory.set_rules(array, rules)?;
+        self.sum(|reply| Command::EndExceeding { array, reply })
     }
 
     /// The peers of all connections that have proved who they are.
@@ -152,7 +179,11 @@ impl ReactorHandle {
     /// # Errors
     /// When the reactor has ended.
     pub(crate) fn peers(&self) -> Result<Vec<Arc<Peer>>, ReactorError> {
-        self.ask(|reply| Command::Peers { reply })
+        let mut peers = Vec::new();
+        for reactor in self.all() {
+            peers.append(&mut self.ask(reactor, |reply| Command::Peers { reply })?);
+        }
+        Ok(peers)
     }
 
     /// Ends the connections of these peers, and, if `anonymous`, those with TLS and without a certificate.
@@ -161,7 +192,7 @@ impl ReactorHandle {
     /// # Errors
     /// When the reactor has ended.
     pub(crate) fn end_sessions(&self, peers: Vec<Arc<Peer>>, anonymous: bool) -> Result<usize, ReactorError> {
-        self.ask(|reply| Command::EndSessions { peers, anonymous, reply })
+        self.sum(|reply| Command::EndSessions { peers: peers.clone(), anonymous, reply })
     }
 
     /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices.
@@ -170,61 +201,87 @@ impl ReactorHandle {
     /// # Errors
     /// When it is not served, or could not be stopped cleanly; it is not served any more in either case.
     pub(crate) fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
-        self.ask(|reply| Command::StopArray { array, reply })
+        self.ask(self.owner_of(array)?, |reply| Command::StopArray { array, reply })
     }
 
     /// Waits until the unreadable blocks of an array have changed since the last call, or a pass has ended,
     /// for `limit` at most. Returns whether that happened. For one caller.
     #[must_use]
     pub(crate) fn findings_change(&self, limit: Duration) -> bool {
-        self.mailbox.wait_for_findings(limit)
+        self.peers.bell.wait(limit)
     }
 
     /// How many passes over arrays (scrubs, repairs, rebuilds) have ended.
     #[must_use]
     pub(crate) fn passes_ended(&self) -> u64 {
-        self.mailbox.passes_ended()
+        self.peers.bell.passes_ended()
     }
 
     /// Accepts clients on a listener from now on.
     pub(crate) fn listen(&self, listener: Listener) {
-        self.send(Command::Listen { listener });
+        self.send(ACCEPTOR, Command::Listen { listener });
     }
 
-    /// Stops all arrays and ends the reactor; returns when that is done.
+    /// Stops all arrays and ends the reactors; returns when that is done.
     ///
     /// # Errors
-    /// What made the reactor end early, if something did.
+    /// What made reactors end early, if something did.
     pub(crate) fn shutdown(&self) -> io::Result<()> {
-        self.send(Command::Shutdown);
-        self.outcome()
+        self.all().for_each(|reactor| self.send(reactor, Command::Shutdown));
+        let ends: Vec<io::Result<()>> = self.threads.iter().map(|thread| thread.outcome()).collect();
+        let errors: Vec<String> =
+            ends.into_iter().filter_map(|end| end.err().map(|e| e.to_string())).collect();
+        if errors.is_empty() { Ok(()) } else { Err(io::Error::other(errors.join("; "))) }
     }
 
-    /// Waits for the end of the thread. Only the first caller gets its result.
-    fn outcome(&self) -> io::Result<()> {
-        let outcome = self.thread.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let gone = |_| io::Error::other("the reactor thread panicked");
-        outcome.map_or(Ok(()), |outcome| outcome.recv().map_err(gone)?)
-    }
-
-    /// Whether the thread still runs.
+    /// Whether all threads still run.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
-        self.thread.alive.load(Ordering::SeqCst)
+        self.threads.iter().all(|thread| thread.alive.load(Ordering::SeqCst))
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReactorError> {
+    fn all(&self) -> impl Iterator<Item = ReactorId> + use<> {
+        (0..self.threads.len()).map(ReactorId)
+    }
+
+    fn owner_of(&self, array: ArrayId) -> Result<ReactorId, ReactorError> {
+        if !self.is_alive() {
+            return Err(ReactorError::Gone);
+        }
+        Ok(self.peers.directory.get(array).ok_or(ReactorError::NoSuchArray)?.owner())
+    }
+
+    /// The sum of what all reactors answer.
+    fn sum(&self, command: impl Fn(Reply<usize>) -> Command) -> Result<usize, ReactorError> {
+        self.all().map(|reactor| self.ask(reactor, &command)).sum()
+    }
+
+    fn ask<T>(
+        &self,
+        reactor: ReactorId,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, ReactorError> {
         let (reply, answer): (_, Receiver<Result<T, ReactorError>>) = sync_channel(1);
-        self.send(command(reply));
+        self.send(reactor, command(reply));
         // The reactor answers every command it takes, and drops the others when it ends.
         answer.recv().unwrap_or(Err(ReactorError::Gone))
     }
 
-    fn send(&self, command: Command) {
-        self.mailbox.push(command);
-        if !self.is_alive() {
+    fn send(&self, reactor: ReactorId, command: Command) {
+        let mailbox = self.peers.mailbox(reactor);
+        mailbox.push(command);
+        if !self.threads[reactor.0].alive.load(Ordering::SeqCst) {
             // No thread takes them any more: dropping the reply channels answers those that wait.
-            self.mailbox.take().clear();
+            mailbox.take().clear();
         }
+    }
+}
+
+impl Thread {
+    /// Waits for the end of the thread. Only the first caller gets its result.
+    fn outcome(&self) -> io::Result<()> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gone = |_| io::Error::other("the reactor thread panicked");
+        outcome.map_or(Ok(()), |outcome| outcome.recv().map_err(gone)?)
     }
 }

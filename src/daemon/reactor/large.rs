@@ -15,6 +15,8 @@ use super::sockets::has_input;
 use calpe_core::units::Timestamp;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// While others wait for the place: how long a client may take to begin its payload, in nanoseconds.
 const START_NANOS: u64 = 1_000_000_000;
@@ -22,9 +24,39 @@ const START_NANOS: u64 = 1_000_000_000;
 /// And for each byte of it: 16 MB/s.
 const BYTE_NANOS: u64 = 62;
 
-/// Which connection has the place, and which wait for it.
+/// The place itself: the clients of one reactor have it.
 #[derive(Debug, Default)]
+pub(super) struct LargeToken {
+    is_taken: AtomicBool,
+    /// Whether clients of other reactors wait for it.
+    is_wanted: AtomicBool,
+}
+
+impl LargeToken {
+    /// Takes the place if it is free. Otherwise whoever has it will say when it becomes free.
+    fn take(&self) -> bool {
+        let take = || !self.is_taken.swap(true, Ordering::SeqCst);
+        if take() {
+            return true;
+        }
+        self.is_wanted.store(true, Ordering::SeqCst);
+        // It may have become free before anybody could see that.
+        take()
+    }
+
+    /// Frees it. Returns whether others are to be told.
+    fn give_back(&self) -> bool {
+        self.is_taken.store(false, Ordering::SeqCst);
+        self.is_wanted.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// Which connection of this reactor has the place, and which wait for it.
+#[derive(Debug)]
 pub(super) struct LargePlace {
+    token: Arc<LargeToken>,
+    /// It has become free, and all reactors are to be told.
+    is_to_tell: bool,
     holder: Option<Holder>,
     /// The connections that wait, with the lengths of their payloads in bytes.
     queue: VecDeque<(ConnectionId, usize)>,
@@ -38,6 +70,15 @@ struct Holder {
 }
 
 impl LargePlace {
+    pub(super) fn new(token: Arc<LargeToken>) -> LargePlace {
+        LargePlace { token, is_to_tell: false, holder: None, queue: VecDeque::new() }
+    }
+
+    /// Whether all reactors are to be told that it has become free, since the last call.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.is_to_tell)
+    }
+
     /// Gives the place to a connection for a payload of `bytes`, or lets it wait. Returns whether it has the
     /// place.
     pub(super) fn take(
@@ -47,7 +88,7 @@ impl LargePlace {
         key: ConnectionId,
         bytes: usize,
     ) -> bool {
-        if self.holder.is_none() && self.queue.is_empty() {
+        if self.holder.is_none() && self.queue.is_empty() && self.token.take() {
             self.give(connections, now, key, bytes);
         }
         let has = self.holder.is_some_and(|holder| holder.connection == key);
@@ -67,27 +108,38 @@ impl LargePlace {
         self.queue.retain(|&(waiting, _)| waiting != key);
         if let Some(holder) = self.holder.take_if(|holder| holder.connection == key) {
             connections.accounts().take_away(holder.bytes);
-            self.pass_on(connections, now);
+            self.is_to_tell |= self.token.give_back();
+            // If other reactors wait, it is theirs until they have had it.
+            if !self.is_to_tell {
+                self.became_free(connections, now);
+            }
         }
     }
 
-    /// Gives the free place to the first waiting connection that has sent something, else to the first.
-    fn pass_on(&mut self, connections: &mut Connections, now: Timestamp) {
+    /// The place may be free: gives it to the first waiting connection that has sent something, else to the
+    /// first.
+    pub(super) fn became_free(&mut self, connections: &mut Connections, now: Timestamp) {
+        if self.holder.is_some() || self.queue.is_empty() || !self.token.take() {
+            return;
+        }
         let sockets: Vec<_> =
             self.queue.iter().map(|&(key, _)| connections[key].link().socket().as_fd()).collect();
         let sends = has_input(&sockets);
         let next = sends.iter().position(|&sends| sends).unwrap_or(0);
-        let Some((key, bytes)) = self.queue.remove(next) else { return };
+        let (key, bytes) = self.queue.remove(next).expect("it was found there");
         self.give(connections, now, key, bytes);
         connections.turn().mark(key);
     }
 
-    /// Closes the connection that has the place and is too slow to send its payload, if others wait.
-    pub(super) fn clear(&mut self, connections: &mut Connections, now: Timestamp) {
+    /// Looks after the place, at each tick: closes the connection that has it and is too slow to send its
+    /// payload, if others wait.
+    pub(super) fn look_after(&mut self, connections: &mut Connections, now: Timestamp) {
+        self.became_free(connections, now);
         let Some(Holder { connection: key, bytes, since }) = self.holder else { return };
         let limit = START_NANOS + BYTE_NANOS * bytes as u64;
         let is_sending = connections[key].is_receiving();
-        if !self.queue.is_empty() && is_sending && now.nanos_since(since) > limit {
+        let is_wanted = !self.queue.is_empty() || self.token.is_wanted.load(Ordering::SeqCst);
+        if is_wanted && is_sending && now.nanos_since(since) > limit {
             tracing::debug!(connection = %key, "client took too long to send a payload that others wait for");
             connections.break_off(key);
         }

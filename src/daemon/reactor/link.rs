@@ -3,19 +3,16 @@
 use super::admission::Origin;
 use super::sockets::PollBits;
 use crate::tls::{Goodbye, Peer, ProvenPeer, ServerTls, Tunnel};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct Link {
-    socket: Rc<OwnedFd>,
+    socket: Arc<OwnedFd>,
     origin: Origin,
     /// Events on its socket that mean that the client has hung up.
     hangup: PollBits,
-    /// Whether the client was seen to have hung up.
-    hung_up: bool,
     /// The network behind `socket`, once there is TLS between them.
     network: Option<NetworkEnd>,
     /// The server's side of TLS, if the listener has it.
@@ -28,7 +25,7 @@ pub(super) struct Link {
 /// The network's end under TLS: it shows a hang-up before the pump has passed on what came before.
 #[derive(Debug)]
 struct NetworkEnd {
-    socket: Rc<OwnedFd>,
+    socket: Arc<OwnedFd>,
     goodbye: Goodbye,
     /// The client's identity.
     peer: ProvenPeer,
@@ -44,22 +41,14 @@ impl Link {
         tls: Option<Arc<ServerTls>>,
         origin: Origin,
     ) -> Link {
-        Link {
-            socket: Rc::new(socket),
-            origin,
-            hangup,
-            hung_up: false,
-            network: None,
-            tls,
-            starting_tls: false,
-        }
+        Link { socket: Arc::new(socket), origin, hangup, network: None, tls, starting_tls: false }
     }
 
     pub(super) fn origin(&self) -> Origin {
         self.origin
     }
 
-    pub(super) fn socket(&self) -> &Rc<OwnedFd> {
+    pub(super) fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
@@ -80,25 +69,16 @@ impl Link {
 
     /// The sockets that show a hang-up. Under TLS that is the network's: data that the pump still holds comes
     /// later on the plain end.
-    pub(super) fn watched_sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let network = self.network.as_ref().map(|end| end.socket.as_fd());
-        [Some(self.socket.as_fd()), network].into_iter().flatten()
+    pub(super) fn watched_sockets(&self) -> impl Iterator<Item = &Arc<OwnedFd>> {
+        let network = self.network.as_ref().map(|end| &end.socket);
+        [Some(&self.socket), network].into_iter().flatten()
     }
 
-    /// Whether the client has ended TLS, and so hung up.
-    pub(super) fn said_goodbye(&self) -> bool {
+    /// TLS's own goodbye, where it means that the client has hung up.
+    pub(super) fn goodbye(&self) -> Option<&Goodbye> {
         // As with TCP itself, and for the same reason.
         let half = self.hangup & libc::POLLRDHUP != 0;
-        self.network.as_ref().is_some_and(|end| half && end.goodbye.was_said())
-    }
-
-    /// Notes that the client was seen to have hung up.
-    pub(super) fn hang_up(&mut self) {
-        self.hung_up = true;
-    }
-
-    pub(super) fn has_hung_up(&self) -> bool {
-        self.hung_up
+        self.network.as_ref().map(|end| &end.goodbye).filter(|_| half)
     }
 
     /// The client gets TLS once everything that is ready for it was sent.
@@ -118,7 +98,7 @@ impl Link {
     /// Goes on with the plain end of TLS.
     pub(super) fn swap(&mut self, tunnel: Tunnel) {
         let (goodbye, peer) = (tunnel.goodbye(), tunnel.peer());
-        let socket = std::mem::replace(&mut self.socket, Rc::new(tunnel.socket));
+        let socket = std::mem::replace(&mut self.socket, Arc::new(tunnel.socket));
         self.network = Some(NetworkEnd { socket, goodbye, peer });
         self.starting_tls = false;
     }

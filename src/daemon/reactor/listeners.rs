@@ -12,7 +12,7 @@ use slab::Slab;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Send buffer requested for each client, in bytes: a few large replies, so that the client has something to
 /// read while the next are gathered.
@@ -37,7 +37,7 @@ pub(super) struct Listeners {
 struct Listening {
     /// Removes the socket file when dropped.
     listener: Listener,
-    socket: Rc<OwnedFd>,
+    socket: Arc<OwnedFd>,
     /// Accepts in the kernel.
     armed: usize,
     closing: bool,
@@ -56,7 +56,7 @@ impl Listeners {
     pub(super) fn add(&mut self, sockets: &mut Sockets, listener: Listener) {
         match listener.descriptor() {
             Ok(socket) => {
-                let socket = Rc::new(socket);
+                let socket = Arc::new(socket);
                 self.all.insert(Listening { listener, socket, armed: 0, closing: false });
                 self.resume(sockets);
             }

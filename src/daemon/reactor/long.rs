@@ -10,12 +10,10 @@
 //! request; the long request is answered once, after its last part, or its connection is gone. FUA
 //! is a flush behind the last part. Must not know what volumes do.
 
-use super::arrays::Arrays;
 use super::connections::Connections;
-use super::large::LargePlace;
-use super::orders::{
-    Answer, ArrayId, ConnectionId, Order, Requester, allocation_of, client_request, health_of,
-};
+use super::directory::Listed;
+use super::large::{LargePlace, LargeToken};
+use super::orders::{Answer, ConnectionId, Order, Requester, allocation_of, client_request, health_of};
 use super::shares::GUARANTEED;
 use super::sockets::Sockets;
 use calpe_core::block_io::{BufMut, Pool};
@@ -23,6 +21,7 @@ use calpe_core::nbd::{Command, Request};
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply, ReadRun};
 use slab::Slab;
+use std::sync::Arc;
 
 /// Most runs in one answer to a BLOCK_STATUS: a range of any length is answered up to there.
 const RUNS_MAX: usize = 1024;
@@ -154,25 +153,24 @@ pub(super) struct Longs {
 }
 
 /// Whether a request without payload takes so long that it is cut, or writes zeroes to part of a block.
-pub(super) fn is_long(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> bool {
-    part_of(arrays, array, request) < request.length || zero_edge(arrays, array, request).is_some()
+pub(super) fn is_long(array: Option<&Listed>, request: &Request) -> bool {
+    part_of(array, request) < request.length || zero_edge(array, request).is_some()
 }
 
 /// How many bytes of zeroes at the start of a request fill only part of a block and are written as data. A
 /// fast zero request is refused by the volume instead.
-fn zero_edge(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> Option<u64> {
+fn zero_edge(array: Option<&Listed>, request: &Request) -> Option<u64> {
     if request.command != Command::WriteZeroes || request.fast_zero {
         return None;
     }
-    let block = arrays.block_of(array?);
+    let block = array?.block();
     let within = request.offset % block;
     (within > 0 || request.length < block).then(|| request.length.min(block - within))
 }
 
 /// How many bytes of a request without payload are done at once.
-fn part_of(arrays: &Arrays, array: Option<ArrayId>, request: &Request) -> u64 {
-    let part =
-        array.zip(client_request(request)).and_then(|(array, request)| arrays.part_len(array, &request));
+fn part_of(array: Option<&Listed>, request: &Request) -> u64 {
+    let part = array.zip(client_request(request)).map(|(array, request)| array.part_len(&request));
     part.unwrap_or(u64::MAX).clamp(1, request.length.max(1))
 }
 
@@ -192,17 +190,27 @@ fn payload_part(allowed: usize, rest: &Request) -> Option<usize> {
 }
 
 impl Longs {
-    pub(super) fn new(pool: Pool) -> Longs {
-        Longs { all: Slab::new(), place: LargePlace::default(), pool }
+    pub(super) fn new(pool: Pool, place: Arc<LargeToken>) -> Longs {
+        Longs { all: Slab::new(), place: LargePlace::new(place), pool }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Closes the connection that has the place for large payloads and is too slow, if others wait.
-    pub(super) fn clear_place(&mut self, connections: &mut Connections, now: Timestamp) {
-        self.place.clear(connections, now);
+    /// Looks after the place for large payloads, at each tick.
+    pub(super) fn look_after_place(&mut self, connections: &mut Connections, now: Timestamp) {
+        self.place.look_after(connections, now);
+    }
+
+    /// The place for large payloads may be free.
+    pub(super) fn place_is_free(&mut self, connections: &mut Connections, now: Timestamp) {
+        self.place.became_free(connections, now);
+    }
+
+    /// Whether all reactors are to be told that the place has become free, since the last call.
+    pub(super) fn take_place_news(&mut self) -> bool {
+        self.place.take_news()
     }
 
     /// Takes on a request that is to be carried out in parts.
@@ -228,15 +236,10 @@ impl Longs {
     }
 
     /// The next part of one of a connection's long requests, in turn; none where none can go on.
-    pub(super) fn advance(
-        &mut self,
-        connections: &mut Connections,
-        arrays: &Arrays,
-        key: ConnectionId,
-    ) -> Option<Order> {
+    pub(super) fn advance(&mut self, connections: &mut Connections, key: ConnectionId) -> Option<Order> {
         for _ in 0..connections[key].longs().ready() {
             let long = connections[key].longs_mut().pop()?;
-            if let Some(order) = self.next_part(connections, arrays, key, long) {
+            if let Some(order) = self.next_part(connections, key, long) {
                 self.all[long].busy = true;
                 return Some(order);
             }
@@ -245,26 +248,21 @@ impl Longs {
         None
     }
 
-    fn next_part(
-        &mut self,
-        connections: &mut Connections,
-        arrays: &Arrays,
-        key: ConnectionId,
-        long: usize,
-    ) -> Option<Order> {
+    fn next_part(&mut self, connections: &mut Connections, key: ConnectionId, long: usize) -> Option<Order> {
         let Long { kind, flushing, .. } = self.all[long];
         let rest = self.all[long].rest();
-        let array = connections[key].array();
+        let array = connections[key].array().cloned();
+        let array = array.as_deref();
         let (request, payload, charge) = match kind {
             _ if flushing => (rest, None, 0),
             LongKind::NoPayload => {
-                if let Some(length) = zero_edge(arrays, array, &rest) {
+                if let Some(length) = zero_edge(array, &rest) {
                     let zeroes = self.pool.alloc_zeroed(length as usize);
                     (Request { command: Command::Write, length, ..rest }, Some(zeroes), 0)
                 } else {
-                    let mut length = part_of(arrays, array, &rest);
+                    let mut length = part_of(array, &rest);
                     if rest.command == Command::WriteZeroes && length == rest.length {
-                        length -= array.map_or(0, |array| length % arrays.block_of(array));
+                        length -= array.map_or(0, |array| length % array.block());
                     }
                     (Request { length, ..rest }, None, 0)
                 }
@@ -276,7 +274,7 @@ impl Longs {
             }
             LongKind::Write => unreachable!("a write waits for its payload, or to be flushed"),
         };
-        let (requester, sparse) = (Requester::Client(key), connections[key].takes_parts(&request));
+        let (requester, sparse) = (connections.requester(key), connections[key].takes_parts(&request));
         Some(Order { requester, request, payload, charge, long: Some(long), sparse })
     }
 
@@ -304,17 +302,17 @@ impl Longs {
             connections.receive_payload(sockets, now, key, request, (buf, have));
             return Writing::Receives;
         }
-        Writing::Order(written(key, long, request, buf))
+        Writing::Order(written(connections.requester(key), long, request, buf))
     }
 
-    /// Takes a volume's answer to a part. Returns a request that has succeeded with it, and its array.
+    /// Takes a volume's answer to a part.
     pub(super) fn part_done(
         &mut self,
         connections: &mut Connections,
         now: Timestamp,
         at: usize,
         answer: Answer,
-    ) -> Option<(ArrayId, Request)> {
+    ) {
         let Answer { request: part, charge, allocation, result, .. } = answer;
         let Long { connection: key, kind, request, done, .. } = self.all[at];
         let most = self.all[at].runs_max();
@@ -322,7 +320,7 @@ impl Longs {
         if connections[key].is_broken() || connections[key].is_dismissed() {
             connections.accounts().give_back(key, charge);
             self.drop(connections, now, at);
-            return None;
+            return;
         }
         let mut kept = 0;
         let long = &mut self.all[at];
@@ -340,7 +338,7 @@ impl Longs {
                 } else {
                     return self.end(connections, now, at, Err(error));
                 }
-                return None;
+                return;
             }
             Ok(ClientReply::Data(buf)) => {
                 let (connection, runs) = (&mut connections[key], vec![ReadRun::Data(buf)]);
@@ -378,13 +376,7 @@ impl Longs {
     }
 
     /// Counts a part of a long request as done.
-    fn part_is_over(
-        &mut self,
-        connections: &mut Connections,
-        now: Timestamp,
-        at: usize,
-        bytes: u64,
-    ) -> Option<(ArrayId, Request)> {
+    fn part_is_over(&mut self, connections: &mut Connections, now: Timestamp, at: usize, bytes: u64) {
         let long = &mut self.all[at];
         let key = long.connection;
         long.done += bytes;
@@ -395,7 +387,7 @@ impl Longs {
                 connections[key].longs_mut().push(at);
             }
             connections.turn().mark(key);
-            return None;
+            return;
         }
         if long.kind == LongKind::Write {
             connections[key].longs_mut().end_writing();
@@ -407,25 +399,26 @@ impl Longs {
                 long.flushing = true;
                 connections[key].longs_mut().push(at);
                 connections.turn().mark(key);
-                None
             }
             None => self.end(connections, now, at, Ok(())),
         }
     }
 
-    /// Answers a long request. Returns it, and its array, if it succeeded.
+    /// Answers a long request.
     fn end(
         &mut self,
         connections: &mut Connections,
         now: Timestamp,
         at: usize,
         result: Result<(), ClientError>,
-    ) -> Option<(ArrayId, Request)> {
+    ) {
         let Long { connection: key, request, kind, charge, allocation, health, .. } = self.all.remove(at);
         if kind == LongKind::Write {
             self.place.leave(connections, now, key);
         }
-        let succeeded = connections[key].array().filter(|_| result.is_ok());
+        if result.is_ok() {
+            connections[key].count(&request);
+        }
         let connection = &mut connections[key];
         connection.long_ended(kind == LongKind::ReadAlone);
         connection.refresh_dismissal(now);
@@ -446,7 +439,6 @@ impl Longs {
             }
         }
         connections.turn().mark(key);
-        Some((succeeded?, request))
     }
 
     /// Drops a long request unanswered; nothing of it is under way.
@@ -468,7 +460,7 @@ impl Longs {
 
     /// Drops an order whose client or array is gone.
     pub(super) fn drop_order(&mut self, connections: &mut Connections, now: Timestamp, order: Order) {
-        let Requester::Client(key) = order.requester;
+        let key = order.requester.connection;
         connections.accounts().give_back(key, order.charge);
         if let Some(long) = order.long {
             self.all[long].busy = false;
@@ -486,8 +478,8 @@ impl Longs {
 }
 
 /// The order of a long write whose payload is complete.
-pub(super) fn written(key: ConnectionId, long: usize, request: Request, buf: BufMut) -> Order {
-    let (requester, charge) = (Requester::Client(key), buf.len());
+pub(super) fn written(requester: Requester, long: usize, request: Request, buf: BufMut) -> Order {
+    let charge = buf.len();
     Order { requester, request, payload: Some(buf), charge, long: Some(long), sparse: false }
 }
 

@@ -1,19 +1,27 @@
-//! What passes between other threads and a reactor: commands, each answered through a channel, and a bell
-//! that the reactor rings. Must not touch what the reactor owns.
+//! What passes between other threads and a reactor: commands, each answered through a channel; posts between
+//! reactors; and a bell that reactors ring. Must not touch what a reactor owns.
+//!
+//! Invariant: a post never waits for its receiver. There are no more of them than what clients may have in
+//! flight, and a few for each client and array besides.
 
+use super::admission::Origin;
+use super::connection::Connection;
+use super::error::ReactorError;
+use super::fence::Traffic;
 use super::listener::Listener;
-use super::orders::ArrayId;
+use super::order::Ticket;
+use super::orders::{ArrayId, Order, Outcome, ReactorId, Requester};
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminOutcome, AdminRefusal, AdminRequest, Volume, VolumeStatus};
+use calpe_core::volume::{AdminOutcome, AdminRequest, Volume, VolumeStatus};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// An array to be served.
@@ -38,20 +46,7 @@ impl std::fmt::Debug for NewArray {
     }
 }
 
-/// What clients did to an array since it was added.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Traffic {
-    /// Reads that succeeded.
-    pub reads: u64,
-    /// Bytes they carried.
-    pub read_bytes: u64,
-    /// Writes that succeeded.
-    pub writes: u64,
-    /// Bytes they carried.
-    pub written_bytes: u64,
-}
-
-/// What a reactor knows of an array.
+/// What reactors know of an array.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrayFacts {
     /// What the volume says.
@@ -61,40 +56,9 @@ pub(crate) struct ArrayFacts {
     /// What they did.
     #[cfg_attr(not(test), allow(dead_code))]
     pub traffic: Traffic,
-    /// How often the reactor's loop has turned, for whatever reason.
+    /// How often the loop of its reactor has turned, for whatever reason.
     #[cfg_attr(not(test), allow(dead_code))]
     pub turns: u64,
-}
-
-/// Why a reactor refused or did not answer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReactorError {
-    /// Its thread has ended.
-    #[error("the daemon is stopping")]
-    Gone,
-    /// No array of that id is served.
-    #[error("this array is not served any more")]
-    NoSuchArray,
-    /// The export cannot be offered to clients.
-    #[error("array '{name}' cannot be exported: {fault}")]
-    Export {
-        /// Name of the array.
-        name: String,
-        /// What is wrong.
-        fault: calpe_core::nbd::ExportFault,
-    },
-    /// Another array of that name is served.
-    #[error("an array named '{name}' is served already: export that one first")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// The volume refused a request of an administrator.
-    #[error(transparent)]
-    Refused(AdminRefusal),
-    /// The volume was given up before it had stopped.
-    #[error("the array did not stop in time: it will be checked at the next start")]
-    NotStopped,
 }
 
 /// A reply channel of one command.
@@ -122,9 +86,9 @@ pub(super) enum Command {
         array: ArrayId,
         reply: Reply<ArrayFacts>,
     },
-    SetRules {
+    /// Ends the sessions of an array that go beyond its rules, which have changed.
+    EndExceeding {
         array: ArrayId,
-        rules: Option<Arc<PeerRules>>,
         reply: Reply<usize>,
     },
     Peers {
@@ -146,34 +110,77 @@ pub(super) enum Command {
     Shutdown,
 }
 
-/// Commands on their way, and the eventfd that wakes the reactor.
+/// What reactors tell one another.
+#[derive(Debug)]
+pub(super) enum Post {
+    /// To the owner of an array: an order.
+    Order { array: ArrayId, order: Order },
+    /// To the owner: a waiting order goes on.
+    Resume { array: ArrayId, ticket: Ticket },
+    /// To the owner: a waiting order is given up.
+    GiveUp { array: ArrayId, ticket: Ticket },
+    /// To the owner: a client has hung up, and later requests wait for its modifying ones.
+    Orphan { array: ArrayId, requester: Requester },
+    /// From the owner.
+    Outcome(Outcome),
+    /// From the reactor that accepts clients: a client to serve.
+    Client(Box<Connection>),
+    /// To that reactor: such a client of the one named has gone.
+    ClientGone(ReactorId, Origin),
+    /// The place for large payloads has become free.
+    LargePlaceFree,
+}
+
+/// What other threads send to a reactor, and the eventfd that wakes it.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     commands: Mutex<VecDeque<Command>>,
+    posts: Mutex<Posts>,
+    /// Whether the reactor waits, or is about to, without having looked at later posts.
+    is_asleep: AtomicBool,
     wake: EventFd,
-    findings: Bell,
+}
+
+#[derive(Debug, Default)]
+struct Posts {
+    all: Vec<Post>,
+    /// The reactor has ended: it takes no more.
+    is_closed: bool,
+}
+
+/// Rung by reactors when the unreadable blocks of an array have changed, and when a pass has ended.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    has_rung: Mutex<bool>,
+    rung: Condvar,
     /// Number of passes over arrays that have ended.
     passes_ended: AtomicU64,
 }
 
-/// Rung by the reactor when the unreadable blocks of an array have changed, and when a pass has ended.
-#[derive(Debug, Default)]
-struct Bell {
-    has_rung: Mutex<bool>,
-    rung: Condvar,
-}
-
 impl Bell {
-    fn ring(&self) {
+    /// The unreadable blocks of an array have changed.
+    pub(super) fn tell_findings(&self) {
         *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.rung.notify_all();
     }
 
-    /// Waits for a ring, for `limit` at most. Returns whether the bell was rung since the last call.
-    fn wait(&self, limit: Duration) -> bool {
+    /// A pass over an array has ended.
+    pub(super) fn tell_pass_ended(&self) {
+        self.passes_ended.fetch_add(1, Ordering::SeqCst);
+        self.tell_findings();
+    }
+
+    /// Waits until findings have changed or a pass has ended, for `limit` at most. Returns whether that
+    /// happened since the last call.
+    pub(super) fn wait(&self, limit: Duration) -> bool {
         let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.rung.wait_timeout_while(has_rung, limit, |rung| !*rung);
         std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// How many passes over arrays have ended.
+    pub(super) fn passes_ended(&self) -> u64 {
+        self.passes_ended.load(Ordering::SeqCst)
     }
 }
 
@@ -184,8 +191,8 @@ impl Mailbox {
     /// When the system has no eventfd for it.
     pub(super) fn new() -> io::Result<Mailbox> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let (commands, findings) = (Mutex::default(), Bell::default());
-        Ok(Mailbox { commands, wake, findings, passes_ended: AtomicU64::new(0) })
+        let (commands, posts) = (Mutex::default(), Mutex::default());
+        Ok(Mailbox { commands, posts, is_asleep: AtomicBool::new(false), wake })
     }
 
     pub(super) fn push(&self, command: Command) {
@@ -195,6 +202,55 @@ impl Mailbox {
 
     pub(super) fn take(&self) -> VecDeque<Command> {
         std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends a post. Posts of one thread arrive in their order.
+    ///
+    /// # Errors
+    /// Gives it back when the reactor has ended.
+    pub(super) fn post(&self, post: Post) -> Result<(), Post> {
+        let mut posts = self.posts();
+        if posts.is_closed {
+            return Err(post);
+        }
+        posts.all.push(post);
+        drop(posts);
+        if self.is_asleep.swap(false, Ordering::SeqCst) {
+            self.wake_reactor();
+        }
+        Ok(())
+    }
+
+    /// Takes the posts that have come; `empty` takes their place.
+    pub(super) fn take_posts(&self, empty: &mut Vec<Post>) {
+        debug_assert!(empty.is_empty(), "posts would be lost");
+        std::mem::swap(&mut self.posts().all, empty);
+    }
+
+    /// The reactor is about to wait. Returns whether it may: no post has come.
+    pub(super) fn falls_asleep(&self) -> bool {
+        self.is_asleep.store(true, Ordering::SeqCst);
+        let may = self.posts().all.is_empty();
+        if !may {
+            self.is_asleep.store(false, Ordering::SeqCst);
+        }
+        may
+    }
+
+    /// The reactor has waited; it looks at posts before it waits again.
+    pub(super) fn is_awake(&self) {
+        self.is_asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// The reactor has ended. Returns the posts that it has not taken.
+    pub(super) fn close(&self) -> Vec<Post> {
+        let mut posts = self.posts();
+        posts.is_closed = true;
+        std::mem::take(&mut posts.all)
+    }
+
+    fn posts(&self) -> MutexGuard<'_, Posts> {
+        self.posts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes the reactor.
@@ -212,27 +268,5 @@ impl Mailbox {
     /// A descriptor that is readable when the reactor is to wake.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.wake.as_fd().try_clone_to_owned()
-    }
-
-    /// The unreadable blocks of an array have changed.
-    pub(super) fn tell_findings(&self) {
-        self.findings.ring();
-    }
-
-    /// A pass over an array has ended.
-    pub(super) fn tell_pass_ended(&self) {
-        self.passes_ended.fetch_add(1, Ordering::SeqCst);
-        self.findings.ring();
-    }
-
-    /// Waits until findings have changed or a pass has ended, for `limit` at most. Returns whether that
-    /// happened since the last call.
-    pub(super) fn wait_for_findings(&self, limit: Duration) -> bool {
-        self.findings.wait(limit)
-    }
-
-    /// How many passes over arrays have ended.
-    pub(super) fn passes_ended(&self) -> u64 {
-        self.passes_ended.load(Ordering::SeqCst)
     }
 }

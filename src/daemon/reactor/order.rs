@@ -136,10 +136,9 @@ impl<W> Precedence<W> {
         self.behind.remove(&ticket).unwrap_or_default()
     }
 
-    /// All that wait.
-    pub(super) fn into_waiting(self) -> impl Iterator<Item = W> {
-        // In the order in which they came.
-        self.waiting.into_iter().collect::<BTreeMap<_, _>>().into_values()
+    /// All that wait, in the order in which they came, with their tickets.
+    pub(super) fn into_waiting(self) -> impl Iterator<Item = (Ticket, W)> {
+        self.waiting.into_iter().collect::<BTreeMap<_, _>>().into_iter()
     }
 }
 

@@ -7,9 +7,13 @@ use calpe_core::nbd::{Command, Errno, HEALTH_DEGRADED, HEALTH_LOST, Request, STA
 use calpe_core::units::VolumeOffset;
 use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, VolumeExtent};
 
-/// Names an array in one reactor; never reused.
+/// Names an array; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ArrayId(pub u32);
+
+/// Names a reactor: the reactors of a daemon are numbered from zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReactorId(pub usize);
 
 /// Names a connection in one reactor; used again once it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,11 +25,12 @@ impl std::fmt::Display for ConnectionId {
     }
 }
 
-/// The requester of an order, which gets its outcome.
+/// The requester of an order, which gets its outcome: a client, over its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Requester {
-    /// A client, over its connection.
-    Client(ConnectionId),
+pub(super) struct Requester {
+    /// The reactor that serves the connection.
+    pub(super) reactor: ReactorId,
+    pub(super) connection: ConnectionId,
 }
 
 /// A request for a volume, on its way.
@@ -59,16 +64,37 @@ pub(super) struct Answer {
 pub(super) enum Outcome {
     /// An order has ended.
     Answer(Answer),
+    /// An order waits for others: its volume does not have it.
+    Waits { requester: Requester, ticket: Ticket, modifies: bool },
     /// A waiting order may go on.
-    MayGoOn(Requester, Ticket),
-    /// An order was dropped because its array is gone. `waited`: it waited for others, and the volume never
-    /// had it.
-    Dropped { order: Order, waited: bool },
+    MayGoOn { requester: Requester, ticket: Ticket, modifies: bool },
+    /// An order was dropped: its array is gone, or its client gave it up. `waited`: its ticket, if it waited
+    /// for others.
+    Dropped { order: Order, waited: Option<Ticket> },
+    /// For everybody.
+    News(News),
+}
+
+/// What everybody is told of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
     /// Acknowledged writes that were not flushed are lost: the next flush of every client that may have made
     /// them must fail.
     WritesLost(ArrayId),
-    /// An array is gone.
-    Gone(ArrayId),
+    /// It is to stop, or is gone: its clients are dismissed.
+    Leaves(ArrayId),
+}
+
+impl Outcome {
+    /// The requester that it is for; none: everybody.
+    pub(super) fn requester(&self) -> Option<Requester> {
+        match self {
+            Outcome::Answer(answer) => Some(answer.requester),
+            Outcome::Waits { requester, .. } | Outcome::MayGoOn { requester, .. } => Some(*requester),
+            Outcome::Dropped { order, .. } => Some(order.requester),
+            Outcome::News(_) => None,
+        }
+    }
 }
 
 /// A request without payload in a volume's terms; none for a request with payload, or one that needs no

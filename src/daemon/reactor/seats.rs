@@ -1,11 +1,10 @@
 //! Places for clients: a connection that has chosen an export gets one, or waits for one and is a stranger
-//! until then.
+//! until then. The reactor that accepts connections has all places, whichever reactor a client is dealt to.
 //!
 //! Invariant: a client's array is that of its negotiated export; if that array is gone, it has none. Must not
 //! know volumes.
 
-use super::admission::has_place;
-use super::arrays::Arrays;
+use super::admission::{Guest, Origin, Stage, has_place};
 use super::connections::Connections;
 use super::orders::ConnectionId;
 use std::collections::VecDeque;
@@ -21,6 +20,8 @@ pub(super) struct Seats {
     most: usize,
     /// Connections that wait for one.
     waiting: VecDeque<ConnectionId>,
+    /// Where the clients come from that other reactors serve.
+    elsewhere: Vec<Origin>,
     /// When the log last said that one waits.
     told: Option<Instant>,
 }
@@ -38,19 +39,14 @@ pub(super) enum Seated {
 
 impl Seats {
     pub(super) fn new(most: usize) -> Seats {
-        Seats { most, waiting: VecDeque::new(), told: None }
+        Seats { most, waiting: VecDeque::new(), elsewhere: Vec::new(), told: None }
     }
 
     /// Gives a place to a connection that has chosen its export. `reserve`: some are kept for unix sockets.
-    pub(super) fn seat(
-        &mut self,
-        connections: &mut Connections,
-        arrays: &Arrays,
-        key: ConnectionId,
-        reserve: bool,
-    ) -> Seated {
+    pub(super) fn seat(&mut self, connections: &mut Connections, key: ConnectionId, reserve: bool) -> Seated {
         let unix = connections[key].link().origin().is_unix();
-        if !has_place(connections.guests(), unix, self.most, reserve) {
+        let elsewhere = self.elsewhere.iter().map(|&origin| Guest { key: 0, origin, stage: Stage::Client });
+        if !has_place(connections.guests().chain(elsewhere), unix, self.most, reserve) {
             tracing::debug!(connection = %key, "there are enough clients: it waits");
             self.tell_waiting();
             connections[key].awaits_place();
@@ -59,10 +55,8 @@ impl Seats {
         }
         let connection = &mut connections[key];
         connection.take_place();
-        // Arrays that are gone have no rules.
-        let exceeds = |id| arrays.rules_of(id).is_none_or(|rules| connection.exceeds(rules));
-        let is_for_it = |&id: &_| arrays.is_serving(id) && !exceeds(id);
-        if connection.array().filter(is_for_it).is_some() { Seated::Client } else { Seated::ToLeave }
+        let may_stay = connection.may_stay();
+        if may_stay { Seated::Client } else { Seated::ToLeave }
     }
 
     /// Logs that clients wait, which the clients themselves cannot see: a place is missing, or one that has
@@ -76,6 +70,22 @@ impl Seats {
             "a client waits for a place: of {} (max_connections in [listen]) none is free for it",
             self.most
         );
+    }
+
+    /// A client is dealt to another reactor.
+    pub(super) fn deal_out(&mut self, origin: Origin) {
+        self.elsewhere.push(origin);
+    }
+
+    /// A client of another reactor has gone.
+    pub(super) fn gone_elsewhere(&mut self, origin: Origin) {
+        let at = self.elsewhere.iter().position(|&other| other == origin).expect("it was dealt out");
+        self.elsewhere.swap_remove(at);
+    }
+
+    /// Clients that other reactors serve.
+    pub(super) fn elsewhere(&self) -> usize {
+        self.elsewhere.len()
     }
 
     /// Waiting connections, in the order in which they came.

@@ -18,6 +18,8 @@ use super::order::blocks_of;
 use super::orders::ConnectionId;
 use calpe_core::nbd::{Command, Request};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a turn spends on requests, in nanoseconds. Other clients, members and timers wait that long; a
 /// shorter turn would make more system calls for the same requests.
@@ -318,71 +320,74 @@ pub(super) fn charge_of(request: &Request) -> usize {
 /// Bytes charged for a BLOCK_STATUS: the runs of its answer as they are gathered, or encoded.
 pub(super) const STATUS_BYTES: usize = 32 << 10;
 
-/// Memory that all clients of a reactor hold, and may hold.
-#[derive(Debug)]
-struct Memory {
-    bytes: usize,
-    taken: usize,
-    clients: usize,
+/// Memory that all clients hold, and may hold, whichever reactor serves them. Two reactors that take from it at
+/// the same moment may both get the rest.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    bytes: AtomicUsize,
+    taken: AtomicUsize,
+    clients: AtomicUsize,
 }
 
 impl Memory {
-    fn new(bytes: usize) -> Memory {
-        Memory { bytes, taken: 0, clients: 0 }
+    pub(super) fn new(bytes: usize) -> Memory {
+        Memory { bytes: AtomicUsize::new(bytes), ..Memory::default() }
     }
 
     /// Sets the number of clients that share it.
-    fn set_clients(&mut self, clients: usize) {
-        self.clients = clients;
+    fn set_clients(&self, clients: usize) {
+        self.clients.store(clients, Ordering::Relaxed);
     }
 
     /// Bytes that a client may have in all.
     fn share(&self) -> usize {
-        (self.bytes / self.clients.max(CLIENTS_MIN)).max(GUARANTEED)
+        let clients = self.clients.load(Ordering::Relaxed).max(CLIENTS_MIN);
+        (self.bytes.load(Ordering::Relaxed) / clients).max(GUARANTEED)
     }
 
     /// Bytes that a client which holds `held` may take now.
     fn allowed(&self, held: usize) -> usize {
-        let fair = self.share().saturating_sub(held).min(self.bytes.saturating_sub(self.taken));
+        let left = self.bytes.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::Relaxed));
+        let fair = self.share().saturating_sub(held).min(left);
         fair.max(GUARANTEED.saturating_sub(held))
     }
 
     /// Whether clients that hold more than their share keep others from theirs.
     fn is_scarce(&self) -> bool {
-        self.taken + self.share() > self.bytes
+        self.taken.load(Ordering::Relaxed) + self.share() > self.bytes.load(Ordering::Relaxed)
     }
 
     /// Adds memory for one client alone.
-    fn lend(&mut self, bytes: usize) {
-        self.bytes += bytes;
+    fn lend(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Takes lent memory away again.
-    fn take_away(&mut self, bytes: usize) {
-        self.bytes -= bytes;
+    fn take_away(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    fn take(&mut self, bytes: usize) {
-        self.taken += bytes;
+    fn take(&self, bytes: usize) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn give_back(&mut self, bytes: usize) {
-        self.taken -= bytes;
+    fn give_back(&self, bytes: usize) {
+        self.taken.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 /// How much memory each connection holds.
 #[derive(Debug)]
 pub(super) struct Accounts {
-    memory: Memory,
+    memory: Arc<Memory>,
     /// By connection: bytes of its requests and unsent replies.
     held: Vec<usize>,
 }
 
 impl Accounts {
-    /// `bytes`: memory for all.
-    pub(super) fn new(bytes: usize) -> Accounts {
-        Accounts { memory: Memory::new(bytes), held: Vec::new() }
+    /// Nobody holds any of the memory here yet.
+    pub(super) fn new(memory: Arc<Memory>) -> Accounts {
+        Accounts { memory, held: Vec::new() }
     }
 
     /// Adds a connection.
@@ -398,7 +403,7 @@ impl Accounts {
     }
 
     /// Sets the number of clients that share the memory.
-    pub(super) fn set_clients(&mut self, clients: usize) {
+    pub(super) fn set_clients(&self, clients: usize) {
         self.memory.set_clients(clients);
     }
 
@@ -497,7 +502,7 @@ mod tests {
 
     #[test]
     fn one_client_gets_half_and_a_hundred_a_hundredth_each() {
-        let mut memory = Memory::new(128 * MIB);
+        let memory = Memory::new(128 * MIB);
         memory.set_clients(1);
         assert_eq!(memory.allowed(0), 64 * MIB);
         memory.take(64 * MIB);
@@ -528,7 +533,7 @@ mod tests {
         fn all_together_have_no_more_than_there_is_and_each_its_guarantee(
             bytes in 0..200 * MIB, takes in prop::collection::vec(0..300usize, 0..2000),
         ) {
-            let mut memory = Memory::new(bytes);
+            let memory = Memory::new(bytes);
             let mut held = vec![0; 300];
             for (at, client) in takes.into_iter().enumerate() {
                 memory.set_clients((at / 4 + 1).min(300));

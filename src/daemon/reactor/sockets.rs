@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use slab::Slab;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Payloads of at least this many bytes are copied to and from sockets by a worker of the kernel, where there
@@ -53,7 +53,7 @@ pub(super) struct Sockets {
 #[derive(Debug)]
 struct Flight {
     owner: usize,
-    socket: Rc<OwnedFd>,
+    socket: Arc<OwnedFd>,
     work: Work,
 }
 
@@ -84,6 +84,9 @@ struct MessageHeader {
     sent: usize,
     header: libc::msghdr,
 }
+
+// SAFETY: nothing here follows the pointers; who hands them to the kernel argues for that.
+unsafe impl Send for MessageHeader {}
 
 /// Most vectors that one send may have: IOV_MAX of Linux.
 const IOVECS_MAX: usize = 1024;
@@ -349,7 +352,7 @@ impl Sockets {
     pub(super) fn receive(
         &mut self,
         owner: usize,
-        socket: &Rc<OwnedFd>,
+        socket: &Arc<OwnedFd>,
         buf: BufMut,
         filled: usize,
         whole: bool,
@@ -359,12 +362,12 @@ impl Sockets {
     }
 
     /// Sends the whole of a sealed message.
-    pub(super) fn send(&mut self, owner: usize, socket: &Rc<OwnedFd>, message: Box<Outgoing>) {
+    pub(super) fn send(&mut self, owner: usize, socket: &Arc<OwnedFd>, message: Box<Outgoing>) {
         self.start(owner, socket, Work::Send { message });
     }
 
     /// Waits for a connection.
-    pub(super) fn accept(&mut self, owner: usize, listener: &Rc<OwnedFd>) {
+    pub(super) fn accept(&mut self, owner: usize, listener: &Arc<OwnedFd>) {
         self.start(owner, listener, Work::Accept { cancelled: false });
     }
 
@@ -377,7 +380,7 @@ impl Sockets {
                 && flight.owner == owner
             {
                 *cancelled = true;
-                targets.push((self.tag | key as u64, Rc::clone(&flight.socket)));
+                targets.push((self.tag | key as u64, Arc::clone(&flight.socket)));
             }
         }
         for (target, socket) in targets {
@@ -386,7 +389,7 @@ impl Sockets {
     }
 
     /// Waits until a descriptor is readable.
-    pub(super) fn poll(&mut self, descriptor: &Rc<OwnedFd>) {
+    pub(super) fn poll(&mut self, descriptor: &Arc<OwnedFd>) {
         self.start(0, descriptor, Work::Poll);
     }
 
@@ -432,8 +435,8 @@ impl Sockets {
         })
     }
 
-    fn start(&mut self, owner: usize, socket: &Rc<OwnedFd>, work: Work) {
-        let key = self.flights.insert(Flight { owner, socket: Rc::clone(socket), work });
+    fn start(&mut self, owner: usize, socket: &Arc<OwnedFd>, work: Work) {
+        let key = self.flights.insert(Flight { owner, socket: Arc::clone(socket), work });
         self.push(key);
     }
 

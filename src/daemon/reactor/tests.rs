@@ -8,8 +8,8 @@ use calpe_core::format::{ChecksumKind, Geometry, MemberSet, MemberState};
 use calpe_core::units::{ByteOffset, MemberIndex, Timestamp};
 use calpe_core::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayState, ClientError, ClientReply,
-    ClientRequest, LogState, MemberStatus, RequestId, Volume, VolumeEvent, VolumeExtent, VolumeOutput,
-    VolumeStatus,
+    ClientRequest, LogState, MemberStatus, PartLen, RequestId, Volume, VolumeEvent, VolumeExtent,
+    VolumeOutput, VolumeStatus,
 };
 use slab::Slab;
 use std::io::{self, Read, Write};
@@ -27,6 +27,9 @@ mod shares;
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 64 * MIB;
 const CLIENTS_MAX: usize = 40;
+
+/// The tests run with several, so that most of their clients are served by another one than their array's.
+const REACTORS: usize = 3;
 
 /// One device as a volume. Requests fail once the device is gone; each stop waits for what is in flight.
 struct PassThrough {
@@ -74,14 +77,14 @@ impl PassThrough {
 }
 
 impl Volume for PassThrough {
-    fn part_len(&self, request: &ClientRequest) -> u64 {
-        match request {
+    fn part_len(&self) -> PartLen {
+        Arc::new(|request| match request {
             ClientRequest::Trim { len, .. }
             | ClientRequest::WriteZeroes { len, .. }
             | ClientRequest::BlockStatus { len, .. }
             | ClientRequest::Health { len, .. } => (*len).min(MIB),
             _ => u64::MAX,
-        }
+        })
     }
 
     fn due(&self) -> Option<Timestamp> {
@@ -231,7 +234,13 @@ impl Served {
             if memory { tempfile::tempdir_in("/dev/shm").unwrap() } else { tempfile::tempdir().unwrap() };
         let pool = Pool::new(64 << 20).unwrap();
         let handle = ReactorHandle::spawn(
-            ReactorConfig { pool, payload_bytes, connections_max: CLIENTS_MAX, gpu: None },
+            ReactorConfig {
+                reactors: REACTORS,
+                pool,
+                payload_bytes,
+                connections_max: CLIENTS_MAX,
+                gpu: None,
+            },
             EventLog::default(),
         )
         .unwrap();

@@ -262,6 +262,7 @@ fn what_is_left(running: &Config, fresh: &Config) -> Left {
         control_socket,
         memory,
         metadata_memory,
+        reactors,
         reclaim_safe,
         log_format,
     } = daemon;
@@ -270,6 +271,7 @@ fn what_is_left(running: &Config, fresh: &Config) -> Left {
     check(*control_socket != fresh.daemon.control_socket, "daemon.control_socket");
     check(*memory != fresh.daemon.memory, "daemon.memory");
     check(*metadata_memory != fresh.daemon.metadata_memory, "daemon.metadata_memory");
+    check(*reactors != fresh.daemon.reactors, "daemon.reactors");
     check(*reclaim_safe != fresh.daemon.reclaim_safe, "daemon.reclaim_safe");
     check(*log_format != fresh.daemon.log_format, "daemon.log_format");
     let crate::daemon::config::ListenConfig { unix, tcp, plaintext, tls, max_connections } = listen;
@@ -367,7 +369,7 @@ mod tests {
         let old = config(&format!("[listen]\n{tls}[[array]]\nname = \"a\"\nsearch = [\"m\"]\n"));
         assert_eq!(what_is_left(&old, &old), Left::default());
         let fresh = config(&format!(
-            "[daemon]\nruntime_dir = \"r\"\nmemory = \"64MiB\"\nmetadata_memory = \"1GiB\"\nreclaim_safe = false\nlog_format = \"json\"\n[gpu]\nmode = \"off\"\n\
+            "[daemon]\nruntime_dir = \"r\"\nmemory = \"64MiB\"\nmetadata_memory = \"1GiB\"\nreactors = 3\nreclaim_safe = false\nlog_format = \"json\"\n[gpu]\nmode = \"off\"\n\
              [listen]\n{tls}tcp = \"127.0.0.1:1\"\nplaintext = true\ntls = \"optional\"\ntls_unix = \"required\"\n\
              tls_client_ca = \"ca\"\nmax_connections = 7\n\
              [[array]]\nname = \"a\"\nsearch = [\"m\"]\nread_only = true\nfull_stripe = \"logged\"\npage_cache = \"2MiB\"\n\
@@ -379,6 +381,7 @@ mod tests {
             "daemon.control_socket",
             "daemon.memory",
             "daemon.metadata_memory",
+            "daemon.reactors",
             "daemon.reclaim_safe",
             "daemon.log_format",
             "listen.unix",

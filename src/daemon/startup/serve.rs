@@ -48,6 +48,7 @@ pub(crate) fn run_serve(
             memory: config.daemon.memory,
             metadata_memory: config.daemon.metadata_memory,
             resident,
+            reactors: config.daemon.reactors,
             connections_max: config.listen.max_connections as usize,
             search: Vec::new(),
             gpu: config.gpu.clone(),

@@ -109,6 +109,7 @@ pub(crate) fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), Run
             memory: DEFAULT_MEMORY,
             metadata_memory: None,
             resident: false,
+            reactors: None,
             connections_max: DEFAULT_CONNECTIONS as usize,
             search: vec![dir.clone()],
             gpu,

@@ -39,6 +39,7 @@ fn daemon(state_dir: Option<PathBuf>) -> Running {
         metadata_memory: None,
         resident: false,
         memory: 32 << 20,
+        reactors: Some(2),
         connections_max: 20,
         search: Vec::new(),
         gpu: gpu_off(),

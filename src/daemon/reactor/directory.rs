@@ -1,0 +1,217 @@
+//! The arrays of all reactors, as clients see them. The reactor that owns an array lists it; any reactor
+//! may look. Must not know volumes.
+
+use super::error::ReactorError;
+use super::fence::{Fence, Session};
+
+use super::orders::{ArrayId, ReactorId, Requester};
+use crate::tls::PeerRules;
+use calpe_core::nbd::{ExportInfo, Request};
+use calpe_core::volume::{ClientRequest, PartLen};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Directory {
+    all: RwLock<Vec<Arc<Listed>>>,
+}
+
+/// One array, as clients see it.
+pub(super) struct Listed {
+    id: ArrayId,
+    owner: ReactorId,
+    export: ExportInfo,
+    part_len: PartLen,
+    /// Which certificates may use it; none: all of them.
+    rules: RwLock<Option<Arc<PeerRules>>>,
+    is_serving: AtomicBool,
+    is_gone: AtomicBool,
+    fence: Fence,
+}
+
+impl std::fmt::Debug for Listed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listed")
+            .field("id", &self.id)
+            .field("export", &self.export.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Listed {
+    pub(super) fn new(
+        (id, owner): (ArrayId, ReactorId),
+        export: ExportInfo,
+        part_len: PartLen,
+        rules: Option<Arc<PeerRules>>,
+    ) -> Listed {
+        Listed {
+            id,
+            owner,
+            export,
+            part_len,
+            rules: RwLock::new(rules),
+            is_serving: AtomicBool::new(true),
+            is_gone: AtomicBool::new(false),
+            fence: Fence::default(),
+        }
+    }
+
+    pub(super) fn id(&self) -> ArrayId {
+        self.id
+    }
+
+    /// The reactor that its volume runs on.
+    pub(super) fn owner(&self) -> ReactorId {
+        self.owner
+    }
+
+    /// What it offers.
+    pub(super) fn export(&self) -> &ExportInfo {
+        &self.export
+    }
+
+    pub(super) fn rules(&self) -> Option<Arc<PeerRules>> {
+        self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.is_serving.load(Ordering::Acquire)
+    }
+
+    /// It is to stop: nobody becomes a client of it any more.
+    pub(super) fn stop_serving(&self) {
+        self.is_serving.store(false, Ordering::Release);
+    }
+
+    /// Whether its volume is gone.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// The minimum block of its export, in bytes.
+    pub(super) fn block(&self) -> u64 {
+        u64::from(self.export.block_min)
+    }
+
+    /// How many bytes of a request without payload are done at once.
+    pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
+        (self.part_len)(request)
+    }
+
+    /// Its clients.
+    pub(super) fn fence(&self) -> &Fence {
+        &self.fence
+    }
+}
+
+impl Directory {
+    /// Lists an array.
+    ///
+    /// # Errors
+    /// When its name is taken.
+    pub(super) fn add(&self, listed: Listed) -> Result<Arc<Listed>, ReactorError> {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        if all.iter().any(|other| other.export.name == listed.export.name) {
+            return Err(ReactorError::NameTaken { name: listed.export.name });
+        }
+        let listed = Arc::new(listed);
+        all.push(Arc::clone(&listed));
+        Ok(listed)
+    }
+
+    /// Removes an array that is gone.
+    pub(super) fn remove(&self, listed: &Arc<Listed>) {
+        listed.stop_serving();
+        listed.is_gone.store(true, Ordering::Release);
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| !Arc::ptr_eq(other, listed));
+    }
+
+    /// An array that is there, serving or stopping.
+    pub(super) fn get(&self, id: ArrayId) -> Option<Arc<Listed>> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).iter().find(|listed| listed.id == id).cloned()
+    }
+
+    /// All arrays, in the order in which they came.
+    pub(super) fn all(&self) -> Vec<Arc<Listed>> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The array of an export that is being served.
+    pub(super) fn of_export(&self, name: &str) -> Option<Arc<Listed>> {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().find(|listed| listed.is_serving() && listed.export.name == name).cloned()
+    }
+
+    /// How many arrays a reactor owns.
+    pub(super) fn count_of(&self, owner: ReactorId) -> usize {
+        let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter(|listed| listed.owner == owner).count()
+    }
+
+    /// Replaces the rules of an array.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub(super) fn set_rules(&self, id: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<(), ReactorError> {
+        let listed = self.get(id).ok_or(ReactorError::NoSuchArray)?;
+        *listed.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
+        Ok(())
+    }
+}
+
+/// A client's place at an array; left when it is dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    listed: Arc<Listed>,
+    session: Arc<Session>,
+}
+
+impl Seat {
+    pub(super) fn take(listed: Arc<Listed>, session: Session) -> Seat {
+        let session = Arc::new(session);
+        listed.fence.enter(&session);
+        Seat { listed, session }
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Counts a modifying request that is about to be handed over.
+    pub(super) fn begin_modifying(&self) {
+        self.listed.fence.begin(&self.session);
+    }
+
+    /// It has ended, or its volume does not have it.
+    pub(super) fn end_modifying(&self) {
+        self.listed.fence.end(&self.session);
+    }
+
+    /// See [`Fence::look`].
+    pub(super) fn look(&self, orphan: impl FnMut(Requester)) {
+        self.listed.fence.look(&self.session, orphan);
+    }
+
+    /// Whether other clients of the array have modifying requests.
+    pub(super) fn others_modify(&self) -> bool {
+        self.listed.fence.others_modify(&self.session)
+    }
+
+    /// Counts a request that has succeeded.
+    pub(super) fn count(&self, request: &Request) {
+        self.session.count(request);
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.session.rest();
+        for _ in 0..self.session.modifying() {
+            self.end_modifying();
+        }
+        self.listed.fence.leave(&self.session);
+    }
+}

@@ -1,0 +1,247 @@
+//! Who of an array's clients has hung up: the part of fencing (see `event_loop`) that reactors share.
+//!
+//! A request is checked on the reactor of its connection and handed to the reactor of its array. Between the
+//! two, its session is *handing over*. Invariants:
+//! - A session hands modifying requests over only while it says so, and only after a look that came after it
+//!   said so has not found its client hung up. It counts them as modifying before it hands them over.
+//! - A look takes in every session that has modifying requests or hands over. It waits until those whose
+//!   clients have hung up hand nothing over any more, and then has their requests made orphans, before the
+//!   request for which it looks is handed over itself.
+//!
+//! So if a client has hung up before another request was received, then either the look for that request
+//! finds the session handing over or with modifying requests, or the session begins to hand over after that,
+//! and its own look finds the client hung up. A session that waits for others does not hand over meanwhile:
+//! two of them would wait for each other.
+//!
+//! Must not know what is requested, or who carries it out.
+
+use super::link::Link;
+use super::orders::Requester;
+use super::sockets::{PollBits, hang_ups};
+use crate::tls::Goodbye;
+use calpe_core::nbd::{Command, Request};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// What clients did to an array since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Bytes they carried.
+    pub read_bytes: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Bytes they carried.
+    pub written_bytes: u64,
+}
+
+/// A client of an array, as all reactors see it. Its own reactor changes it.
+#[derive(Debug)]
+pub(super) struct Session {
+    requester: Requester,
+    /// The sockets that show a hang-up, and the events that mean one.
+    sockets: Vec<Arc<OwnedFd>>,
+    hangup: PollBits,
+    goodbye: Option<Goodbye>,
+    is_broken: AtomicBool,
+    /// The client was seen to have hung up, and its requests were made orphans.
+    has_hung_up: AtomicBool,
+    is_handing_over: AtomicBool,
+    /// Modifying requests that its volume has, or that are on their way to it.
+    modifying: AtomicUsize,
+    traffic: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, more: Traffic) {
+        self.reads.fetch_add(more.reads, Ordering::Relaxed);
+        self.read_bytes.fetch_add(more.read_bytes, Ordering::Relaxed);
+        self.writes.fetch_add(more.writes, Ordering::Relaxed);
+        self.written_bytes.fetch_add(more.written_bytes, Ordering::Relaxed);
+    }
+
+    fn now(&self) -> Traffic {
+        Traffic {
+            reads: self.reads.load(Ordering::Relaxed),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            written_bytes: self.written_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Session {
+    pub(super) fn new(requester: Requester, link: &Link) -> Session {
+        Session {
+            requester,
+            sockets: link.watched_sockets().cloned().collect(),
+            hangup: link.hangup(),
+            goodbye: link.goodbye().cloned(),
+            is_broken: AtomicBool::new(false),
+            has_hung_up: AtomicBool::new(false),
+            is_handing_over: AtomicBool::new(false),
+            modifying: AtomicUsize::new(0),
+            traffic: Counters::default(),
+        }
+    }
+
+    /// Its socket is of no use any more.
+    pub(super) fn break_off(&self) {
+        self.is_broken.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether its client was seen to have hung up.
+    pub(super) fn has_hung_up(&self) -> bool {
+        self.has_hung_up.load(Ordering::SeqCst)
+    }
+
+    /// Hands nothing over from here on, until the next look.
+    pub(super) fn rest(&self) {
+        self.is_handing_over.store(false, Ordering::Release);
+    }
+
+    /// Modifying requests that its volume has, or that are on their way to it.
+    pub(super) fn modifying(&self) -> usize {
+        self.modifying.load(Ordering::SeqCst)
+    }
+
+    /// Counts a request that has succeeded.
+    pub(super) fn count(&self, request: &Request) {
+        let length = request.length;
+        match request.command {
+            Command::Read => self.traffic.add(Traffic { reads: 1, read_bytes: length, ..Traffic::default() }),
+            Command::Write => {
+                self.traffic.add(Traffic { writes: 1, written_bytes: length, ..Traffic::default() });
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_handing_over(&self) {
+        self.is_handing_over.store(true, Ordering::SeqCst);
+        // The look comes after this for everybody: see the head of this file.
+        fence(Ordering::SeqCst);
+    }
+
+    fn matters(&self) -> bool {
+        !self.has_hung_up() && (self.is_handing_over.load(Ordering::SeqCst) || self.modifying() > 0)
+    }
+
+    /// Whether its client is known to have hung up without polling its sockets.
+    fn has_ended(&self) -> bool {
+        let said_goodbye = self.goodbye.as_ref().is_some_and(Goodbye::was_said);
+        said_goodbye || self.is_broken.load(Ordering::SeqCst)
+    }
+}
+
+/// The clients of one array.
+#[derive(Debug, Default)]
+pub(super) struct Fence {
+    sessions: RwLock<Vec<Arc<Session>>>,
+    /// Modifying requests of all.
+    modifying: AtomicUsize,
+    /// What clients did that have gone.
+    before: Counters,
+}
+
+impl Fence {
+    pub(super) fn enter(&self, session: &Arc<Session>) {
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(session));
+    }
+
+    pub(super) fn leave(&self, session: &Arc<Session>) {
+        self.before.add(session.traffic.now());
+        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|other| !Arc::ptr_eq(other, session));
+    }
+
+    pub(super) fn clients(&self) -> usize {
+        self.sessions.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    pub(super) fn traffic(&self) -> Traffic {
+        let sum = Counters::default();
+        sum.add(self.before.now());
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.iter().for_each(|session| sum.add(session.traffic.now()));
+        sum.now()
+    }
+
+    /// Counts a modifying request of a session that is about to be handed over.
+    pub(super) fn begin(&self, session: &Session) {
+        session.modifying.fetch_add(1, Ordering::SeqCst);
+        self.modifying.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has ended, or its volume does not have it.
+    pub(super) fn end(&self, session: &Session) {
+        session.modifying.fetch_sub(1, Ordering::SeqCst);
+        self.modifying.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether clients other than this one have modifying requests.
+    pub(super) fn others_modify(&self, session: &Session) -> bool {
+        self.modifying.load(Ordering::SeqCst) > session.modifying()
+    }
+
+    /// Looks which clients have hung up: the one of `own`, which hands requests over from here on until it
+    /// [rests](Session::rest), and those with modifying requests. Calls `orphan` for each of the latter before
+    /// it returns.
+    pub(super) fn look(&self, own: &Arc<Session>, mut orphan: impl FnMut(Requester)) {
+        let gone = loop {
+            own.begin_handing_over();
+            let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+            let matter = sessions
+                .iter()
+                .filter(|other| if Arc::ptr_eq(other, own) { !other.has_hung_up() } else { other.matters() });
+            let matter: Vec<Arc<Session>> = matter.cloned().collect();
+            drop(sessions);
+            let gone = hung_up(matter);
+            let busy = |other: &&Arc<Session>| {
+                other.requester.reactor != own.requester.reactor
+                    && other.is_handing_over.load(Ordering::SeqCst)
+            };
+            let busy: Vec<&Arc<Session>> = gone.iter().filter(busy).collect();
+            if busy.is_empty() {
+                break gone;
+            }
+            own.rest();
+            for other in busy {
+                while other.is_handing_over.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        for session in gone {
+            if session.modifying() > 0 {
+                orphan(session.requester);
+            }
+            session.has_hung_up.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Which of these sessions' clients have hung up by now.
+fn hung_up(sessions: Vec<Arc<Session>>) -> Vec<Arc<Session>> {
+    let watched: Vec<BorrowedFd<'_>> =
+        sessions.iter().flat_map(|session| session.sockets.iter().map(|socket| socket.as_fd())).collect();
+    // This host lacks memory for the answer: then every client counts as hung up.
+    let seen = hang_ups(&watched).unwrap_or_else(|| vec![libc::POLLERR; watched.len()]);
+    let mut seen = seen.into_iter();
+    let has_hung_up = |session: &Arc<Session>| {
+        let seen = seen.by_ref().take(session.sockets.len()).fold(0, |all, seen| all | seen);
+        session.has_ended() || seen & session.hangup != 0
+    };
+    let which: Vec<bool> = sessions.iter().map(has_hung_up).collect();
+    sessions.into_iter().zip(which).filter_map(|(session, gone)| gone.then_some(session)).collect()
+}
