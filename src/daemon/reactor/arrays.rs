@@ -10,7 +10,8 @@ use super::administration::Administration;
 use super::directory::{Directory, Listed};
 use super::edges::{Edges, middle};
 use super::error::ReactorError;
-use super::jobs::{JobDone, Jobs, Owner};
+use super::job_pool::{JobDone, Owner};
+use super::jobs::Jobs;
 use super::mailbox::{ArrayFacts, Bell, NewArray, Reply};
 use super::order::{Precedence, Span, Ticket, blocks_of};
 use super::orders::{

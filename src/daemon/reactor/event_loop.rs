@@ -139,7 +139,7 @@ impl Reactor {
         members.open_inbox(&mut ring)?;
         let mailbox = Arc::clone(peers.mailbox(me));
         let wake = Arc::new(mailbox.descriptor()?);
-        let jobs = Jobs::new(Arc::clone(&mailbox), gpu)?;
+        let jobs = Jobs::new(Arc::clone(&peers.jobs), Arc::clone(&mailbox), gpu);
         let now = clock::now();
         let (bell, directory) = (Arc::clone(&peers.bell), Arc::clone(&peers.directory));
         let (memory, place) = (Arc::clone(&peers.memory), Arc::clone(&peers.large_place));

@@ -22,6 +22,7 @@ mod error;
 mod event_loop;
 mod fence;
 mod handle;
+mod job_pool;
 mod jobs;
 mod large;
 mod link;

@@ -1,6 +1,7 @@
 //! What the reactors of a daemon share, and to which of them a client is dealt. Must not know what is posted.
 
 use super::directory::Directory;
+use super::job_pool::JobPool;
 use super::large::LargeToken;
 use super::mailbox::{Bell, Mailbox, Post};
 use super::orders::{ConnectionId, ReactorId};
@@ -26,6 +27,7 @@ pub(super) struct Peers {
     /// Memory for the requests and unread replies of clients.
     pub(super) memory: Arc<Memory>,
     pub(super) large_place: Arc<LargeToken>,
+    pub(super) jobs: Arc<JobPool>,
     pub(super) pulse: Pulse,
 }
 
@@ -42,6 +44,7 @@ impl Peers {
             bell: Arc::default(),
             memory: Arc::new(Memory::new(payload_bytes)),
             large_place: Arc::default(),
+            jobs: Arc::new(JobPool::new()?),
             pulse: Pulse { turned: (0..count).map(|_| AtomicU64::new(0)).collect() },
         })
     }
