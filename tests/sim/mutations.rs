@@ -43,6 +43,8 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
         Mutation::MapPagesCountedUnflushed => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
+        Mutation::ViewWriteLate => (&["steady-4+2", "tight-2+1"], 1),
+        Mutation::ViewMoveLate | Mutation::ViewTicketNotCompared => (&["fresh-2+1"], 1),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }

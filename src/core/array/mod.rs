@@ -36,6 +36,7 @@ mod passes;
 mod recovery;
 mod refusal;
 mod status;
+mod view_reader;
 
 use crate::array::base::inflight::{Ended, Flight, Inflight, InflightTable};
 use crate::array::base::lock::LockTable;
@@ -85,6 +86,7 @@ pub use status::{
     ScrubResult, VolumeStatus,
 };
 use std::collections::VecDeque;
+pub use view_reader::{AskArray, ReadPiece, ReadPlan, ViewReader};
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,6 +306,7 @@ impl Array {
             now: Timestamp(0),
             roster: Roster {
                 census: Census::of(&members),
+                has_changed: true,
                 members,
                 returnable: MemberSet::default(),
                 releasing: Vec::new(),
@@ -609,6 +612,7 @@ impl Array {
                 for key in self.core.work.ended.drain(..) {
                     self.ops.remove(key);
                 }
+                self.show();
                 return;
             }
         }

@@ -196,6 +196,19 @@ mutations! {
     /// T2: a write that released its rows writes old bytes that it had read of them before; newer writes of
     /// others are undone.
     WritesWhatItReadBefore "writes-what-it-read-before",
+    /// Readers on other threads are not shown what a write has changed, and read what it has replaced.
+    ViewWriteLate "view-write-late",
+    /// Readers on other threads are not shown that a slot has images, and read what is still in place.
+    ViewImagesLate "view-images-late",
+    /// Readers on other threads are not shown that a stripe has moved, and read its old slot.
+    ViewMoveLate "view-move-late",
+    /// Readers on other threads are not shown that a stripe was discarded, and read what it held.
+    ViewDiscardLate "view-discard-late",
+    /// Readers on other threads are not shown that a member has left, and read what it has missed.
+    ViewMembersLate "view-members-late",
+    /// Readers on other threads do not look at their ticket after the read, and take another stripe's bytes
+    /// where no hash tells.
+    ViewTicketNotCompared "view-ticket-not-compared",
 }
 
 impl Mutation {

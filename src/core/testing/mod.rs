@@ -4,6 +4,7 @@
 mod atlas;
 mod beyond;
 mod disk;
+mod elsewhere;
 mod explorer;
 mod fate;
 mod faults;

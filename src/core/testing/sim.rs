@@ -16,8 +16,8 @@ use crate::format::{ArrayShape, RegionKind, Role, geometry_for, member_bytes_for
 use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, Job, MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeEvent, VolumeOutput,
-    VolumeStatus, WorkDone,
+    ClientRequest, Job, MemberStatus, NewDevice, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent,
+    VolumeOutput, VolumeStatus, WorkDone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
@@ -697,6 +697,11 @@ impl SimArray {
     #[must_use]
     pub fn status(&self) -> VolumeStatus {
         self.volume.status()
+    }
+
+    /// For reads on other threads than the array's.
+    pub(super) fn view_reader(&self) -> ViewReader {
+        self.volume.view_reader().expect("the volume has one")
     }
 
     /// Tells the array of bytes of the volume that an earlier run could not read.

@@ -7,6 +7,7 @@
 
 mod passing;
 
+use super::elsewhere::Elsewhere;
 use super::old_copies::{OldCopy, roll_back};
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
 use super::superblocks;
@@ -114,6 +115,8 @@ pub struct Run {
     /// Requests with lower numbers may fail: they were under way while too many members had trouble.
     lenient_below: u64,
     watch: Watch,
+    /// A reader on another thread.
+    elsewhere: Elsewhere,
     /// Members that have been in service and in order from the start: bit by index.
     faithful: u64,
     /// Members that had a fault for which a member may be taken out of service: bit by index.
@@ -161,6 +164,7 @@ impl Run {
         let mut sim = sim;
         sim.disks.values_mut().for_each(|disk| disk.slow_flushes = workload.slow_flushes);
         sim.hang_limit = Some(HANG_LIMIT);
+        let elsewhere = Elsewhere::new(random.clone().next_u64());
         Run {
             sim,
             oracle,
@@ -177,6 +181,7 @@ impl Run {
             is_overwhelmed: false,
             lenient_below: 0,
             watch: Watch::default(),
+            elsewhere,
             faithful: u64::MAX,
             guilty,
             tense: 0,
@@ -254,6 +259,7 @@ impl Run {
     /// # Errors
     /// When a client saw something that it must not, with a description.
     pub fn step(&mut self) -> Result<bool, String> {
+        self.elsewhere.step(&self.sim, &mut self.oracle)?;
         let w = self.workload;
         let shares = [
             w.operations,
@@ -298,6 +304,13 @@ impl Run {
         self.reap()?;
         self.hear();
         Ok((self.sim.changes(), self.oracle.now()) != before)
+    }
+
+    /// Reads that were made on another thread: those that verified, those that could not be planned, and those
+    /// that did not verify.
+    #[cfg(test)]
+    pub(super) fn read_elsewhere(&self) -> (u64, u64, u64) {
+        (self.elsewhere.verified, self.elsewhere.unplanned, self.elsewhere.unverified)
     }
 
     /// Waits until every client request has ended.
@@ -360,6 +373,7 @@ impl Run {
         self.guilty = u64::MAX;
         (self.is_overwhelmed, self.lenient_below) = (false, 0);
         self.pending.clear();
+        self.elsewhere.end_all();
         self.oracle.end_all_reads();
         let floor = if power { Floor::Flushed } else { Floor::ALL_ANSWERED };
         for block in 0..self.oracle.blocks() {

@@ -9,8 +9,9 @@ mod driven;
 mod plain;
 
 pub use crate::array::{
-    Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCondition, MemberCounters,
-    MemberStatus, OpKey, Rest, STOPPED_CLEANLY, ScrubResult, Urgency, VolumeStatus, Work, WorkDone,
+    Activity, ActivityKind, ArrayState, AskArray, Job, JobDone, LogState, MemberCondition, MemberCounters,
+    MemberStatus, OpKey, ReadPiece, ReadPlan, Rest, STOPPED_CLEANLY, ScrubResult, Urgency, ViewReader,
+    VolumeStatus, Work, WorkDone,
 };
 pub use api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
@@ -49,6 +50,11 @@ pub trait Volume: Send {
     /// # Errors
     /// Why it would be refused.
     fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminRefusal>;
+
+    /// For reads on other threads; none where they are not possible.
+    fn view_reader(&self) -> Option<ViewReader> {
+        None
+    }
 
     /// The facts of the volume and its array.
     fn status(&self) -> VolumeStatus;

@@ -9,7 +9,7 @@ use super::api::{
     VolumeEvent, VolumeExtent, VolumeOutput,
 };
 use super::driven::DrivenArray;
-use super::{PartLen, Volume, VolumeStatus};
+use super::{PartLen, ViewReader, Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
 use crate::array::{
     Array, ArrayConfig, OpenDevice, StripeReply, StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
@@ -369,6 +369,10 @@ impl Volume for PlainVolume {
 
     fn damage_revision(&self) -> u64 {
         self.driven.array().damage_revision()
+    }
+
+    fn view_reader(&self) -> Option<ViewReader> {
+        Some(self.driven.array().view_reader())
     }
 
     fn status(&self) -> VolumeStatus {

@@ -382,6 +382,18 @@ impl Core {
     /// begins or ends.
     pub(in crate::array) fn count_members(&mut self) {
         self.roster.census = Census::of(&self.roster.members);
+        self.roster.has_changed = true;
+    }
+
+    /// The device of each member that is in service, if members have changed since the last call.
+    pub(in crate::array) fn changed_devices(
+        &mut self,
+    ) -> Option<impl Iterator<Item = Option<DeviceId>> + '_> {
+        let in_service = |member: &Member| match member.state {
+            MemberState::Online => member.device.map(|device| device.id),
+            _ => None,
+        };
+        std::mem::take(&mut self.roster.has_changed).then(|| self.roster.members.iter().map(in_service))
     }
 
     pub(in crate::array) fn member(&self, index: MemberIndex) -> &Member {

@@ -67,6 +67,8 @@ pub(in crate::array) struct Roster {
     pub(in crate::array) members: Vec<Member>,
     /// Counts of them, see [`Core::count_members`].
     pub(in crate::array) census: Census,
+    /// Whether they have changed, and readers on other threads were not shown it yet.
+    pub(in crate::array) has_changed: bool,
     /// Members that were in service when the array failed: nothing was written without them.
     pub(in crate::array) returnable: MemberSet,
     pub(in crate::array) releasing: Vec<DeviceId>,

@@ -8,10 +8,10 @@
 //!
 //! Must not know the content of the images.
 
-use super::Redo;
 use super::journal::Journal;
 use super::overlay::Run;
 use super::permits::Permits;
+use super::{Redo, hides_images};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::Pages;
 use crate::array::{Core, Owner};
@@ -302,7 +302,8 @@ impl Redo {
         self.checkpoint.stage = Stage::Idle;
         self.checkpoint.punching.clear();
         pages.thaw();
-        self.overlay.drop_frozen();
+        let in_place = self.overlay.drop_frozen().filter(|_| !hides_images());
+        in_place.for_each(|slot| pages.show_images(slot, false));
         if self.checkpoint.losses == permits.losses || is_off(Mutation::InPlaceBeforeBump) {
             self.journal.in_place(self.checkpoint.upto);
         } else {

@@ -249,9 +249,12 @@ impl Redo {
         }
         match record {
             LogRecord::InPlace(record) => {
+                let had_images = self.overlay.has_slot(record.slot);
                 for (column, image) in images {
                     self.overlay.insert(record.slot, usize::from(*column), record.row as usize, image);
                 }
+                // Before the rest of the record: until it is in place, nothing of it is on the members.
+                self.show_images(pages, record.slot, had_images);
                 if record.first {
                     pages.clear_slot(record.slot);
                 }
@@ -265,6 +268,7 @@ impl Redo {
             LogRecord::Fresh(record) => {
                 let columns = (0..record.hashes.len() / rows).map(|column| ColumnIndex(column as u16));
                 pages.set_hashes(record.slot, 0..rows, columns, &record.hashes);
+                let had_images = self.overlay.has_slot(record.old_slot);
                 self.overlay.give_up(record.old_slot);
                 if record.slot == record.old_slot {
                     let entry = MapEntry { slot: record.slot, holds_data: true, epoch };
@@ -274,12 +278,24 @@ impl Redo {
                     debug_assert_eq!(old, record.old_slot);
                     self.open.give_up(old);
                 }
+                // After the rest of the record: what is in place was old while the stripe was there.
+                self.show_images(pages, record.old_slot, had_images);
             }
             LogRecord::Discard { stripe, slot } => {
+                let had_images = self.overlay.has_slot(*slot);
                 self.overlay.give_up(*slot);
                 self.slots.discarded.insert(stripe.0);
                 pages.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
+                self.show_images(pages, *slot, had_images);
             }
+        }
+    }
+
+    /// Shows readers on other threads whether the slot has images, if that has changed.
+    fn show_images(&self, pages: &mut Pages, slot: SlotIndex, had_images: bool) {
+        let has_images = self.overlay.has_slot(slot);
+        if has_images != had_images && !hides_images() {
+            pages.show_images(slot, has_images);
         }
     }
 
@@ -562,4 +578,9 @@ impl Redo {
         self.waits.waiting_for_slot.retain(|waiting| *waiting != key);
         self.waits.waiting_for_batch.retain(|waiting| *waiting != key);
     }
+}
+
+/// Whether a test has the images of slots not shown to readers on other threads.
+fn hides_images() -> bool {
+    [Mutation::ViewWriteLate, Mutation::ViewImagesLate].into_iter().any(is_off)
 }

@@ -114,9 +114,17 @@ impl Overlay {
         runs
     }
 
-    /// Drops the frozen images, once they are in place and flushed.
-    pub(super) fn drop_frozen(&mut self) {
-        self.frozen = Generation::default();
+    /// Drops the frozen images, once they are in place and flushed. Returns the slots that have no images any
+    /// more.
+    pub(super) fn drop_frozen(&mut self) -> impl Iterator<Item = SlotIndex> + '_ {
+        let dropped = std::mem::take(&mut self.frozen).slots.into_keys();
+        dropped.filter(|slot| !self.active.slots.contains_key(slot)).map(SlotIndex)
+    }
+
+    /// The slots that have images.
+    pub(super) fn slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        let frozen = self.frozen.slots.keys().filter(|slot| !self.active.slots.contains_key(slot));
+        self.active.slots.keys().chain(frozen).map(|slot| SlotIndex(*slot))
     }
 }
 
@@ -151,7 +159,7 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|row| first(&overlay, row)), [Some(1), Some(2), Some(2), None]);
         overlay.give_up(slot);
         assert_eq!([0, 1, 2].map(|row| first(&overlay, row)), [Some(1), Some(1), None]);
-        overlay.drop_frozen();
+        assert_eq!(overlay.drop_frozen().collect::<Vec<_>>(), [slot]);
         assert!(overlay.is_empty() && !overlay.has_slot(slot));
     }
 

@@ -57,6 +57,7 @@ impl Redo {
     pub(in crate::array) fn settle(
         &mut self,
         core: &mut Core,
+        pages: &mut Pages,
         images: Vec<(SlotIndex, usize, usize, Buf)>,
         stripes: Vec<StripeIndex>,
         tail: Option<u64>,
@@ -68,6 +69,7 @@ impl Redo {
         for (slot, column, row, block) in images {
             self.overlay.insert(slot, column, row, &block);
         }
+        self.overlay.slots().for_each(|slot| pages.show_images(slot, true));
         self.checkpoint.want();
         self.unsettled = Some(Unsettled { tail, stripes, start: None });
         core.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);

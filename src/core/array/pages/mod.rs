@@ -12,15 +12,18 @@ pub(in crate::array) mod stripe_map;
 
 use crate::array::Core;
 use crate::array::base::members::Which;
+use crate::block_io::DeviceId;
 use crate::codec::BlockHasher;
 use crate::format::{Geometry, LogKey, MapEntry, MemberSet, PageIndex};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
 };
+use calpe_view::View;
 use hold::{Arrival, PageTask};
 use patience::UnreadablePages;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use store::PageStore;
 use stripe_map::StripeMap;
 use uuid::Uuid;
@@ -83,6 +86,31 @@ impl Pages {
     /// The page store for a replay, which loads and changes pages while no other operation does.
     pub(in crate::array) fn store_for_replay(&mut self) -> &mut PageStore {
         &mut self.store
+    }
+
+    /// What readers on other threads see.
+    pub(in crate::array) fn view(&self) -> &Arc<View> {
+        self.store.view()
+    }
+
+    /// Goes on with the view of pages that these replace. It shows nothing any more.
+    pub(in crate::array) fn take_over_view(&mut self, other: &mut Pages) {
+        self.store.take_over_view(&mut other.store);
+    }
+
+    /// Shows readers on other threads that a slot has images that are not in place, or has none any more.
+    pub(in crate::array) fn show_images(&mut self, slot: SlotIndex, has_images: bool) {
+        self.store.publisher().set_images(slot.0, has_images);
+    }
+
+    /// Shows readers on other threads the device that serves each member.
+    pub(in crate::array) fn show_members(&mut self, devices: impl Iterator<Item = Option<DeviceId>>) {
+        self.store.publisher().set_members(devices.map(|device| device.map(|device| device.0)));
+    }
+
+    /// Lets readers on other threads read, or sends them all here.
+    pub(in crate::array) fn serve_elsewhere(&mut self, is_open: bool) {
+        self.store.publisher().serve(is_open);
     }
 
     /// Takes over the map of stripes that a replay has found.

@@ -28,6 +28,7 @@ mod blank;
 mod eviction;
 mod hashes;
 mod offers;
+pub(in crate::array) mod shown;
 mod trust;
 mod versions;
 mod write_back;
@@ -42,6 +43,7 @@ use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageIndex, PageLayout,
 };
 use crate::units::{BlockHash, MemberIndex, StripeIndex};
+use calpe_view::Publisher;
 use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -279,6 +281,8 @@ pub(in crate::array) struct PageStore {
     /// loaded once, and counted then or when its first version is flushed.
     map_written: u64,
     settles_for: Settle,
+    /// What readers on other threads see of it.
+    shown: Publisher,
 }
 
 /// The array, and the places of its pages.
@@ -320,8 +324,9 @@ impl PageStore {
         array: Uuid,
         cache_pages_max: usize,
     ) -> PageStore {
+        let layout = PageLayout::new(geometry, checksums);
         PageStore {
-            site: Site { geometry, layout: PageLayout::new(geometry, checksums), key, array },
+            site: Site { geometry, layout, key, array },
             cache_pages_max,
             cached: FxHashMap::default(),
             loads: FxHashMap::default(),
@@ -338,9 +343,10 @@ impl PageStore {
             void: VoidCopies::default(),
             offers: BTreeMap::new(),
             left_alone: BTreeSet::new(),
-            versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
+            versions: Versions::new(layout.pages()),
             map_written: 0,
             settles_for: Settle::Known,
+            shown: Publisher::new(shown::view_size(&geometry, &layout, cache_pages_max as u64)),
         }
     }
 
@@ -363,6 +369,7 @@ impl PageStore {
             Some(cached) => {
                 cached.pins += 1;
                 cached.used = true;
+                self.show_if_hidden(page);
                 Want::Cached
             }
             None => self.load(page, key, torn, usable, out),
@@ -496,6 +503,7 @@ impl PageStore {
     pub(in crate::array) fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
         let (page, at) = self.site.layout.map_entry(stripe.0);
         self.set(page, at, entry.encode(stripe.0));
+        self.show_stripe(stripe, entry);
     }
 
     /// Has a new version of the page written back without a change (R8: every page that the log names).
@@ -539,6 +547,7 @@ impl PageStore {
     pub(in crate::array) fn forget_all(&mut self) {
         assert!(self.loads.is_empty() && self.write_back.frozen.is_empty(), "nothing is on its way");
         assert!(self.cached.values().all(|cached| cached.pins == 0), "nothing is in use");
+        self.shown.forget_all();
         self.cached.clear();
         self.clock.clear();
         self.dirty.clear();
@@ -765,6 +774,7 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
+        self.show(page);
         let is_kept = lost || is_doubted;
         let faults = match is_kept {
             true => copies.faults(truth, torn),

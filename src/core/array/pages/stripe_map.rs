@@ -115,6 +115,11 @@ impl MapBuild {
         MapBuild { geometry, map, stripes: 0, slots: 0 }
     }
 
+    /// Stripes below this one have been gone through.
+    pub(in crate::array) fn placed(&self) -> u64 {
+        self.stripes
+    }
+
     /// Goes through `count` more stripes or slots. Returns the map once it is whole.
     ///
     /// # Errors

@@ -626,8 +626,13 @@ impl Recovery {
         self.outcome.is_none() && matches!(self.step, Step::Held { .. } | Step::Index(_))
     }
 
-    fn index(&mut self, mut build: Box<MapBuild>, pages: &PageStore) -> bool {
-        match build.step(pages, self.cx.stripes_at_once) {
+    fn index(&mut self, mut build: Box<MapBuild>, pages: &mut PageStore) -> bool {
+        let before = build.placed();
+        let built = build.step(pages, self.cx.stripes_at_once);
+        if built.is_ok() {
+            pages.show_stripes(before..build.placed());
+        }
+        match built {
             Ok(None) => self.stay(Step::Index(build)),
             Ok(Some(stripes)) => {
                 self.result.stripes = stripes;

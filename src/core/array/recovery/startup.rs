@@ -278,6 +278,7 @@ impl Array {
         let (array, width) = (self.supers.template().array, self.core.map.width());
         let journal = self.redo.facts().empty_journal(array, width);
         self.redo.begin_anew(facts, journal);
+        pages.take_over_view(&mut self.pages);
         self.pages = pages;
         self.startup.running = Some(Running { recovery: Box::new(Recovery::new(context)), losses });
         self.poll_recovery();
@@ -525,7 +526,7 @@ impl Array {
         self.redo.replayed(journal);
         self.startup.end_recovery();
         if let Some(Lifted { images, stripes }) = lifted {
-            self.redo.settle(&mut self.core, images, stripes, tail);
+            self.redo.settle(&mut self.core, &mut self.pages, images, stripes, tail);
             return self.begin_serving();
         }
         if is_off(Mutation::NoCut) {

@@ -16,6 +16,8 @@ impl PageStore {
         let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
         *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
         cached.trust = Trust::Lost;
+        self.show(page);
+        let cached = &self.cached[&page];
         // Copies that are not blank are no worse than those that are.
         if let Some(due) = self.due.get_mut(&page) {
             due.heal = MemberSet::new();
@@ -43,6 +45,7 @@ impl PageStore {
         }
         self.void.all.extend(lacking);
         self.cached.remove(&page);
+        self.show(page);
         self.clock.retain(|&other| other != page);
     }
 

@@ -30,6 +30,7 @@ impl PageStore {
             let page = self.clock.pop_front().expect("more than the bound");
             if self.is_evictable(page) && !self.at(page).used {
                 self.cached.remove(&page);
+                self.show(page);
             } else {
                 self.cached.get_mut(&page).expect("pages of the clock are cached").used = false;
                 self.clock.push_back(page);

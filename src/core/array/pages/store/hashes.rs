@@ -31,6 +31,7 @@ impl PageStore {
     pub(crate) fn set_hash(&mut self, slot: SlotIndex, row: usize, column: ColumnIndex, hash: BlockHash) {
         let (page, entry) = self.site.layout.hash_entry(slot, row, usize::from(column.0));
         self.set(page, entry, hash.0);
+        self.show_hashes(slot, page, std::iter::once((entry, hash)));
     }
 
     /// The hashes of rows of a column.
@@ -78,9 +79,12 @@ impl PageStore {
             self.touch(page);
             let cached = self.cached.get_mut(&page).expect("it was just marked");
             let image = Arc::make_mut(&mut cached.page);
+            let before = entries.clone();
             while let Some((_, entry, hash)) = entries.next_if(|(other, _, _)| *other == page) {
                 image.entries[entry] = hash.0;
             }
+            let changed = before.take_while(|(other, _, _)| *other == page);
+            self.show_hashes(slot, page, changed.map(|(_, entry, hash)| (entry, hash)));
         }
     }
 

@@ -124,6 +124,7 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
+        self.show(page);
         let ((good, marked), outcome) = (Default::default(), LoadOutcome::Ready);
         Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread: None }
     }

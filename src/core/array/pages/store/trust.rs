@@ -64,6 +64,7 @@ impl PageStore {
         let image = Arc::make_mut(&mut cached.page);
         image.sequence = image.sequence.max(known) + AHEAD;
         cached.trust = Trust::Known;
+        self.show(page);
     }
 
     /// Settles the content of the page, because it is written to a device that is being built. Two versions
@@ -79,6 +80,7 @@ impl PageStore {
     pub(super) fn drop_unless_known(&mut self, page: PageIndex) {
         if self.at(page).trust != Trust::Known {
             self.cached.remove(&page);
+            self.show(page);
             self.clock.retain(|&other| other != page);
         }
     }

@@ -1,0 +1,117 @@
+//! What of the stripe map and of the cached pages readers on other threads see: all hashes of pages that are
+//! known, and where every stripe is. The view itself is `calpe_view`; each function here publishes one change
+//! whole.
+//!
+//! Invariant: a page of hashes is shown only while it is cached and known. Must not know who reads.
+
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::store::{PageStore, Trust};
+use crate::format::{Geometry, MapEntry, PAGE_ENTRIES, PageIndex, PageLayout, hash_of_entry};
+use crate::units::{BlockHash, SlotIndex, StripeIndex};
+use calpe_view::{Hash, Publisher, Size, View};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The size of the view of an array whose cache holds at most `cache_pages_max` pages of hashes.
+pub(in crate::array) fn view_size(geometry: &Geometry, layout: &PageLayout, cache_pages_max: u64) -> Size {
+    let pages = layout.pages() - layout.map_pages();
+    Size {
+        stripes: geometry.stripes(),
+        slots: geometry.slots,
+        pages,
+        frames: u32::try_from(cache_pages_max.min(pages)).unwrap_or(u32::MAX - 1),
+        entries: PAGE_ENTRIES as u32,
+        members: geometry.width(),
+    }
+}
+
+/// A hash as the view keeps it: that of a block whose own member has its bytes, or none.
+fn shown(hash: BlockHash) -> Hash {
+    if !hash.is_stored() {
+        return [0; 2];
+    }
+    let (halves, _) = hash.0.as_chunks::<8>();
+    [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])]
+}
+
+/// See [`shown`].
+pub(in crate::array) fn hash_of_shown([low, high]: Hash) -> BlockHash {
+    let mut hash = [0; 16];
+    hash[..8].copy_from_slice(&low.to_le_bytes());
+    hash[8..].copy_from_slice(&high.to_le_bytes());
+    BlockHash(hash)
+}
+
+impl PageStore {
+    /// The view.
+    pub(in crate::array) fn view(&self) -> &Arc<View> {
+        self.shown.view()
+    }
+
+    /// The view's publisher, for what is not of pages.
+    pub(in crate::array) fn publisher(&mut self) -> &mut Publisher {
+        &mut self.shown
+    }
+
+    /// Goes on with the view of a store that this one replaces. It shows nothing any more.
+    pub(in crate::array) fn take_over_view(&mut self, other: &mut PageStore) {
+        std::mem::swap(&mut self.shown, &mut other.shown);
+        self.shown.forget_all();
+    }
+
+    /// Shows where these stripes are, by the map pages as they are.
+    pub(in crate::array) fn show_stripes(&mut self, stripes: Range<u64>) {
+        for stripe in stripes.map(StripeIndex) {
+            let entry = self.map_entry(stripe);
+            self.show_stripe(stripe, entry);
+        }
+    }
+
+    pub(super) fn show_stripe(&mut self, stripe: StripeIndex, entry: MapEntry) {
+        let is_late = is_off(Mutation::ViewMoveLate) && entry.holds_data
+            || is_off(Mutation::ViewDiscardLate) && !entry.holds_data;
+        // Stripes that do not exist may have entries.
+        if stripe.0 < self.site.geometry.stripes() && entry.slot.0 < self.site.geometry.slots && !is_late {
+            self.shown.set_stripe(stripe.0, entry.slot.0, entry.holds_data, false);
+        }
+    }
+
+    /// Shows a page of hashes as it is in the cache, if it may be shown, and else no more.
+    pub(super) fn show(&mut self, page: PageIndex) {
+        let Some(shown_as) = self.shown_as(page) else { return };
+        match self.cached.get(&page).filter(|cached| cached.trust == Trust::Known) {
+            Some(cached) => {
+                let hashes = cached.page.entries.iter().map(|entry| shown(hash_of_entry(*entry)));
+                self.shown.show_page(shown_as, hashes);
+            }
+            None => self.shown.hide_page(shown_as),
+        }
+    }
+
+    /// Shows a page that is in the cache, if it is not shown: there was no room when it was loaded.
+    pub(super) fn show_if_hidden(&mut self, page: PageIndex) {
+        if self.shown_as(page).is_some_and(|page| !self.shown.shows(page)) {
+            self.show(page);
+        }
+    }
+
+    /// Shows hashes of a slot that were changed in these entries of a page.
+    pub(super) fn show_hashes(
+        &mut self,
+        slot: SlotIndex,
+        page: PageIndex,
+        entries: impl Iterator<Item = (usize, BlockHash)>,
+    ) {
+        if is_off(Mutation::ViewWriteLate) {
+            return;
+        }
+        let Some(page) = self.shown_as(page).filter(|page| self.shown.shows(*page)) else { return };
+        let mut change = self.shown.change(slot.0);
+        entries.for_each(|(entry, hash)| change.set(page, entry, shown(hash)));
+    }
+
+    /// The number of a page of hashes in the view; none for a page of the stripe map.
+    fn shown_as(&self, page: PageIndex) -> Option<u64> {
+        page.0.checked_sub(self.site.layout.map_pages())
+    }
+}
