@@ -22,6 +22,7 @@ use super::error::fault_kind;
 use super::inbox::Inbox;
 use super::ready::{MemberCompletion, Ready, ReadyQueue};
 use super::registered::{Registration, fixed_index, register};
+use super::shared::SharedDevice;
 use super::system_call::{TRANSFER_MAX, system_call, zero_mode};
 use super::{Device, DeviceKind, Ring};
 use calpe_core::block_io::{
@@ -85,6 +86,8 @@ const HANGS: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT
 pub(crate) struct MemberIo {
     tag: u64,
     pool: Pool,
+    /// How many threads may read its devices.
+    readers: usize,
     registration: Registration,
     devices: Vec<Option<Attached>>,
     flights: Slab<Flight>,
@@ -106,6 +109,8 @@ pub(crate) struct MemberIo {
     last_turn: Option<Timestamp>,
     /// Devices found to be gone that were not reported yet.
     gone: Vec<(u32, DeviceId, IoFault)>,
+    /// Released devices that other threads still read.
+    closing: Vec<DeviceId>,
 }
 
 #[derive(Debug)]
@@ -113,6 +118,8 @@ struct Attached {
     device: Device,
     /// The ring that its operations use instead of the shared one.
     aside: Option<Aside>,
+    /// What other threads read it through; none where only this engine can.
+    shared: Option<Arc<SharedDevice>>,
     owner: u32,
     in_flight: u32,
     /// Its operations that the kernel has.
@@ -189,9 +196,11 @@ impl Flight {
 impl MemberIo {
     /// An executor whose ring entries carry `tag`, which occupies the upper 32 bits of their
     /// `user_data`.
+    /// `readers`: threads that may read its devices beside it.
     #[must_use]
-    pub(crate) fn new(tag: u32, pool: &Pool) -> MemberIo {
+    pub(crate) fn new(tag: u32, pool: &Pool, readers: usize) -> MemberIo {
         MemberIo {
+            readers,
             tag: u64::from(tag) << 32,
             pool: pool.clone(),
             registration: Registration::Pending,
@@ -207,6 +216,7 @@ impl MemberIo {
             clock: 0,
             last_turn: None,
             gone: Vec::new(),
+            closing: Vec::new(),
         }
     }
 
@@ -238,9 +248,13 @@ impl MemberIo {
             self.devices.resize_with(index + 1, || None);
         }
         assert!(self.devices[index].is_none(), "device id {} given out twice", id.0);
+        let readers = self.readers;
+        let share = || Arc::new(SharedDevice::new(device.raw_fd(), device.facts().memory, readers));
+        let shared = (is_shared && !device.holds_up()).then(share);
         self.devices[index] = Some(Attached {
             device,
             aside,
+            shared,
             owner,
             in_flight: 0,
             depth: 0,
@@ -273,6 +287,12 @@ impl MemberIo {
         self.devices.get(id.0 as usize)?.as_ref().map(|attached| &attached.device)
     }
 
+    /// What other threads may read a device through; none where only this engine can, or it is not open.
+    #[must_use]
+    pub(crate) fn shared(&self, id: DeviceId) -> Option<Arc<SharedDevice>> {
+        self.devices.get(id.0 as usize)?.as_ref()?.shared.clone()
+    }
+
     /// Closes a device as soon as nothing is in flight on it. Operations that the kernel does not
     /// have yet end at once.
     pub(crate) fn release(&mut self, id: DeviceId) {
@@ -281,11 +301,18 @@ impl MemberIo {
             return;
         }
         let in_flight = attached.in_flight as usize;
+        let is_read = attached.shared.as_ref().is_some_and(|shared| {
+            shared.release();
+            !shared.is_unused()
+        });
         let waiting = std::mem::take(&mut attached.waiting);
         match attached.device.remote() {
             Some(remote) => remote.release(),
-            None if in_flight > 0 => attached.device.leave(),
+            None if in_flight > 0 || is_read => attached.device.leave(),
             None => {}
+        }
+        if is_read {
+            self.closing.push(id);
         }
         self.awaited -= in_flight;
         for key in waiting {
@@ -406,6 +433,20 @@ impl MemberIo {
         let passed = self.last_turn.replace(now).map_or(0, |last| now.nanos_since(last));
         self.clock += passed.min(TURN_NANOS_MAX);
         self.take_returned();
+        self.close_unread();
+    }
+
+    /// Closes released devices that nobody reads any more.
+    fn close_unread(&mut self) {
+        if self.closing.is_empty() {
+            return;
+        }
+        let devices = &self.devices;
+        let is_read = |id: &DeviceId| devices[id.0 as usize].as_ref().is_some_and(Attached::is_read);
+        let (closing, unread) = std::mem::take(&mut self.closing).into_iter().partition(is_read);
+        self.closing = closing;
+        let unread: Vec<DeviceId> = unread;
+        unread.into_iter().for_each(|id| self.close_if_idle(id));
     }
 
     /// Starts to check whether files are still at their paths; [`MemberIo::vanished`] reports the
@@ -554,7 +595,9 @@ impl MemberIo {
 
     fn close_if_idle(&mut self, id: DeviceId) {
         if let Some(slot) = self.devices.get_mut(id.0 as usize)
-            && slot.as_ref().is_some_and(|a| a.released && a.in_flight == 0 && a.look.is_none())
+            && slot
+                .as_ref()
+                .is_some_and(|a| a.released && a.in_flight == 0 && a.look.is_none() && !a.is_read())
         {
             *slot = None;
         }
@@ -746,6 +789,11 @@ impl MemberIo {
 }
 
 impl Attached {
+    /// Whether other threads are reading it.
+    fn is_read(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| !shared.is_unused())
+    }
+
     /// Whether it is in use, and not known to be gone.
     fn is_in_service(&self) -> bool {
         !self.released && !self.reported_gone
@@ -781,7 +829,9 @@ impl Drop for MemberIo {
             .for_each(std::mem::forget);
         // Operations in a ring beside this one delay the closing of its device; nothing waits for
         // that.
-        let is_kept = |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0;
+        let is_kept =
+            |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0 || attached.is_read();
+        self.devices.iter().flatten().filter_map(|a| a.shared.as_ref()).for_each(|shared| shared.release());
         self.devices.drain(..).flatten().filter(is_kept).for_each(std::mem::forget);
         if !self.flights.is_empty() {
             // The kernel may still write into these buffers: losing the memory is the lesser evil.
@@ -849,7 +899,7 @@ mod tests {
         fn with(dir: TempDir, device: Device) -> Bench {
             let mut ring = Ring::new().unwrap();
             let pool = Pool::new(4 << 20).unwrap();
-            let mut members = MemberIo::new(TAG, &pool);
+            let mut members = MemberIo::new(TAG, &pool, 1);
             members.add(&mut ring, ID, OWNER, device);
             let now = Timestamp(1);
             members.pass_time(now);

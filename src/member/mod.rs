@@ -26,6 +26,7 @@ mod remote;
 mod remote_error;
 mod ring;
 mod ring_memory;
+mod shared;
 mod system_call;
 
 pub use access::Access;
@@ -45,3 +46,4 @@ pub(crate) use remote::{
 };
 pub(crate) use remote_error::RemoteError;
 pub(crate) use ring::{Ring, RingEvent};
+pub(crate) use shared::{DeviceReads, SharedDevice};

@@ -86,7 +86,7 @@ pub use status::{
     ScrubResult, VolumeStatus,
 };
 use std::collections::VecDeque;
-pub use view_reader::{AskArray, ReadPiece, ReadPlan, ViewReader};
+pub use view_reader::{AskArray, PlanExtent, ReadPiece, ReadPlan, ViewReader};
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

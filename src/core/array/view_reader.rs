@@ -53,6 +53,14 @@ pub struct ReadPiece {
     pub len: usize,
 }
 
+/// How much of a plan there is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanExtent {
+    pieces: usize,
+    hashes: usize,
+    tickets: usize,
+}
+
 /// The read has to be made by the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("only the array can read this")]
@@ -67,18 +75,20 @@ impl ReadPlan {
 
     /// Forgets everything that is planned.
     pub fn clear(&mut self) {
-        self.truncate((0, 0, 0));
+        self.truncate(PlanExtent::default());
     }
 
-    /// Numbers of pieces, hashes and tickets.
-    fn lens(&self) -> (usize, usize, usize) {
-        (self.pieces.len(), self.hashes.len(), self.tickets.len())
+    /// How much is planned.
+    #[must_use]
+    pub fn extent(&self) -> PlanExtent {
+        PlanExtent { pieces: self.pieces.len(), hashes: self.hashes.len(), tickets: self.tickets.len() }
     }
 
-    fn truncate(&mut self, (pieces, hashes, tickets): (usize, usize, usize)) {
-        self.pieces.truncate(pieces);
-        self.hashes.truncate(hashes);
-        self.tickets.truncate(tickets);
+    /// Forgets what was planned since.
+    pub fn truncate(&mut self, extent: PlanExtent) {
+        self.pieces.truncate(extent.pieces);
+        self.hashes.truncate(extent.hashes);
+        self.tickets.truncate(extent.tickets);
     }
 }
 
@@ -105,7 +115,7 @@ impl ViewReader {
     /// As [`ViewReader::plan`].
     pub fn plan_also(&self, offset: VolumeOffset, len: usize, plan: &mut ReadPlan) -> Result<(), AskArray> {
         assert!(offset.0.is_multiple_of(ROW_BYTES) && len.is_multiple_of(BLOCK), "whole blocks are read");
-        let before = plan.lens();
+        let before = plan.extent();
         let planned = self.plan_stripes(offset.0, len, plan).ok_or(AskArray);
         if planned.is_err() {
             plan.truncate(before);

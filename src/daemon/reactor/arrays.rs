@@ -26,8 +26,8 @@ use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
     self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, RequestId, Volume, VolumeEvent,
-    VolumeOutput,
+    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, Orphan, RequestId, Volume,
+    VolumeEvent, VolumeOutput,
 };
 use slab::Slab;
 use std::collections::VecDeque;
@@ -74,6 +74,8 @@ struct Hosted {
     pending: Slab<Pending>,
     /// Those of them that modify.
     modifying: usize,
+    /// Held while some of them are orphans: reads that overlap them have to wait, so all come here.
+    orphans: Option<(usize, Orphan)>,
     /// Which order waits for which, and those that wait.
     order: Precedence<Order>,
     waiting: usize,
@@ -214,7 +216,11 @@ impl Hosted {
             }
             (result, _) => result,
         };
-        let Pending { requester, ticket, charge, long, allocation, .. } = self.pending.remove(key);
+        let Pending { requester, ticket, is_orphan, charge, long, allocation, .. } = self.pending.remove(key);
+        if let Some((count, _)) = self.orphans.as_mut().filter(|_| is_orphan) {
+            *count -= 1;
+            self.orphans.take_if(|(count, _)| *count == 0);
+        }
         if request.command.modifies() {
             self.modifying -= 1;
             self.leave(&request, ticket, outcomes);
@@ -326,9 +332,10 @@ impl Arrays {
         };
         export.check().map_err(|fault| ReactorError::Export { name: name.clone(), fault })?;
         // Clients that see it now find it here when this turn goes on.
-        let listed = self.directory.add(Listed::new((id, owner), export, volume.part_len(), rules))?;
+        let listed = self.directory.add(Listed::new((id, owner), export, &*volume, rules))?;
         for (device_id, device) in devices {
             self.members.add(ring, device_id, id.0, device);
+            share(&self.members, &listed, device_id);
         }
         let index = id.0 as usize;
         if self.hosted.len() <= index {
@@ -341,6 +348,7 @@ impl Arrays {
             stopping: Stopping::new(),
             pending: Slab::new(),
             modifying: 0,
+            orphans: None,
             order: Precedence::default(),
             waiting: 0,
             last_request: now,
@@ -398,8 +406,9 @@ impl Arrays {
         self.outcomes.push_back(Outcome::Dropped { order, waited: Some(ticket) });
     }
 
-    /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them.
-    pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester) {
+    /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them. `hold`
+    /// has all reads come here meanwhile.
+    pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester, mut hold: Option<Orphan>) {
         let Some(hosted) = self.get_mut(id) else { return };
         let block = hosted.block();
         let of_it = |pending: &&mut Pending| pending.requester == requester && !pending.is_orphan;
@@ -408,6 +417,11 @@ impl Arrays {
             if span.modifies {
                 pending.is_orphan = true;
                 hosted.order.orphan(&span, pending.ticket);
+                match (&mut hosted.orphans, hold.take()) {
+                    (Some((count, _)), _) => *count += 1,
+                    (none, Some(hold)) => *none = Some((1, hold)),
+                    (None, None) => {}
+                }
             }
         }
     }
@@ -452,7 +466,7 @@ impl Arrays {
                 }
                 ArrayAction::Io { device, token, op } => self.members.submit(ring, id.0, device, token, op),
                 ArrayAction::AdminDone(request, result) => self.admin_done(id, request, result),
-                ArrayAction::Release(device) => self.members.release(device),
+                ArrayAction::Release(device) => self.release(id, device),
                 ArrayAction::Notice(notice) => self.notice(id, notice),
                 ArrayAction::WritesLost => {
                     self.outcomes.push_back(Outcome::News(News::WritesLost(id)));
@@ -479,6 +493,11 @@ impl Arrays {
     /// Does small jobs that have gathered: while completions never end, nothing else would do them.
     pub(super) fn do_small_jobs(&mut self) {
         self.jobs.do_small();
+    }
+
+    /// Where jobs are run.
+    pub(super) fn jobs(&mut self) -> &mut Jobs {
+        &mut self.jobs
     }
 
     /// Gives away the jobs that have come since the last turn.
@@ -533,6 +552,14 @@ impl Arrays {
         }
     }
 
+    /// Lets go of a device.
+    fn release(&mut self, id: ArrayId, device: DeviceId) {
+        if let Some(array) = self.get(id) {
+            array.listed.devices().remove(device);
+        }
+        self.members.release(device);
+    }
+
     fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
         if ends_pass(notice.kind) {
             self.bell.tell_pass_ended();
@@ -560,8 +587,12 @@ impl Arrays {
             return;
         }
         let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
+        let listed = self.get(id).map(|array| Arc::clone(&array.listed));
         for (device_id, device) in devices {
             self.members.add(ring, device_id, id.0, device);
+            if let Some(listed) = &listed {
+                share(&self.members, listed, device_id);
+            }
         }
         let request_id = self.administration.begin(id, ids, reply);
         self.step(ring, now, id, VolumeEvent::Admin(request_id, request));
@@ -581,7 +612,7 @@ impl Arrays {
         let result = result.map_err(ReactorError::Refused);
         if let Some((devices, reply)) = self.administration.end(request) {
             if result.is_err() {
-                devices.into_iter().for_each(|device| self.members.release(device));
+                devices.into_iter().for_each(|device| self.release(id, device));
             }
             // The requester may have gone.
             let _ = reply.send(result);
@@ -699,6 +730,13 @@ impl Arrays {
     /// The arrays that did not stop cleanly, and why.
     pub(super) fn take_unclean(&mut self) -> Vec<String> {
         std::mem::take(&mut self.unclean)
+    }
+}
+
+/// Lists a device that any reactor may read.
+fn share(members: &MemberIo, listed: &Listed, device: DeviceId) {
+    if let Some(shared) = members.shared(device) {
+        listed.devices().add(device, shared);
     }
 }
 

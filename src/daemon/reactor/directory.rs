@@ -5,10 +5,12 @@ use super::error::ReactorError;
 use super::fence::{Fence, Session};
 
 use super::orders::{ArrayId, ReactorId, Requester};
+use crate::member::SharedDevice;
 use crate::tls::PeerRules;
+use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{ExportInfo, Request};
-use calpe_core::volume::{ClientRequest, PartLen};
-use std::sync::atomic::{AtomicBool, Ordering};
+use calpe_core::volume::{ClientRequest, PartLen, ViewReader, Volume};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// See the head of this file.
@@ -17,12 +19,46 @@ pub(super) struct Directory {
     all: RwLock<Vec<Arc<Listed>>>,
 }
 
+/// The devices of an array that any reactor may read, in the order of their ids.
+#[derive(Debug, Default)]
+pub(super) struct SharedDevices {
+    all: RwLock<Vec<(DeviceId, Arc<SharedDevice>)>>,
+    /// Changes whenever they do.
+    version: AtomicU64,
+}
+
+impl SharedDevices {
+    pub(super) fn add(&self, id: DeviceId, device: Arc<SharedDevice>) {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        let at = all.partition_point(|(other, _)| *other < id);
+        all.insert(at, (id, device));
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn remove(&self, id: DeviceId) {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(other, _)| *other != id);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(super) fn all(&self) -> Vec<(DeviceId, Arc<SharedDevice>)> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// One array, as clients see it.
 pub(super) struct Listed {
     id: ArrayId,
     owner: ReactorId,
     export: ExportInfo,
     part_len: PartLen,
+    /// For reads on other reactors than the owner's; none where they are not possible.
+    reader: Option<ViewReader>,
+    devices: SharedDevices,
     /// Which certificates may use it; none: all of them.
     rules: RwLock<Option<Arc<PeerRules>>>,
     is_serving: AtomicBool,
@@ -43,14 +79,16 @@ impl Listed {
     pub(super) fn new(
         (id, owner): (ArrayId, ReactorId),
         export: ExportInfo,
-        part_len: PartLen,
+        volume: &dyn Volume,
         rules: Option<Arc<PeerRules>>,
     ) -> Listed {
         Listed {
             id,
             owner,
             export,
-            part_len,
+            part_len: volume.part_len(),
+            reader: volume.view_reader(),
+            devices: SharedDevices::default(),
             rules: RwLock::new(rules),
             is_serving: AtomicBool::new(true),
             is_gone: AtomicBool::new(false),
@@ -98,6 +136,16 @@ impl Listed {
     /// How many bytes of a request without payload are done at once.
     pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
         (self.part_len)(request)
+    }
+
+    /// For reads on any reactor; none where they are not possible.
+    pub(super) fn reader(&self) -> Option<&ViewReader> {
+        self.reader.as_ref()
+    }
+
+    /// The devices that any reactor may read.
+    pub(super) fn devices(&self) -> &SharedDevices {
+        &self.devices
     }
 
     /// Its clients.

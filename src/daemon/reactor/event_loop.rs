@@ -44,8 +44,9 @@ use super::listeners::Listeners;
 use super::long::Writing;
 use super::mailbox::{Command, Mailbox, Post};
 use super::order::Ticket;
-use super::orders::{ArrayId, ConnectionId, News, Order, Outcome, ReactorId};
+use super::orders::{ArrayId, ConnectionId, News, Order, Outcome, ReactorId, answer_of};
 use super::peers::{ACCEPTOR, Dealer, Peers};
+use super::reads::{Ended, Reads};
 use super::seats::Seated;
 use super::sockets::{SocketEvent, Sockets};
 use super::stopping::{DRAIN_NANOS, STOP_NANOS_MAX};
@@ -54,6 +55,7 @@ use crate::daemon::{clock, drill, events::EventLog};
 use crate::member::{MemberIo, Ring, RingEvent};
 use calpe_core::block_io::Pool;
 use calpe_core::units::Timestamp;
+use calpe_core::volume::ViewReader;
 use calpe_gpu::GpuRuntime;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -65,6 +67,9 @@ const TAG_MEMBER: u32 = 1;
 
 /// `user_data` of socket operations.
 const TAG_SOCKET: u32 = 2;
+
+/// `user_data` of reads that need no owner.
+const TAG_READ: u32 = 3;
 
 /// Longest wait while anything is going on, as promised to volumes.
 const TICK_BUSY: Duration = Duration::from_millis(100);
@@ -111,6 +116,7 @@ pub(super) struct Reactor {
     clients: Clients,
     listeners: Listeners,
     arrays: Arrays,
+    reads: Reads,
     peers: Arc<Peers>,
     /// Of the reactor that accepts connections.
     dealer: Dealer,
@@ -135,7 +141,7 @@ impl Reactor {
     ) -> io::Result<Reactor> {
         let ReactorConfig { reactors, pool, connections_max, gpu, .. } = config;
         let mut ring = Ring::new()?;
-        let mut members = MemberIo::new(TAG_MEMBER, &pool);
+        let mut members = MemberIo::new(TAG_MEMBER, &pool, reactors);
         members.open_inbox(&mut ring)?;
         let mailbox = Arc::clone(peers.mailbox(me));
         let wake = Arc::new(mailbox.descriptor()?);
@@ -148,6 +154,7 @@ impl Reactor {
             sockets: Sockets::new(ring, TAG_SOCKET),
             clients: Clients::new(me, pool.clone(), memory, place, connections_max),
             listeners: Listeners::default(),
+            reads: Reads::new(me, TAG_READ, pool.clone()),
             arrays: Arrays::new(members, jobs, pool, events, bell, directory),
             peers,
             dealer: Dealer::new(reactors),
@@ -184,6 +191,7 @@ impl Reactor {
                 self.dispatch(event);
             }
             self.take_posts();
+            self.take_reads();
             self.arrays.pass_time(self.now);
             self.tick_if_due();
             self.work();
@@ -209,9 +217,16 @@ impl Reactor {
     }
 
     fn dispatch(&mut self, event: RingEvent) {
-        if (event.user_data >> 32) as u32 == TAG_MEMBER {
-            self.arrays.complete(self.sockets.ring(), event.user_data, event.result);
-            return;
+        match (event.user_data >> 32) as u32 {
+            TAG_MEMBER => {
+                self.arrays.complete(self.sockets.ring(), event.user_data, event.result);
+                return;
+            }
+            TAG_READ => {
+                self.reads.complete(event.user_data, event.result);
+                return;
+            }
+            _ => {}
         }
         match self.sockets.complete(event.user_data, event.result) {
             None => {}
@@ -276,6 +291,8 @@ impl Reactor {
         while let Some(key) = self.clients.turn().next_dirty() {
             self.parse(key);
         }
+        self.reads.verify_gathered();
+        self.take_reads();
     }
 
     /// Goes on with a connection's long requests and takes its received requests, as far as it may start them
@@ -390,8 +407,31 @@ impl Reactor {
         }
     }
 
+    /// Carries an order out here, if it is a read for which that is possible, or hands it to the owner of its
+    /// array.
+    fn hand_over(&mut self, array: &Arc<Listed>, order: Order) {
+        let (ring, jobs) = (self.sockets.ring(), self.arrays.jobs());
+        if let Some(order) = self.reads.take(ring, jobs, self.now, array, order) {
+            self.ask_owner(array, order);
+        }
+        self.take_reads();
+    }
+
+    /// Takes the reads that have ended.
+    fn take_reads(&mut self) {
+        for errand in self.arrays.jobs().take_errands() {
+            self.reads.errand_ended(errand);
+        }
+        while let Some(ended) = self.reads.next_ended() {
+            match ended {
+                Ended::Read(order, buf) => self.clients.answer(self.now, answer_of(order, buf)),
+                Ended::AskOwner(array, order) => self.ask_owner(&array, order),
+            }
+        }
+    }
+
     /// Hands an order to the owner of its array.
-    fn hand_over(&mut self, array: &Listed, order: Order) {
+    fn ask_owner(&mut self, array: &Listed, order: Order) {
         if array.owner() == self.me {
             self.arrays.submit(self.sockets.ring(), self.now, array.id(), order);
         } else if let Err(Post::Order { order, .. }) =
@@ -454,11 +494,12 @@ impl Reactor {
             *looked = true;
             let (id, owner) = (array.id(), array.owner());
             seat.look(|requester| {
+                let hold = array.reader().map(ViewReader::orphan);
                 if owner == self.me {
-                    self.arrays.orphan(id, requester);
+                    self.arrays.orphan(id, requester, hold);
                 } else {
                     // Where the owner has ended, its volume has nothing any more.
-                    let _ = self.peers.post(owner, Post::Orphan { array: id, requester });
+                    let _ = self.peers.post(owner, Post::Orphan { array: id, requester, hold });
                 }
             });
         }
@@ -502,7 +543,10 @@ impl Reactor {
             }
             Outcome::Dropped { order, waited } => self.clients.lose_order(self.now, order, waited),
             Outcome::News(News::WritesLost(array)) => self.clients.lose_writes(array),
-            Outcome::News(News::Leaves(array)) => self.clients.close_clients_of(self.now, array),
+            Outcome::News(News::Leaves(array)) => {
+                self.reads.forget(array);
+                self.clients.close_clients_of(self.now, array);
+            }
         }
     }
 }
@@ -524,7 +568,7 @@ impl Reactor {
             Post::Order { array, order } => self.arrays.submit(ring, now, array, order),
             Post::Resume { array, ticket } => self.arrays.resume(ring, now, array, ticket),
             Post::GiveUp { array, ticket } => self.arrays.give_up(array, ticket),
-            Post::Orphan { array, requester } => self.arrays.orphan(array, requester),
+            Post::Orphan { array, requester, hold } => self.arrays.orphan(array, requester, hold),
             Post::Outcome(outcome) => self.take_outcome(outcome),
             Post::Client(connection) => self.clients.take_over(now, *connection),
             Post::ClientGone(reactor, origin) => self.client_gone(reactor, Some(origin)),
@@ -631,6 +675,8 @@ impl Reactor {
             self.clients.close_overdue(now);
             self.listeners.resume(&mut self.sockets);
             self.clients.resume_tls();
+            self.reads.lose_patience(now);
+            self.take_reads();
             self.arrays.report_vanished(self.sockets.ring(), now);
             self.arrays.leave_stragglers(self.sockets.ring(), now);
             self.pass_on();
@@ -646,7 +692,10 @@ impl Reactor {
 
     /// The longest time between two ticks.
     fn pace(&self) -> Duration {
-        let is_busy = self.stopping.is_some() || self.clients.is_busy() || self.arrays.is_busy(self.now);
+        let is_busy = self.stopping.is_some()
+            || self.clients.is_busy()
+            || self.reads.is_busy()
+            || self.arrays.is_busy(self.now);
         if is_busy { TICK_BUSY } else { TICK_IDLE }
     }
 }

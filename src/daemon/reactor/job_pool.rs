@@ -8,6 +8,7 @@ use super::mailbox::Mailbox;
 use super::orders::ArrayId;
 use super::sys;
 use crate::daemon::drill;
+use calpe_core::block_io::BufMut;
 use calpe_core::codec::CodedColumns;
 use calpe_core::volume::{self, OpKey, Urgency};
 use calpe_gpu::{Answer, Tag};
@@ -41,9 +42,22 @@ pub(super) type JobDone = volume::JobDone<Owner>;
 /// What a thread returns: its result, or the panic of the job.
 pub(super) type Outcome = Result<JobDone, Box<dyn Any + Send>>;
 
+/// What the threads do beside the jobs of volumes.
+pub(super) type Errand = Box<dyn FnOnce() -> ErrandDone + Send>;
+
+/// Its result, for whoever sent it.
+// Plain data: it travels between threads.
+pub(super) struct ErrandDone {
+    /// The sender's name for it.
+    pub(super) key: usize,
+    pub(super) buf: BufMut,
+    pub(super) is_right: bool,
+}
+
 /// A result from a thread or a GPU.
 pub(super) enum Returned {
     Thread(Outcome),
+    Errand(ErrandDone),
     Gpu(Tag, CodedColumns),
     /// A job that panicked on the CPU after a GPU was given it.
     Lost(Tag),
@@ -107,12 +121,20 @@ struct Shared {
     more: Condvar,
     /// Bytes of the inputs of the jobs that wait or run.
     bytes: AtomicUsize,
+    /// Threads that wait for work.
+    idle: AtomicUsize,
 }
 
-/// A job, and where its result is awaited.
+/// What a thread is to do, for which array, and where the result is awaited.
 struct Task {
-    job: Job,
+    array: ArrayId,
+    what: What,
     returns: Arc<Returns>,
+}
+
+enum What {
+    Job(Job),
+    Errand(Errand),
 }
 
 #[derive(Default)]
@@ -133,7 +155,7 @@ struct Line {
 
 impl Line {
     fn push(&mut self, task: Task) {
-        let array = task.job.owner.array;
+        let array = task.array;
         let tasks = self.tasks.entry(array).or_default();
         if tasks.is_empty() {
             self.turns.push_back(array);
@@ -170,7 +192,7 @@ impl Line {
 
 impl Waiting {
     fn push(&mut self, task: Task) {
-        let is_of_pass = task.job.urgency == Urgency::Background;
+        let is_of_pass = matches!(&task.what, What::Job(job) if job.urgency == Urgency::Background);
         let line = if is_of_pass { &mut self.background } else { &mut self.clients };
         line.push(task);
     }
@@ -200,8 +222,8 @@ impl JobPool {
     }
 
     pub(super) fn with_threads(count: usize) -> io::Result<JobPool> {
-        let (waiting, bytes) = (Mutex::default(), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { waiting, more: Condvar::new(), bytes });
+        let (waiting, bytes, idle) = (Mutex::default(), AtomicUsize::new(0), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { waiting, more: Condvar::new(), bytes, idle });
         let mut pool = JobPool { shared, threads: Vec::new() };
         for number in 0..count {
             let shared = Arc::clone(&pool.shared);
@@ -226,8 +248,22 @@ impl JobPool {
     /// Takes a job; there must be threads.
     pub(super) fn submit(&self, job: Job, returns: &Arc<Returns>) {
         self.shared.bytes.fetch_add(job.work.input_bytes(), Ordering::Relaxed);
-        lock(&self.shared.waiting).push(Task { job, returns: Arc::clone(returns) });
+        self.push(Task { array: job.owner.array, what: What::Job(job), returns: Arc::clone(returns) });
+    }
+
+    /// Takes an errand for an array; there must be threads.
+    pub(super) fn run(&self, array: ArrayId, errand: Errand, returns: &Arc<Returns>) {
+        self.push(Task { array, what: What::Errand(errand), returns: Arc::clone(returns) });
+    }
+
+    fn push(&self, task: Task) {
+        lock(&self.shared.waiting).push(task);
         self.shared.more.notify_one();
+    }
+
+    /// How many threads have nothing to do, about.
+    pub(super) fn idle(&self) -> usize {
+        self.shared.idle.load(Ordering::Relaxed)
     }
 
     /// Drops the jobs that wait for a thread and whose results nobody will take.
@@ -254,12 +290,18 @@ impl Drop for JobPool {
 
 impl Shared {
     fn work(&self) {
-        while let Some(Task { job, returns }) = self.next() {
+        while let Some(Task { what, returns, .. }) = self.next() {
             drill::point("job");
-            let bytes = job.work.input_bytes();
-            let outcome = catch_unwind(AssertUnwindSafe(|| job.run()));
-            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-            returns.give_back(Returned::Thread(outcome));
+            match what {
+                What::Job(job) => {
+                    let bytes = job.work.input_bytes();
+                    let outcome = catch_unwind(AssertUnwindSafe(|| job.run()));
+                    self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                    returns.give_back(Returned::Thread(outcome));
+                }
+                // A panic in one ends the process, like any other.
+                What::Errand(errand) => returns.give_back(Returned::Errand(errand())),
+            }
         }
     }
 
@@ -272,7 +314,9 @@ impl Shared {
             if let Some(task) = waiting.pop() {
                 return Some(task);
             }
+            self.idle.fetch_add(1, Ordering::Relaxed);
             waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            self.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -296,7 +340,8 @@ mod tests {
             outputs: Outputs::Into(vec![pool.alloc(4096)]),
         };
         let owner = Owner { array: ArrayId(array), op: OpKey(op) };
-        Task { job: Job { owner, work: Work::Code(work), urgency }, returns: Arc::clone(returns) }
+        let what = What::Job(Job { owner, work: Work::Code(work), urgency });
+        Task { array: ArrayId(array), what, returns: Arc::clone(returns) }
     }
 
     fn returns() -> Arc<Returns> {
@@ -304,7 +349,11 @@ mod tests {
     }
 
     fn order(waiting: &mut Waiting) -> Vec<usize> {
-        std::iter::from_fn(|| waiting.pop()).map(|task| task.job.owner.op.0).collect()
+        let op = |task: Task| match task.what {
+            What::Job(job) => job.owner.op.0,
+            What::Errand(_) => unreachable!("none was sent"),
+        };
+        std::iter::from_fn(|| waiting.pop()).map(op).collect()
     }
 
     #[test]
@@ -340,7 +389,7 @@ mod tests {
         let (memory, returns) = (Pool::new(8 << 20).expect("memory"), returns());
         let pool = JobPool::with_threads(2).expect("threads");
         for key in 0..200 {
-            pool.submit(task(&memory, (0, key), Urgency::Client, &returns).job, &returns);
+            pool.push(task(&memory, (0, key), Urgency::Client, &returns));
         }
         drop(pool);
     }

@@ -7,8 +7,9 @@
 //! fill the processor's registers side by side, or until there is nothing else to do. Must not know what the
 //! work is.
 
-use super::job_pool::{Job, JobDone, JobPool, Owner, Returned, Returns};
+use super::job_pool::{Errand, ErrandDone, Job, JobDone, JobPool, Owner, Returned, Returns};
 use super::mailbox::Mailbox;
+use super::orders::ArrayId;
 use calpe_core::codec::BlockHasher;
 use calpe_core::units::ROW_BYTES;
 use calpe_core::volume::{Urgency, Work, WorkDone};
@@ -40,6 +41,8 @@ pub(super) struct Jobs {
     /// Jobs given away whose results have not been taken.
     outstanding: usize,
     done: VecDeque<JobDone>,
+    /// Results of errands.
+    errands: Vec<ErrandDone>,
 }
 
 struct Gpu {
@@ -66,7 +69,37 @@ impl Jobs {
             turn: Vec::new(),
             taken: Slab::new(),
         });
-        Jobs { pool, returns, gpu, small: Vec::new(), small_bytes: 0, outstanding: 0, done: VecDeque::new() }
+        Jobs {
+            pool,
+            returns,
+            gpu,
+            small: Vec::new(),
+            small_bytes: 0,
+            outstanding: 0,
+            done: VecDeque::new(),
+            errands: Vec::new(),
+        }
+    }
+
+    /// Sends an errand for an array, if a thread has nothing else to do. Gives it back otherwise.
+    pub(super) fn send(&mut self, array: ArrayId, errand: Errand) -> Result<(), Errand> {
+        if self.pool.idle() == 0 {
+            return Err(errand);
+        }
+        self.outstanding += 1;
+        self.pool.run(array, errand, &self.returns);
+        Ok(())
+    }
+
+    /// How many threads have nothing to do, about.
+    pub(super) fn idle_threads(&self) -> usize {
+        self.pool.idle()
+    }
+
+    /// Takes the results of errands.
+    pub(super) fn take_errands(&mut self) -> Vec<ErrandDone> {
+        self.take_returned();
+        std::mem::take(&mut self.errands)
     }
 
     /// Does a job here, or gives it away, at the latest at the [end of this turn](Jobs::end_turn). `only`: it
@@ -154,23 +187,34 @@ impl Jobs {
     /// # Panics
     /// If the job panicked.
     pub(super) fn next_done(&mut self) -> Option<JobDone> {
-        if self.done.is_empty() && self.outstanding > 0 {
-            let done = self.returns.take();
-            self.outstanding -= done.len();
-            for returned in done {
-                let done = match returned {
-                    Returned::Thread(outcome) => outcome.unwrap_or_else(|panic| resume_unwind(panic)),
-                    Returned::Gpu(tag, columns) => {
-                        let gpu = self.gpu.as_mut().expect("only a GPU gives back what it has taken");
-                        let Taken { owner, .. } = gpu.taken.remove(tag.0 as usize);
-                        JobDone { owner, done: WorkDone::Code(columns) }
-                    }
-                    Returned::Lost(tag) => panic!("job {} panicked after a GPU had taken it", tag.0),
-                };
-                self.done.push_back(done);
-            }
+        if self.done.is_empty() {
+            self.take_returned();
         }
         self.done.pop_front()
+    }
+
+    fn take_returned(&mut self) {
+        if self.outstanding == 0 {
+            return;
+        }
+        let done = self.returns.take();
+        self.outstanding -= done.len();
+        for returned in done {
+            let done = match returned {
+                Returned::Thread(outcome) => outcome.unwrap_or_else(|panic| resume_unwind(panic)),
+                Returned::Errand(done) => {
+                    self.errands.push(done);
+                    continue;
+                }
+                Returned::Gpu(tag, columns) => {
+                    let gpu = self.gpu.as_mut().expect("only a GPU gives back what it has taken");
+                    let Taken { owner, .. } = gpu.taken.remove(tag.0 as usize);
+                    JobDone { owner, done: WorkDone::Code(columns) }
+                }
+                Returned::Lost(tag) => panic!("job {} panicked after a GPU had taken it", tag.0),
+            };
+            self.done.push_back(done);
+        }
     }
 }
 
@@ -182,7 +226,6 @@ impl Drop for Jobs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::orders::ArrayId;
     use super::*;
     use calpe_core::block_io::Pool;
     use calpe_core::codec::{Codec, CodecJob, Column, Outputs};

@@ -14,7 +14,7 @@ use super::orders::{ArrayId, Order, Outcome, ReactorId, Requester};
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminOutcome, AdminRequest, Volume, VolumeStatus};
+use calpe_core::volume::{AdminOutcome, AdminRequest, Orphan, Volume, VolumeStatus};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
@@ -119,8 +119,9 @@ pub(super) enum Post {
     Resume { array: ArrayId, ticket: Ticket },
     /// To the owner: a waiting order is given up.
     GiveUp { array: ArrayId, ticket: Ticket },
-    /// To the owner: a client has hung up, and later requests wait for its modifying ones.
-    Orphan { array: ArrayId, requester: Requester },
+    /// To the owner: a client has hung up, and later requests wait for its modifying ones. `hold` has all reads
+    /// go to the owner from the moment when that was found.
+    Orphan { array: ArrayId, requester: Requester, hold: Option<Orphan> },
     /// From the owner.
     Outcome(Outcome),
     /// From the reactor that accepts clients: a client to serve.

@@ -35,6 +35,7 @@ mod order;
 mod orders;
 mod peers;
 mod ranges;
+mod reads;
 mod seats;
 mod shares;
 mod sockets;

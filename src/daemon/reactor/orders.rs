@@ -59,6 +59,12 @@ pub(super) struct Answer {
     pub(super) result: Result<ClientReply, ClientError>,
 }
 
+/// The answer to a read that brought these bytes.
+pub(super) fn answer_of(order: Order, buf: BufMut) -> Answer {
+    let Order { requester, request, charge, long, .. } = order;
+    Answer { requester, request, charge, long, allocation: Vec::new(), result: Ok(ClientReply::Data(buf)) }
+}
+
 /// What arrays tell requesters.
 #[derive(Debug)]
 pub(super) enum Outcome {

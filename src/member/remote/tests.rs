@@ -237,7 +237,7 @@ impl Bench {
         device.set_limits(TimeLimits { remote: limits, ..TimeLimits::default() });
         device.set_remote_witness(Arc::new(|read: ReadAt<'_>| read(0, &mut [0; 4096])));
         let (mut ring, pool) = (Ring::new().unwrap(), Pool::new(32 << 20).unwrap());
-        let mut members = MemberIo::new(1, &pool);
+        let mut members = MemberIo::new(1, &pool, 1);
         members.add(&mut ring, ID, OWNER, device);
         Bench { server, ring, pool, members }
     }

@@ -1,0 +1,450 @@
+//! Reads that need no owner: the reactor of the connection looks up in the array's view where the blocks are
+//! and what they must hash to, reads them itself, and verifies them. Whatever does not work out goes to the
+//! owner of the array like any other request: no look-up, an error, bytes that do not match, a device that
+//! does not answer soon.
+//!
+//! Small reads from memory of one parse run are verified together, because hashing many blocks side by side
+//! is faster. Large ones are cut into portions, which threads without work take over.
+//!
+//! Invariants: a read that is taken ends once, with its bytes or with its order given back; a device is counted
+//! as being read as long as the kernel or a thread may use it. Must not know connections.
+
+use super::directory::Listed;
+use super::job_pool::{Errand, ErrandDone};
+use super::jobs::Jobs;
+use super::orders::{ArrayId, Order, ReactorId};
+use crate::member::{DeviceReads, Ring, SharedDevice};
+use calpe_core::block_io::{BufMut, DeviceId, Pool};
+use calpe_core::nbd::Command;
+use calpe_core::units::{ROW_BYTES, Timestamp, VolumeOffset};
+use calpe_core::volume::{ReadPlan, ViewReader};
+use slab::Slab;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Reads of at least this many bytes are cut into portions.
+const PORTION_BYTES: u64 = 128 << 10;
+
+/// Bytes of small reads that are verified at once: two rounds of the widest registers, sixteen blocks each.
+const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
+
+/// Reads of one device that a reactor has in the kernel at one time; further ones go to the owner, which
+/// queues them.
+const DEPTH_MAX: usize = 128;
+
+/// How long a device may take, in nanoseconds, before the owner is asked, which knows other ways to the data.
+const PATIENCE_NANOS: u64 = 2_000_000_000;
+
+/// See the head of this file.
+pub(super) struct Reads {
+    me: ReactorId,
+    pool: Pool,
+    devices: HashMap<ArrayId, Devices>,
+    gathered: Gathered,
+    portioned: Slab<Portioned>,
+    portions: Slab<Portion>,
+    in_kernel: DeviceReads,
+    ended: VecDeque<Ended>,
+    spare: Vec<ReadPlan>,
+}
+
+/// A read that has ended.
+pub(super) enum Ended {
+    /// With its bytes.
+    Read(Order, BufMut),
+    /// The owner has to be asked.
+    AskOwner(Arc<Listed>, Order),
+}
+
+/// The devices of an array, as of one version.
+struct Devices {
+    version: u64,
+    /// In the order of their ids.
+    all: Vec<(DeviceId, Arc<SharedDevice>)>,
+    are_memory: bool,
+}
+
+impl Devices {
+    fn find(&self, id: DeviceId) -> Option<&Arc<SharedDevice>> {
+        let at = self.all.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(&self.all[at].1)
+    }
+}
+
+/// Small reads of one array that were made and are to be verified together.
+#[derive(Default)]
+struct Gathered {
+    array: Option<Arc<Listed>>,
+    plan: ReadPlan,
+    reads: Vec<(Order, BufMut)>,
+    bytes: usize,
+}
+
+/// A read whose portions are under way.
+struct Portioned {
+    array: Arc<Listed>,
+    order: Order,
+    /// The buffers of the portions that have ended well.
+    parts: Vec<Option<BufMut>>,
+    left: usize,
+    failed: bool,
+    since: Timestamp,
+}
+
+/// A portion of a read.
+struct Portion {
+    read: usize,
+    nth: usize,
+    plan: ReadPlan,
+    /// The devices that are counted as being read for it; none where the kernel reads.
+    files: Vec<Arc<SharedDevice>>,
+    /// The buffers of its pieces that have come, where the kernel reads.
+    pieces: Vec<Option<BufMut>>,
+    left: usize,
+    failed: bool,
+}
+
+impl Reads {
+    pub(super) fn new(me: ReactorId, tag: u32, pool: Pool) -> Reads {
+        Reads {
+            me,
+            pool,
+            devices: HashMap::new(),
+            gathered: Gathered::default(),
+            portioned: Slab::new(),
+            portions: Slab::new(),
+            in_kernel: DeviceReads::new(tag, me.0),
+            ended: VecDeque::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// Whether reads are under way.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.portioned.is_empty()
+    }
+
+    /// The next read that has ended.
+    pub(super) fn next_ended(&mut self) -> Option<Ended> {
+        self.ended.pop_front()
+    }
+
+    /// Takes an order, if it is a read that can be made here. Gives it back otherwise.
+    pub(super) fn take(
+        &mut self,
+        ring: &mut Ring,
+        jobs: &mut Jobs,
+        now: Timestamp,
+        array: &Arc<Listed>,
+        order: Order,
+    ) -> Option<Order> {
+        let request = &order.request;
+        let is_of_blocks = |bytes: u64| bytes.is_multiple_of(ROW_BYTES);
+        let is_whole = request.length > 0 && is_of_blocks(request.offset) && is_of_blocks(request.length);
+        let Some(reader) = array.reader().filter(|_| request.command == Command::Read && is_whole) else {
+            return Some(order);
+        };
+        self.refresh(array);
+        let are_memory = self.devices[&array.id()].are_memory;
+        if are_memory && request.length < PORTION_BYTES {
+            self.gather(array, reader, order)
+        } else {
+            self.begin(ring, jobs, now, array, reader, order)
+        }
+    }
+
+    /// Takes note of the present devices of an array.
+    fn refresh(&mut self, array: &Listed) {
+        let version = array.devices().version();
+        if self.devices.get(&array.id()).is_some_and(|devices| devices.version == version) {
+            return;
+        }
+        let all = array.devices().all();
+        let are_memory = all.iter().all(|(_, device)| device.is_memory());
+        self.devices.insert(array.id(), Devices { version, all, are_memory });
+    }
+
+    /// Forgets the devices of an array that is gone.
+    pub(super) fn forget(&mut self, array: ArrayId) {
+        self.devices.remove(&array);
+    }
+}
+
+/// Small reads from memory.
+impl Reads {
+    fn gather(&mut self, array: &Arc<Listed>, reader: &ViewReader, order: Order) -> Option<Order> {
+        if self.gathered.array.as_ref().is_some_and(|other| !Arc::ptr_eq(other, array)) {
+            self.verify_gathered();
+        }
+        let (offset, len) = (VolumeOffset(order.request.offset), order.request.length as usize);
+        let Gathered { plan, .. } = &mut self.gathered;
+        let before = plan.extent();
+        let first = plan.pieces().len();
+        if reader.plan_also(offset, len, plan).is_err() {
+            return Some(order);
+        }
+        let mut buf = self.pool.alloc(len);
+        let devices = &self.devices[&array.id()];
+        let mut at = 0;
+        for piece in &plan.pieces()[first..] {
+            let target = &mut buf[at..at + piece.len];
+            at += piece.len;
+            if !devices.find(piece.device).is_some_and(|file| read_now(file, self.me, target, piece.offset.0))
+            {
+                // What was gathered before is verified without.
+                plan.truncate(before);
+                return Some(order);
+            }
+        }
+        self.gathered.array.get_or_insert_with(|| Arc::clone(array));
+        self.gathered.bytes += len;
+        self.gathered.reads.push((order, buf));
+        if self.gathered.bytes >= GATHERED_BYTES_MAX {
+            self.verify_gathered();
+        }
+        None
+    }
+
+    /// Verifies what was gathered.
+    pub(super) fn verify_gathered(&mut self) {
+        let Some(array) = self.gathered.array.take() else { return };
+        let reader = array.reader().expect("it has planned them");
+        let Gathered { plan, reads, bytes, .. } = &mut self.gathered;
+        let all_are_right = reader.verify(plan, reads.iter().map(|(_, buf)| &buf[..]));
+        for (order, buf) in reads.drain(..) {
+            // The owner finds out which is wrong.
+            self.ended.push_back(match all_are_right {
+                true => Ended::Read(order, buf),
+                false => Ended::AskOwner(Arc::clone(&array), order),
+            });
+        }
+        plan.clear();
+        *bytes = 0;
+    }
+}
+
+/// Large reads, and those from disks.
+impl Reads {
+    fn begin(
+        &mut self,
+        ring: &mut Ring,
+        jobs: &mut Jobs,
+        now: Timestamp,
+        array: &Arc<Listed>,
+        reader: &ViewReader,
+        order: Order,
+    ) -> Option<Order> {
+        let (offset, length) = (order.request.offset, order.request.length);
+        let mut planned = Vec::new();
+        let mut at = offset;
+        while at < offset + length {
+            let end = ((at / PORTION_BYTES + 1) * PORTION_BYTES).min(offset + length);
+            let plan = self.plan(array.id(), reader, at, (end - at) as usize);
+            let Some(plan) = plan else {
+                planned.into_iter().for_each(|(plan, files): (ReadPlan, Vec<_>)| self.give_up(plan, &files));
+                return Some(order);
+            };
+            planned.push(plan);
+            at = end;
+        }
+        let mut buf = self.pool.alloc(length as usize);
+        let count = planned.len();
+        let read = self.portioned.insert(Portioned {
+            array: Arc::clone(array),
+            order,
+            parts: (0..count).map(|_| None).collect(),
+            left: count,
+            failed: false,
+            since: now,
+        });
+        let are_memory = self.devices[&array.id()].are_memory;
+        // Those that threads take first: they copy while this one does.
+        let threads = if are_memory { jobs.idle_threads().min(count - 1) } else { 0 };
+        let mut here = Vec::new();
+        for (nth, (plan, files)) in planned.into_iter().enumerate() {
+            let bytes = plan.pieces().iter().map(|piece| piece.len).sum();
+            let rest = buf.split_off(bytes);
+            let part = std::mem::replace(&mut buf, rest);
+            let left = plan.pieces().len();
+            let portion = Portion { read, nth, plan, files, pieces: Vec::new(), left, failed: false };
+            let key = self.portions.insert(portion);
+            match are_memory {
+                false => self.submit(ring, key, part),
+                true if nth < threads => self.send(jobs, reader, key, part),
+                true => here.push((key, part)),
+            }
+        }
+        for (key, mut part) in here {
+            let Portion { plan, files, .. } = &self.portions[key];
+            let is_right = read_and_verify(reader, plan, files, &mut part);
+            self.portion_ended(key, is_right.then_some(part));
+        }
+        None
+    }
+
+    /// Plans a portion, and counts its devices as being read. None where the owner has to be asked.
+    fn plan(
+        &mut self,
+        array: ArrayId,
+        reader: &ViewReader,
+        offset: u64,
+        len: usize,
+    ) -> Option<(ReadPlan, Vec<Arc<SharedDevice>>)> {
+        let mut plan = self.spare.pop().unwrap_or_default();
+        let mut files = Vec::new();
+        let is_planned = reader.plan(VolumeOffset(offset), len, &mut plan).is_ok();
+        let devices = &self.devices[&array];
+        let begin = |id: DeviceId| {
+            devices.find(id).filter(|file| !file.is_full(self.me.0, DEPTH_MAX) && file.begin(self.me.0))
+        };
+        let found = is_planned
+            && plan
+                .pieces()
+                .iter()
+                .all(|piece| begin(piece.device).map(|file| files.push(Arc::clone(file))).is_some());
+        if !found {
+            self.give_up(plan, &files);
+            return None;
+        }
+        Some((plan, files))
+    }
+
+    fn give_up(&mut self, plan: ReadPlan, files: &[Arc<SharedDevice>]) {
+        files.iter().for_each(|file| file.end(self.me.0));
+        self.spare.push(plan);
+    }
+
+    /// Has a thread read and verify a portion.
+    fn send(&mut self, jobs: &mut Jobs, reader: &ViewReader, key: usize, mut buf: BufMut) {
+        let Portion { read, plan, files, .. } = &mut self.portions[key];
+        let (plan, files, reader) = (std::mem::take(plan), files.clone(), reader.clone());
+        let errand: Errand = Box::new(move || {
+            let is_right = read_and_verify(&reader, &plan, &files, &mut buf);
+            ErrandDone { key, buf, is_right }
+        });
+        let array = self.portioned[*read].array.id();
+        if let Err(errand) = jobs.send(array, errand) {
+            self.errand_ended(errand());
+        }
+    }
+
+    /// Takes the result of a thread.
+    pub(super) fn errand_ended(&mut self, ErrandDone { key, buf, is_right }: ErrandDone) {
+        self.portion_ended(key, is_right.then_some(buf));
+    }
+
+    /// Has the kernel read a portion.
+    fn submit(&mut self, ring: &mut Ring, key: usize, mut buf: BufMut) {
+        let pieces: Vec<_> = self.portions[key].plan.pieces().to_vec();
+        self.portions[key].pieces = pieces.iter().map(|_| None).collect();
+        let files = std::mem::take(&mut self.portions[key].files);
+        for (nth, (piece, file)) in pieces.into_iter().zip(files).enumerate() {
+            let rest = buf.split_off(piece.len);
+            let buf = std::mem::replace(&mut buf, rest);
+            self.in_kernel.submit(ring, file, buf, piece.offset.0, (key, nth));
+        }
+    }
+
+    /// Takes a completion of the ring that belongs to a read.
+    pub(super) fn complete(&mut self, user_data: u64, result: i32) {
+        let Some(((key, nth), buf)) = self.in_kernel.complete(user_data, result) else { return };
+        let portion = &mut self.portions[key];
+        portion.failed |= buf.is_none();
+        portion.pieces[nth] = buf;
+        portion.left -= 1;
+        if portion.left > 0 {
+            return;
+        }
+        if portion.failed {
+            self.portion_ended(key, None);
+            return;
+        }
+        let array = &self.portioned[portion.read].array;
+        let reader = array.reader().expect("it has planned the read");
+        let buffers = portion.pieces.iter().map(|piece| piece.as_deref().expect("all have come"));
+        let is_right = reader.verify(&portion.plan, buffers);
+        let pieces = std::mem::take(&mut portion.pieces).into_iter().flatten();
+        let whole = is_right.then(|| join(&self.pool, pieces));
+        self.portion_ended(key, whole);
+    }
+
+    /// A portion has ended; none: the owner has to be asked for it.
+    fn portion_ended(&mut self, key: usize, buf: Option<BufMut>) {
+        let Portion { read, nth, plan, files, .. } = self.portions.remove(key);
+        self.give_up(plan, &files);
+        let portioned = &mut self.portioned[read];
+        portioned.failed |= buf.is_none();
+        portioned.parts[nth] = buf;
+        portioned.left -= 1;
+        if portioned.left > 0 {
+            return;
+        }
+        let Portioned { array, order, parts, failed, .. } = self.portioned.remove(read);
+        self.ended.push_back(match failed {
+            true => Ended::AskOwner(array, order),
+            false => Ended::Read(order, join(&self.pool, parts.into_iter().flatten())),
+        });
+    }
+
+    /// Asks owners for what devices take too long for, at each tick.
+    pub(super) fn lose_patience(&mut self, now: Timestamp) {
+        let late = self.portioned.iter().filter(|(_, read)| now.nanos_since(read.since) > PATIENCE_NANOS);
+        for read in late.map(|(read, _)| read).collect::<Vec<_>>() {
+            let of_it: Vec<usize> = self
+                .portions
+                .iter()
+                .filter(|(_, portion)| portion.read == read)
+                .map(|(key, _)| key)
+                .collect();
+            // Threads only copy memory: what they have ends soon.
+            if of_it.iter().any(|&key| !self.portions[key].files.is_empty()) {
+                continue;
+            }
+            self.in_kernel.abandon(|key| of_it.contains(&key));
+            of_it.into_iter().for_each(|key| self.spare.push(self.portions.remove(key).plan));
+            let Portioned { array, order, .. } = self.portioned.remove(read);
+            self.ended.push_back(Ended::AskOwner(array, order));
+        }
+    }
+}
+
+/// Reads from memory. Returns whether all bytes came.
+fn read_now(file: &SharedDevice, me: ReactorId, target: &mut [u8], offset: u64) -> bool {
+    if !file.begin(me.0) {
+        return false;
+    }
+    let is_read = file.read_now(target, offset);
+    file.end(me.0);
+    is_read
+}
+
+/// Reads what was planned from devices in memory that are counted as being read, and verifies it.
+fn read_and_verify(
+    reader: &ViewReader,
+    plan: &ReadPlan,
+    files: &[Arc<SharedDevice>],
+    buf: &mut BufMut,
+) -> bool {
+    let mut at = 0;
+    for (piece, file) in plan.pieces().iter().zip(files) {
+        if !file.read_now(&mut buf[at..at + piece.len], piece.offset.0) {
+            return false;
+        }
+        at += piece.len;
+    }
+    reader.verify(plan, std::iter::once(&buf[..]))
+}
+
+/// Joins parts of one buffer again.
+fn join(pool: &Pool, mut parts: impl Iterator<Item = BufMut>) -> BufMut {
+    let mut whole = parts.next().expect("a read has at least one part");
+    for part in parts {
+        if let Err(part) = whole.try_unsplit(part) {
+            let mut longer = pool.alloc(whole.len() + part.len());
+            longer[..whole.len()].copy_from_slice(&whole);
+            longer[whole.len()..].copy_from_slice(&part);
+            whole = longer;
+        }
+    }
+    whole
+}
