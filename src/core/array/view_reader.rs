@@ -12,7 +12,7 @@ use crate::array::pages::store::shown::hash_of_shown;
 use crate::block_io::DeviceId;
 use crate::codec::BlockHasher;
 use crate::format::PageLayout;
-use crate::units::{BlockHash, ByteOffset, ColumnIndex, ROW_BYTES, SlotIndex, VolumeOffset};
+use crate::units::{BlockHash, ByteOffset, ColumnIndex, ROW_BYTES, SlotIndex, Timestamp, VolumeOffset};
 use calpe_view::{Look, Orphan, Ticket, View};
 use std::ops::Range;
 use std::sync::Arc;
@@ -216,6 +216,12 @@ impl Array {
             data_offset: self.core.shape.data_offset,
             checksums: self.pages.checksums(),
         }
+    }
+
+    /// Clients have read on other threads: passes leave them room.
+    pub fn read_elsewhere(&mut self, now: Timestamp) {
+        self.core.now = now;
+        self.core.load.last_client = now;
     }
 
     /// Shows readers on other threads which devices are in service, and whether they may read at all.

@@ -6,6 +6,7 @@
 //! always finish. Callers limit what they have in flight. Must not know what the bytes mean.
 #![allow(unsafe_code)] // raw memory shared with the kernel; each block argues for itself
 
+use super::shelf::Shelves;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -25,6 +26,8 @@ struct Slab {
     base: NonNull<u8>,
     bytes: usize,
     buddy: Mutex<Buddy>,
+    /// Free ranges that are not with the buddy allocator.
+    shelves: Shelves,
     overflows: AtomicU64,
 }
 
@@ -57,6 +60,7 @@ impl Pool {
             base: base.cast(),
             bytes,
             buddy: Mutex::new(Buddy::new(bytes / PAGE)),
+            shelves: Shelves::new(bytes / PAGE),
             overflows: AtomicU64::new(0),
         })))
     }
@@ -78,8 +82,7 @@ impl Pool {
     pub fn alloc(&self, len: usize) -> BufMut {
         let pages = len.div_ceil(PAGE).max(1);
         let order = pages.next_power_of_two().trailing_zeros();
-        let page = self.0.buddy.lock().unwrap_or_else(PoisonError::into_inner).alloc(order);
-        let region = match page {
+        let region = match self.0.take(order) {
             Some(page) => {
                 // SAFETY: the buddy gave out pages [page, page + 2^order) inside the mapping.
                 let start = unsafe { self.0.base.add(page * PAGE) };
@@ -133,6 +136,27 @@ impl fmt::Debug for Pool {
     }
 }
 
+impl Slab {
+    /// A free range of 2^`order` pages.
+    fn take(&self, order: u32) -> Option<usize> {
+        if let Some(page) = self.shelves.take(order) {
+            return Some(page);
+        }
+        let mut buddy = self.buddy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(page) = buddy.alloc(order) {
+            return Some(page);
+        }
+        self.shelves.clear(|page, order| buddy.free(page, order));
+        buddy.alloc(order)
+    }
+
+    fn give_back(&self, page: usize, order: u32) {
+        if !self.shelves.put(page, order) {
+            self.buddy.lock().unwrap_or_else(PoisonError::into_inner).free(page, order);
+        }
+    }
+}
+
 impl Drop for Slab {
     fn drop(&mut self) {
         // SAFETY: every region holds the slab's Arc, so none is left; base and length are those of the
@@ -161,7 +185,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         match &self.home {
             Home::Slab { slab, page, order } => {
-                slab.buddy.lock().unwrap_or_else(PoisonError::into_inner).free(*page, *order);
+                slab.give_back(*page, *order);
             }
             Home::Heap(layout) => {
                 // SAFETY: allocated with this layout in `Pool::alloc`, and this is the last handle.

@@ -4,6 +4,7 @@
 
 mod buffer;
 mod op;
+mod shelf;
 
 pub use buffer::{Buf, BufMut, Pool};
 pub use op::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};

@@ -123,6 +123,8 @@ pub enum VolumeEvent {
     /// A device is known to be gone without an operation having failed: its file was deleted, or its
     /// operations do not end (ETIMEDOUT).
     DeviceGone(DeviceId, IoFault),
+    /// Clients have read by themselves, with [`crate::volume::ViewReader`]: passes leave them room.
+    ReadElsewhere,
     /// Time passed. Due at least every 100 ms while anything is under way; cheap.
     Tick,
 }

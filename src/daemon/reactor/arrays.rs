@@ -79,6 +79,8 @@ struct Hosted {
     /// Which order waits for which, and those that wait.
     order: Precedence<Order>,
     waiting: usize,
+    /// Reads of its clients so far, wherever they were made.
+    reads: u64,
     last_request: Timestamp,
     /// Whether something ran by itself at the last tick.
     active: bool,
@@ -144,7 +146,7 @@ impl Hosted {
     /// Records how busy an event shows the array to be.
     fn note(&mut self, event: &VolumeEvent, now: Timestamp) {
         match event {
-            VolumeEvent::Client(..) => self.last_request = now,
+            VolumeEvent::Client(..) | VolumeEvent::ReadElsewhere => self.last_request = now,
             VolumeEvent::Tick => {
                 let status = self.volume.status();
                 self.active =
@@ -351,6 +353,7 @@ impl Arrays {
             orphans: None,
             order: Precedence::default(),
             waiting: 0,
+            reads: 0,
             last_request: now,
             active: true,
         });
@@ -541,6 +544,11 @@ impl Arrays {
     /// Gives all volumes a tick.
     pub(super) fn tick(&mut self, ring: &mut Ring, now: Timestamp) {
         for id in self.ids() {
+            let Some(array) = self.get_mut(id) else { continue };
+            let reads = array.listed.fence().traffic().reads;
+            if std::mem::replace(&mut array.reads, reads) != reads {
+                self.step(ring, now, id, VolumeEvent::ReadElsewhere);
+            }
             self.step(ring, now, id, VolumeEvent::Tick);
         }
     }

@@ -171,7 +171,7 @@ impl Volume for PassThrough {
                     self.submit(id, Asked::Client, op, out);
                 }
             }
-            VolumeEvent::Tick => {}
+            VolumeEvent::Tick | VolumeEvent::ReadElsewhere => {}
         }
     }
 
@@ -671,6 +671,7 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
     };
     let error = served.handle.admin(served.array, request, vec![(id, device)]).unwrap_err();
     assert!(matches!(error, ReactorError::Refused(_)), "{error}");
+    crate::member::await_closings(Duration::from_secs(20));
     Device::open(&path, Access::Exclusive).unwrap();
 }
 

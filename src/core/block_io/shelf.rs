@@ -1,0 +1,118 @@
+//! Small free ranges of a slab that threads keep for themselves, so that they rarely meet at its one lock.
+//!
+//! Invariants: a range is on one shelf or with the buddy allocator; a shelf holds a bounded number of bytes;
+//! whoever finds the buddy allocator empty can take all shelves down. Must not know memory, only pages.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Orders that are kept: ranges of 1 to 16 pages.
+const ORDERS: usize = 5;
+
+/// Number of shelves. Threads beyond that share.
+const SHELVES: usize = 32;
+
+/// Part of the slab that one shelf may hold, as a divisor.
+const PART: usize = 512;
+
+/// The ranges of some threads, by order; on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shelf {
+    ranges: [Vec<usize>; ORDERS],
+    pages: usize,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct Shelves {
+    all: Box<[Mutex<Shelf>]>,
+    /// Most pages on one.
+    pages_max: usize,
+}
+
+/// The shelf of this thread.
+fn mine() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+    // A thread that is ending may still free memory.
+    let number = NUMBER.try_with(|number| match number.get() {
+        Some(known) => known,
+        None => {
+            let new = THREADS.fetch_add(1, Ordering::Relaxed) % SHELVES;
+            number.set(Some(new));
+            new
+        }
+    });
+    number.unwrap_or(0)
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shelves {
+    /// Empty ones, for a slab of this many pages.
+    pub(super) fn new(pages: usize) -> Shelves {
+        Shelves { all: (0..SHELVES).map(|_| Mutex::default()).collect(), pages_max: pages / PART }
+    }
+
+    /// A range of 2^`order` pages, if this thread's shelf has one.
+    pub(super) fn take(&self, order: u32) -> Option<usize> {
+        if order as usize >= ORDERS || self.pages_max == 0 {
+            return None;
+        }
+        let mut shelf = lock(&self.all[mine()]);
+        let range = shelf.ranges[order as usize].pop()?;
+        shelf.pages -= 1 << order;
+        Some(range)
+    }
+
+    /// Keeps a range on this thread's shelf. Returns whether there was room.
+    pub(super) fn put(&self, page: usize, order: u32) -> bool {
+        if order as usize >= ORDERS || 1 << order > self.pages_max {
+            return false;
+        }
+        let mut shelf = lock(&self.all[mine()]);
+        let has_room = shelf.pages + (1 << order) <= self.pages_max;
+        if has_room {
+            shelf.pages += 1 << order;
+            shelf.ranges[order as usize].push(page);
+        }
+        has_room
+    }
+
+    /// Takes everything down: calls `free` with each range and its order.
+    pub(super) fn clear(&self, mut free: impl FnMut(usize, u32)) {
+        for shelf in &self.all {
+            let Shelf { ranges, .. } = std::mem::take(&mut *lock(shelf));
+            for (order, ranges) in ranges.into_iter().enumerate() {
+                ranges.into_iter().for_each(|page| free(page, order as u32));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shelf_gives_what_it_was_given_and_has_an_end() {
+        let shelves = Shelves::new(PART * 20);
+        assert_eq!(shelves.take(0), None);
+        assert!(shelves.put(32, 4) && shelves.put(7, 0));
+        assert!(!shelves.put(64, 4), "33 pages are more than 20");
+        assert!((0..3).all(|page| shelves.put(page, 0)) && !shelves.put(9, 0));
+        assert_eq!((shelves.take(4), shelves.take(4)), (Some(32), None));
+        assert!(!shelves.put(64, 5), "too large to keep");
+        let mut left = Vec::new();
+        shelves.clear(|page, order| left.push((page, order)));
+        assert_eq!(left, [(7, 0), (0, 0), (1, 0), (2, 0)]);
+        assert_eq!(shelves.take(0), None);
+        assert!(!Shelves::new(PART - 1).put(1, 0), "a small slab has none");
+    }
+}
