@@ -29,6 +29,7 @@ mod replacements;
 mod scrubs;
 mod shortage;
 mod silent;
+mod spread;
 #[path = "../support/mod.rs"]
 mod support;
 mod telling;
