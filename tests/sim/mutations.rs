@@ -6,9 +6,10 @@
 
 use crate::log_review;
 use crate::scenes::{page_faults, returning, rollback, trouble, unfinished};
+use calpe_core::format::ChecksumKind;
 use calpe_core::testing::{
-    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
-    atlas, explore,
+    Aim, Damage, Mutation, OpKinds, Oracle, PassingFault, Place, Random, Run, SCENARIOS, Scenario, SimArray,
+    SimShape, SimWorld, Totals, Trouble, Workload, atlas, explore,
 };
 use calpe_core::units::{MemberIndex, Timestamp};
 use calpe_core::volume::AdminRequest;
@@ -43,8 +44,6 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
         Mutation::MapPagesCountedUnflushed => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
-        Mutation::ViewWriteLate => (&["steady-4+2", "tight-2+1"], 1),
-        Mutation::ViewMoveLate | Mutation::ViewTicketNotCompared => (&["fresh-2+1"], 1),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }
@@ -195,8 +194,38 @@ fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
     }
 }
 
+/// Hunts the rules of what readers on other threads are shown, by loads without crashes.
+fn hunt_by_reads_elsewhere(mutation: Mutation) -> Result<String, String> {
+    let checksum = match mutation {
+        Mutation::ViewWriteLate | Mutation::ViewMoveLate => ChecksumKind::Crc32c,
+        _ => ChecksumKind::None,
+    };
+    let shape = SimShape::new(2, 1, 8192, 4).logged(checksum, 256 << 10);
+    let world = SimWorld::new(SimShape { free_slots: Some(2), ..shape }, POOL_BYTES);
+    for seed in 0..100 {
+        let mut load = Run::new(
+            SimArray::create_in(&world, seed),
+            Oracle::new(shape.volume_bytes),
+            Workload { stripe_writes: 14, zeroes: 4, ..Workload::MIXED },
+            Random::new(seed),
+        );
+        let mut steps = 0..3000;
+        if let Some(Err(what)) = mutation.with(|| steps.by_ref().map(|_| load.step()).find(Result::is_err)) {
+            let what: String = what.chars().take(160).collect();
+            return Ok(format!("{}: seed {seed}, step {}: {what}", mutation.name(), steps.start));
+        }
+    }
+    Err(format!("{}: NOT FOUND by reads elsewhere", mutation.name()))
+}
+
 fn hunt(mutation: Mutation) -> Result<String, String> {
     match mutation {
+        Mutation::ViewWriteLate
+        | Mutation::ViewImagesLate
+        | Mutation::ViewMoveLate
+        | Mutation::ViewDiscardLate
+        | Mutation::ViewMembersLate
+        | Mutation::ViewTicketNotCompared => return hunt_by_reads_elsewhere(mutation),
         Mutation::UnreadTakenForOld
         | Mutation::UnreadTakenForLost
         | Mutation::UnreadWrittenOver

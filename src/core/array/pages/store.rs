@@ -894,6 +894,7 @@ pub(super) mod tests {
                 let answer = if bad { Answer::Unreadable } else { Answer::Bytes(bytes) };
                 ended.extend(store.read_done(read, answer, &mut reads));
             }
+            store.check_shown();
             ended
         }
 
@@ -903,6 +904,7 @@ pub(super) mod tests {
             assert_eq!(store.want(page, 1, torn, &|member| self.is_alive(member), &mut reads), Want::Loading);
             let mut loaded = self.serve(store, reads);
             assert_eq!(loaded.len(), 1);
+            store.check_shown();
             loaded.pop().unwrap()
         }
 
@@ -2065,6 +2067,16 @@ pub(super) mod tests {
             }
         }
         assert!((0..3).all(|at| !cached(&store, at)) && store.cached_pages() == 2);
+        store.check_shown();
+        // There are as many frames as the cache holds pages: a page beyond that is shown when it is asked for
+        // and others have left.
+        let left: Vec<PageIndex> =
+            hash_pages.iter().filter(|page| store.cached.contains_key(page)).copied().collect();
+        for page in left {
+            assert_eq!(store.want(page, 1, Torn::Impossible, &|_| true, &mut Vec::new()), Want::Cached);
+            assert!(store.publisher().shows(page.0 - map_pages));
+            store.release(page);
+        }
         assert!((0..map_pages).all(|page| store.cached.contains_key(&PageIndex(page))));
     }
 

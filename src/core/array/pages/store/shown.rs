@@ -110,6 +110,18 @@ impl PageStore {
         entries.for_each(|(entry, hash)| change.set(page, entry, shown(hash)));
     }
 
+    /// Checks that no page is shown that is not cached and known, and none otherwise than it is.
+    #[cfg(test)]
+    pub(in crate::array) fn check_shown(&self) {
+        for page in (self.site.layout.map_pages()..self.site.layout.pages()).map(PageIndex) {
+            let Some(hashes) = self.shown_as(page).and_then(|page| self.shown.shown(page)) else { continue };
+            let cached = self.cached.get(&page).unwrap_or_else(|| panic!("{page:?} is shown and not cached"));
+            assert_eq!(cached.trust, Trust::Known, "{page:?} is shown");
+            let entries = cached.page.entries.iter().map(|entry| shown(hash_of_entry(*entry)));
+            assert!(hashes.eq(entries), "{page:?} is shown otherwise than it is");
+        }
+    }
+
     /// The number of a page of hashes in the view; none for a page of the stripe map.
     fn shown_as(&self, page: PageIndex) -> Option<u64> {
         page.0.checked_sub(self.site.layout.map_pages())
