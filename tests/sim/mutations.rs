@@ -6,10 +6,9 @@
 
 use crate::log_review;
 use crate::scenes::{page_faults, returning, rollback, trouble, unfinished};
-use calpe_core::format::ChecksumKind;
 use calpe_core::testing::{
-    Aim, Damage, Mutation, OpKinds, Oracle, PassingFault, Place, Random, Run, SCENARIOS, Scenario, SimArray,
-    SimShape, SimWorld, Totals, Trouble, Workload, atlas, explore,
+    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
+    atlas, explore, wrong_read_elsewhere,
 };
 use calpe_core::units::{MemberIndex, Timestamp};
 use calpe_core::volume::AdminRequest;
@@ -196,26 +195,10 @@ fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
 
 /// Hunts the rules of what readers on other threads are shown, by loads without crashes.
 fn hunt_by_reads_elsewhere(mutation: Mutation) -> Result<String, String> {
-    let checksum = match mutation {
-        Mutation::ViewWriteLate | Mutation::ViewMoveLate => ChecksumKind::Crc32c,
-        _ => ChecksumKind::None,
-    };
-    let shape = SimShape::new(2, 1, 8192, 4).logged(checksum, 256 << 10);
-    let world = SimWorld::new(SimShape { free_slots: Some(2), ..shape }, POOL_BYTES);
-    for seed in 0..100 {
-        let mut load = Run::new(
-            SimArray::create_in(&world, seed),
-            Oracle::new(shape.volume_bytes),
-            Workload { stripe_writes: 14, zeroes: 4, ..Workload::MIXED },
-            Random::new(seed),
-        );
-        let mut steps = 0..3000;
-        if let Some(Err(what)) = mutation.with(|| steps.by_ref().map(|_| load.step()).find(Result::is_err)) {
-            let what: String = what.chars().take(160).collect();
-            return Ok(format!("{}: seed {seed}, step {}: {what}", mutation.name(), steps.start));
-        }
+    match wrong_read_elsewhere(mutation) {
+        Some(what) => Ok(format!("{}: {}", mutation.name(), what.chars().take(160).collect::<String>())),
+        None => Err(format!("{}: NOT FOUND by reads elsewhere", mutation.name())),
     }
-    Err(format!("{}: NOT FOUND by reads elsewhere", mutation.name()))
 }
 
 fn hunt(mutation: Mutation) -> Result<String, String> {

@@ -110,10 +110,11 @@ impl Elsewhere {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::format::ChecksumKind;
-    use crate::testing::{Oracle, Random, Run, SimArray, SimShape, Workload};
-    use crate::units::{MemberIndex, VolumeOffset};
-    use crate::volume::{AdminRequest, AskArray, ReadPlan};
+    use crate::testing::{Run, SimShape, Workload};
+    use crate::units::MemberIndex;
+    use crate::volume::{AdminRequest, AskArray};
 
     const KINDS: [ChecksumKind; 3] = [ChecksumKind::None, ChecksumKind::Crc32c, ChecksumKind::Blake3];
 
