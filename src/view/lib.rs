@@ -4,10 +4,10 @@
 //!
 //! One thread publishes ([`Publisher`]), any number look up ([`View`]); there are no locks, and all memory is
 //! taken when the view is made and stays where it is while anyone holds the view. A look-up answers or says
-//! "ask the owner" ([`View::look`]). What it answers was true, all of it together, at one moment while it ran:
-//! it reads the words that show a change (service, the stripe's word, the slot's generation), then the rest,
-//! and then these words again. The publisher makes a generation odd before it changes what the generation
-//! stands for, and gives it its next even value afterwards. No generation is ever reset.
+//! "ask the owner" ([`View::look`]). What it answers was true, all of it together, at one moment while it
+//! ran: it reads the words that show a change (service, the stripe's word, the slot's generation), then the
+//! rest, and then these words again. The publisher makes a generation odd before it changes what the
+//! generation stands for, and gives it its next even value afterwards. No generation is ever reset.
 //!
 //! Orders of memory: every store of the publisher is a release and every load of a reader an acquire. So a
 //! reader that has seen any store of a change also sees, when it looks at the generation again, that the
@@ -23,10 +23,9 @@
 //! * The array fails, or its log is replayed: the same.
 //!
 //! Bytes that do not match go to the owner, which reads under its lock and mends. Where there is no hash, or
-//! one as short as a CRC, the ticket of the look-up is compared after the read ([`View::still`]): all of these
-//! but mending and a checkpoint change a word of the ticket before they touch the device. Before a checkpoint
-//! writes in place, the slot has shown its images since they were acknowledged. Mending changes a block that
-//! nobody may rely on.
+//! one as short as a CRC, the ticket of the look-up is compared after the read ([`View::still`]): all of
+//! these but mending change a word of the ticket before they touch the device; a checkpoint did when the slot
+//! began to show the images that it writes. Mending changes a block that nobody may rely on.
 //!
 //! Duties of the owner, beyond calling the publisher:
 //! * All that a write changes is published before the write is acknowledged. The acknowledgement leaves

@@ -101,6 +101,13 @@ impl Publisher {
         self.view.frame_of(page).is_some()
     }
 
+    /// What is shown of a page, all its entries in order; none if it is not shown.
+    pub fn shown(&self, page: u64) -> Option<impl Iterator<Item = Hash> + '_> {
+        let frame = self.view.frame(self.view.frame_of(page)?);
+        let entries = 0..self.view.size.entries as usize;
+        Some(entries.map(move |entry| frame.entry(entry).map(|half| half.load(Relaxed))))
+    }
+
     /// Shows a page, all its entries in order; if it is shown already, it gets these. Without a frame for it,
     /// nothing is shown of it, and readers ask the owner.
     pub fn show_page(&mut self, page: u64, entries: impl Iterator<Item = Hash>) {

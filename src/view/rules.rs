@@ -1,5 +1,5 @@
-//! Rules of the view that a test can break, one at a time, in its own thread, to prove that the model notices.
-//! Elsewhere they hold at compile time.
+//! Rules of the view that a test can break, one at a time, in its own thread, to prove that the model
+//! notices. Elsewhere they hold at compile time.
 
 /// What keeps a look-up from returning what never was true together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

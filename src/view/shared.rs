@@ -154,7 +154,7 @@ impl Drop for Orphan {
 /// The words of a frame.
 pub(crate) struct Frame<'a>(&'a [AtomicU64]);
 
-impl Frame<'_> {
+impl<'a> Frame<'a> {
     pub(crate) fn sequence(&self) -> &AtomicU64 {
         &self.0[0]
     }
@@ -164,7 +164,7 @@ impl Frame<'_> {
         &self.0[1]
     }
 
-    pub(crate) fn entry(&self, entry: usize) -> [&AtomicU64; 2] {
+    pub(crate) fn entry(&self, entry: usize) -> [&'a AtomicU64; 2] {
         let at = FRAME_HEAD + 2 * entry;
         [&self.0[at], &self.0[at + 1]]
     }

@@ -1,5 +1,5 @@
-//! An owner and readers on real threads for a moment: what the model goes through in small, with the machine's
-//! own orders, and under ThreadSanitizer (scripts/view-tsan).
+//! An owner and readers on real threads for a moment: what the model goes through in small, with the
+//! machine's own orders, and under ThreadSanitizer (scripts/view-tsan).
 
 use crate::{Hash, Publisher, Size};
 use std::sync::Arc;
@@ -192,6 +192,7 @@ fn what_readers_must_ask_the_owner_for_is_not_answered() {
         let mut found = None;
         look.hashes(page, std::iter::once(entry), |hash| found = Some(hash)).and(found)
     };
+    assert_eq!(publisher.shown(1).map(|hashes| hashes.take(2).collect()), Some(vec![[7, 8], [0, 0]]));
     assert_eq!([hash(1, 0), hash(1, 1), hash(0, 0)], [Some([7, 8]), None, None]);
     assert_eq!([look.device(0), look.device(1), Some(5)], [Some(9), None, Some(look.slot() as u32)]);
     let ticket = look.end().expect("nothing changed");

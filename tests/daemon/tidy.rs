@@ -27,7 +27,8 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("member", &["units", "block_io", "nbd", "tls", "polling"]),
         ("nbd", &["units"]),
         ("tls", &["units", "files", "polling"]),
-        ("array", &["units", "block_io", "format", "codec"]),
+        ("view", &[]),
+        ("array", &["units", "block_io", "format", "codec", "view"]),
         ("volume", &["units", "block_io", "format", "codec", "array"]),
         ("control", &["units"]),
         ("reclaim", &[]),
@@ -123,14 +124,14 @@ fn named_rooms(code: &str) -> Vec<String> {
     let mut rooms = Vec::new();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let word = |text: &str| -> String { text.chars().take_while(|c| is_word(*c)).collect() };
-    for root in ["crate::", "calpe_core::", "calpe_host::", "calpe_gpu::"] {
+    for root in ["crate::", "calpe_core::", "calpe_host::", "calpe_gpu::", "calpe_view::"] {
         for (at, _) in code.match_indices(root) {
             if code[..at].chars().next_back().is_some_and(is_word) {
                 continue;
             }
             let rest = &code[at + root.len()..];
-            if root == "calpe_gpu::" {
-                rooms.push("gpu".to_owned());
+            if let "calpe_gpu::" | "calpe_view::" = root {
+                rooms.push(root["calpe_".len()..root.len() - 2].to_owned());
             } else if let Some(group) = rest.strip_prefix('{') {
                 let end = group.find('}').unwrap_or(group.len());
                 rooms.extend(group[..end].split(',').map(|part| word(part.trim())).filter(|w| !w.is_empty()));

@@ -8,7 +8,7 @@ use crate::log_review;
 use crate::scenes::{page_faults, returning, rollback, trouble, unfinished};
 use calpe_core::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
-    atlas, explore,
+    atlas, explore, wrong_read_elsewhere,
 };
 use calpe_core::units::{MemberIndex, Timestamp};
 use calpe_core::volume::AdminRequest;
@@ -43,8 +43,6 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
         Mutation::MapPagesCountedUnflushed => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
-        Mutation::ViewWriteLate => (&["steady-4+2", "tight-2+1"], 1),
-        Mutation::ViewMoveLate | Mutation::ViewTicketNotCompared => (&["fresh-2+1"], 1),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }
@@ -195,8 +193,22 @@ fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
     }
 }
 
+/// Hunts the rules of what readers on other threads are shown, by loads without crashes.
+fn hunt_by_reads_elsewhere(mutation: Mutation) -> Result<String, String> {
+    match wrong_read_elsewhere(mutation) {
+        Some(what) => Ok(format!("{}: {}", mutation.name(), what.chars().take(160).collect::<String>())),
+        None => Err(format!("{}: NOT FOUND by reads elsewhere", mutation.name())),
+    }
+}
+
 fn hunt(mutation: Mutation) -> Result<String, String> {
     match mutation {
+        Mutation::ViewWriteLate
+        | Mutation::ViewImagesLate
+        | Mutation::ViewMoveLate
+        | Mutation::ViewDiscardLate
+        | Mutation::ViewMembersLate
+        | Mutation::ViewTicketNotCompared => return hunt_by_reads_elsewhere(mutation),
         Mutation::UnreadTakenForOld
         | Mutation::UnreadTakenForLost
         | Mutation::UnreadWrittenOver

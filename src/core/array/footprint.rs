@@ -1,8 +1,10 @@
 //! Memory that an array takes for as long as it is served, computed before any of it is allocated. Must not
 //! know how much there is.
 
+use crate::array::pages::store::shown::view_size;
 use crate::format::{ChecksumKind, PAGE_BYTES, PageLayout, Superblock};
 use crate::units::HumanSize;
+use calpe_view::Size;
 use std::fmt;
 
 /// Bytes of a cached page beyond its content: its entry in the cache, where its copies are written next, its
@@ -18,9 +20,10 @@ const VERSION_BYTES: u64 = 8;
 /// Memory that an array takes, in bytes, by purpose. Requests under way are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// The stripe map, which is in memory as a whole.
+    /// The stripe map, which is in memory as a whole, with the view of it that other threads read.
     pub stripe_map: u64,
-    /// The cache for pages of hashes, with the versions of all of them.
+    /// The cache for pages of hashes, with the view of them that other threads read, and the versions of all
+    /// pages. It is twice as large as what it was asked to hold: the view has hashes of its own.
     pub page_cache: u64,
 }
 
@@ -33,11 +36,16 @@ impl Footprint {
         let page = PAGE_BYTES as u64 + PAGE_OVERHEAD_BYTES;
         let slots = superblock.geometry.slots.saturating_mul(SLOT_BYTES);
         let cached = (page_cache / PAGE_BYTES as u64).min(layout.pages() - layout.map_pages());
+        let view = view_size(&superblock.geometry, &layout, cached);
+        let view_of_map = Size { pages: 0, frames: 0, ..view }.bytes();
+        let stripe_map = layout.map_pages().saturating_mul(page).saturating_add(slots);
+        let versions = layout.pages().saturating_mul(VERSION_BYTES);
         Footprint {
-            stripe_map: layout.map_pages().saturating_mul(page).saturating_add(slots),
+            stripe_map: stripe_map.saturating_add(view_of_map),
             page_cache: cached
                 .saturating_mul(page)
-                .saturating_add(layout.pages().saturating_mul(VERSION_BYTES)),
+                .saturating_add(versions)
+                .saturating_add(view.bytes() - view_of_map),
         }
     }
 

@@ -122,7 +122,8 @@ pub struct ArrayConfig {
     /// hashing blocks together is faster and several clients' requests are under way, small jobs are given
     /// away too, to be done together.
     pub job_bytes_min: usize,
-    /// Bytes of memory for metadata pages: enough for the checksums of 256 times as many bytes of data.
+    /// Bytes of metadata pages in the cache: enough for the checksums of 256 times as many bytes of data.
+    /// What readers on other threads see of them takes as much again.
     pub page_cache: usize,
     /// Serve although a replay of the log finds rows lost whose wrong content nothing would reveal.
     pub force: bool,

@@ -224,6 +224,12 @@ impl Array {
         self.core.load.last_client = now;
     }
 
+    /// Checks that readers on other threads are shown the pages as they are.
+    #[cfg(test)]
+    pub(crate) fn check_shown(&self) {
+        self.pages.store().check_shown();
+    }
+
     /// Shows readers on other threads which devices are in service, and whether they may read at all.
     pub(super) fn show(&mut self) {
         let is_open = self.redo.is_serving() && !self.core.is_failed() && self.core.stop.stopping.is_none();

@@ -110,25 +110,89 @@ impl Elsewhere {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::format::ChecksumKind;
-    use crate::testing::{Oracle, Random, Run, SimArray, SimShape, Workload};
+    use crate::testing::{Run, SimShape, Workload};
+    use crate::units::MemberIndex;
+    use crate::volume::{AdminRequest, AskArray};
+
+    const KINDS: [ChecksumKind; 3] = [ChecksumKind::None, ChecksumKind::Crc32c, ChecksumKind::Blake3];
+
+    fn run(shape: SimShape, workload: Workload, seed: u64, steps: usize) -> Run {
+        let sim = SimArray::create(shape, seed);
+        let mut load = Run::new(sim, Oracle::new(shape.volume_bytes), workload, Random::new(seed));
+        for step in 0..steps {
+            load.step().expect("nothing is wrong");
+            if step % 8 == 0 {
+                load.sim.volume.check_shown();
+            }
+        }
+        load
+    }
 
     #[test]
     fn reads_on_another_thread_are_answered_there_and_right() {
-        for (seed, checksum) in
-            [(1, ChecksumKind::None), (2, ChecksumKind::Crc32c), (3, ChecksumKind::Blake3)]
-        {
+        for (seed, checksum) in (1..).zip(KINDS) {
             let shape = SimShape::new(4, 2, 8192, 6).logged(checksum, 256 << 10);
-            let sim = SimArray::create(shape, seed);
-            let oracle = Oracle::new(shape.volume_bytes);
             let workload = Workload { faults: 0, admin: 0, ..Workload::MIXED };
-            let mut load = Run::new(sim, oracle, workload, Random::new(seed));
-            for _ in 0..6000 {
-                load.step().expect("nothing is wrong");
-            }
-            let counts = load.read_elsewhere();
-            println!("{checksum:?}: {counts:?} of verified, unplanned, unverified");
-            assert!(counts.0 > 100 && counts.1 > 100, "{checksum:?}: {counts:?}");
+            let load = run(shape, workload, seed, 6000);
+            let (verified, unplanned, unverified) = load.read_elsewhere();
+            let counts =
+                format!("{checksum:?}: {verified} verified, {unplanned} not planned, {unverified} wrong");
+            assert!(verified > 100 && unplanned > 100, "{counts}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_shown_while_it_is_cached_and_known_whatever_happens_to_members() {
+        for (seed, checksum) in (20..).zip(&KINDS[1..]) {
+            let shape = SimShape::new(2, 2, 4096, 300).logged(*checksum, 256 << 10);
+            let shape = SimShape { page_cache: Some(4096), ..shape };
+            run(shape, Workload { faults: 2, unreadable: 2, admin: 2, ..Workload::MIXED }, seed, 3000);
+        }
+    }
+
+    #[test]
+    fn an_array_that_has_failed_or_stops_is_asked_for_everything() {
+        for checksum in KINDS {
+            let shape = SimShape::new(2, 1, 4096, 4).logged(checksum, 256 << 10);
+            let mut sim = SimArray::create(shape, 7);
+            sim.write(0, &[5; 8192]).expect("a write");
+            sim.sleep(1000);
+            sim.settle();
+            sim.read(0, 8192).expect("a read");
+            let reader = sim.view_reader();
+            let plan = || {
+                let mut plan = ReadPlan::default();
+                reader.plan(VolumeOffset(0), 8192, &mut plan).map(|()| plan)
+            };
+            let planned = plan().expect("all of it is in place and known");
+            let read = |planned: &ReadPlan| -> Vec<Vec<u8>> {
+                let piece = |piece: &crate::volume::ReadPiece| {
+                    sim.disks[&piece.device.0].peek(piece.offset.0, piece.len)
+                };
+                planned.pieces().iter().map(piece).collect()
+            };
+            let mut bytes = read(&planned);
+            assert!(bytes.concat() == [5; 8192] && reader.verify(&planned, bytes.iter().map(Vec::as_slice)));
+            assert!(!reader.verify(&planned, bytes[..1].iter().map(Vec::as_slice)), "half of it");
+            bytes[1][9] ^= 1;
+            let is_seen = checksum != ChecksumKind::None;
+            assert_eq!(reader.verify(&planned, bytes.iter().map(Vec::as_slice)), !is_seen, "{checksum:?}");
+            let orphan = reader.orphan();
+            assert_eq!(plan().err(), Some(AskArray));
+            drop(orphan);
+            assert!(plan().is_ok());
+            let gone = planned.pieces()[0].device;
+            let member = sim.status().members.iter().position(|member| member.device == Some(gone));
+            let member = MemberIndex(member.expect("it serves") as u16);
+            sim.admin(AdminRequest::Offline { member }).expect("it leaves");
+            assert_eq!(plan().err(), Some(AskArray), "its member has left");
+            let mut other = ReadPlan::default();
+            let others = reader.plan(VolumeOffset(4096), 4096, &mut other);
+            assert_eq!(others, Ok(()), "other members serve");
+            sim.admin(AdminRequest::Stop).expect("it stops");
+            assert_eq!(reader.plan(VolumeOffset(4096), 4096, &mut other), Err(AskArray));
         }
     }
 }

@@ -28,6 +28,7 @@ mod sim;
 mod superblocks;
 mod watch;
 mod workload;
+mod wrong_reads;
 
 pub use crate::array::mutation::Mutation;
 pub use atlas::{Aim, AtlasTotals, Damage, Place, atlas};
@@ -47,3 +48,4 @@ pub use sickness::{FaultCounts, FaultKind, FaultKinds};
 pub use sim::{HungEnd, SimArray, SimShape, SimWorld, Wreck};
 pub use superblocks::Claim;
 pub use workload::{Run, Workload};
+pub use wrong_reads::wrong_read_elsewhere;

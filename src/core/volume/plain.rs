@@ -343,6 +343,14 @@ impl PlainVolume {
     }
 }
 
+#[cfg(test)]
+impl PlainVolume {
+    /// Checks that readers on other threads are shown the pages of the array as they are.
+    pub(crate) fn check_shown(&self) {
+        self.driven.array().check_shown();
+    }
+}
+
 impl Volume for PlainVolume {
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
         if let Some((id, request)) = self.driven.take(now, event, out) {

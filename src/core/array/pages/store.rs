@@ -29,6 +29,7 @@ mod eviction;
 mod hashes;
 mod offers;
 pub(in crate::array) mod shown;
+mod stripes;
 mod trust;
 mod versions;
 mod write_back;
@@ -39,10 +40,8 @@ use crate::array::pages::copies::{
     Copies, CopyFault, CopyFound, Next, Place, Places, Standing, Torn, Version, version_of,
 };
 use crate::block_io::Buf;
-use crate::format::{
-    Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageIndex, PageLayout,
-};
-use crate::units::{BlockHash, MemberIndex, StripeIndex};
+use crate::format::{Geometry, LogKey, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageIndex, PageLayout};
+use crate::units::{BlockHash, MemberIndex};
 use calpe_view::Publisher;
 use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
@@ -491,21 +490,6 @@ impl PageStore {
         Arc::clone(&self.at(page).page)
     }
 
-    /// The stripe map's entry of a logical stripe. Its slot is below the number of slots if
-    /// [`crate::array::pages::stripe_map::MapBuild`] has accepted the map.
-    pub(in crate::array) fn map_entry(&self, stripe: StripeIndex) -> MapEntry {
-        let (page, entry) = self.site.layout.map_entry(stripe.0);
-        MapEntry::decode(stripe.0, self.at(page).page.entries[entry])
-    }
-
-    /// Sets the stripe map's entry of a logical stripe. While the array serves, the slot of a stripe is
-    /// changed through [`crate::array::pages::stripe_map::StripeMap::moved`] only.
-    pub(in crate::array) fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
-        let (page, at) = self.site.layout.map_entry(stripe.0);
-        self.set(page, at, entry.encode(stripe.0));
-        self.show_stripe(stripe, entry);
-    }
-
     /// Has a new version of the page written back without a change (R8: every page that the log names).
     pub(super) fn touch(&mut self, page: PageIndex) {
         let cached = self.cached.get_mut(&page).expect("a page that is changed is cached");
@@ -894,6 +878,7 @@ pub(super) mod tests {
                 let answer = if bad { Answer::Unreadable } else { Answer::Bytes(bytes) };
                 ended.extend(store.read_done(read, answer, &mut reads));
             }
+            store.check_shown();
             ended
         }
 
@@ -903,6 +888,7 @@ pub(super) mod tests {
             assert_eq!(store.want(page, 1, torn, &|member| self.is_alive(member), &mut reads), Want::Loading);
             let mut loaded = self.serve(store, reads);
             assert_eq!(loaded.len(), 1);
+            store.check_shown();
             loaded.pop().unwrap()
         }
 
@@ -1002,7 +988,7 @@ pub(super) mod tests {
 
     /// Sets every entry of a page to `value`.
     fn fill(store: &mut PageStore, page: PageIndex, value: u8) {
-        (0..PAGE_ENTRIES).for_each(|entry| store.set(page, entry, [value; 16]));
+        (0..PAGE_ENTRIES).for_each(|entry| store.set_and_show(page, entry, [value; 16]));
     }
 
     /// The value in every entry of a cached page.
@@ -1496,7 +1482,7 @@ pub(super) mod tests {
             for version in 1..=2 {
                 let mut store = new_store(geometry, 4);
                 disks.load(&mut store, page, Torn::Impossible);
-                (0..version).for_each(|at| store.set(page, at, [version as u8; 16]));
+                (0..version).for_each(|at| store.set_and_show(page, at, [version as u8; 16]));
                 disks.write_back(&mut store, version as u64);
             }
             let mut store = new_store(geometry, 4);
@@ -1516,7 +1502,7 @@ pub(super) mod tests {
                 assert!(loaded.is_kept && store.dirty_pages() == 0);
                 store.release(page);
                 assert_eq!(disks.load(&mut store, page, Torn::Impossible).faults, loaded.faults);
-                store.set(page, 0, [3; 16]);
+                store.set_and_show(page, 0, [3; 16]);
             } else {
                 assert_eq!(loaded.outcome, LoadOutcome::Behind);
                 // Repaired unchanged, it is settled.
@@ -1538,7 +1524,7 @@ pub(super) mod tests {
             disks.mar(&store, PAGE, copy, place, Harm::Flip);
         }
         assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Lost);
-        store.set(PAGE, 5, [3; 16]);
+        store.set_and_show(PAGE, 5, [3; 16]);
         disks.write_back(&mut store, 1);
         let mut store = new_store(geometry, 4);
         let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
@@ -1888,7 +1874,7 @@ pub(super) mod tests {
             store.rebuild(page, member, Which::Primary);
             disks.write_back(&mut store, 1);
             store.joined(member, Which::Primary);
-            store.set(page, 0, [1; 16]);
+            store.set_and_show(page, 0, [1; 16]);
             disks.write_back(&mut store, 2);
             for dead in [None, Some(other)] {
                 disks.dead = dead.into_iter().collect();
@@ -1935,7 +1921,7 @@ pub(super) mod tests {
             }
             disks.load(&mut store, PAGE, Torn::Impossible);
             disks.write_back(&mut store, 1);
-            store.set(PAGE, 0, [1; 16]);
+            store.set_and_show(PAGE, 0, [1; 16]);
             disks.write_back(&mut store, 2);
             for dead in [None, Some(other)] {
                 disks.dead = dead.into_iter().collect();
@@ -2065,6 +2051,16 @@ pub(super) mod tests {
             }
         }
         assert!((0..3).all(|at| !cached(&store, at)) && store.cached_pages() == 2);
+        store.check_shown();
+        // There are as many frames as the cache holds pages: a page beyond that is shown when it is asked for
+        // and others have left.
+        let left: Vec<PageIndex> =
+            hash_pages.iter().filter(|page| store.cached.contains_key(page)).copied().collect();
+        for page in left {
+            assert_eq!(store.want(page, 1, Torn::Impossible, &|_| true, &mut Vec::new()), Want::Cached);
+            assert!(store.publisher().shows(page.0 - map_pages));
+            store.release(page);
+        }
         assert!((0..map_pages).all(|page| store.cached.contains_key(&PageIndex(page))));
     }
 

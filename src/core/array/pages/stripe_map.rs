@@ -115,20 +115,26 @@ impl MapBuild {
         MapBuild { geometry, map, stripes: 0, slots: 0 }
     }
 
-    /// Stripes below this one have been gone through.
-    pub(in crate::array) fn placed(&self) -> u64 {
-        self.stripes
+    /// As [`MapBuild::step`]; readers on other threads are shown where the stripes are.
+    ///
+    /// # Errors
+    /// As there.
+    pub(in crate::array) fn step_and_show(
+        &mut self,
+        pages: &mut PageStore,
+        count: u64,
+    ) -> Result<Option<StripeMap>, MapFault> {
+        let before = self.stripes;
+        let built = self.step(pages, count)?;
+        pages.show_stripes(before..self.stripes);
+        Ok(built)
     }
 
     /// Goes through `count` more stripes or slots. Returns the map once it is whole.
     ///
     /// # Errors
     /// When the pages are lost or contradict each other: the array cannot be served.
-    pub(in crate::array) fn step(
-        &mut self,
-        pages: &PageStore,
-        count: u64,
-    ) -> Result<Option<StripeMap>, MapFault> {
+    fn step(&mut self, pages: &PageStore, count: u64) -> Result<Option<StripeMap>, MapFault> {
         let stripes = self.stripes..self.geometry.stripes().min(self.stripes + count);
         if !stripes.is_empty() {
             self.stripes = stripes.end;

@@ -627,12 +627,7 @@ impl Recovery {
     }
 
     fn index(&mut self, mut build: Box<MapBuild>, pages: &mut PageStore) -> bool {
-        let before = build.placed();
-        let built = build.step(pages, self.cx.stripes_at_once);
-        if built.is_ok() {
-            pages.show_stripes(before..build.placed());
-        }
-        match built {
+        match build.step_and_show(pages, self.cx.stripes_at_once) {
             Ok(None) => self.stay(Step::Index(build)),
             Ok(Some(stripes)) => {
                 self.result.stripes = stripes;

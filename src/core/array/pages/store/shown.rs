@@ -6,10 +6,9 @@
 
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::store::{PageStore, Trust};
-use crate::format::{Geometry, MapEntry, PAGE_ENTRIES, PageIndex, PageLayout, hash_of_entry};
-use crate::units::{BlockHash, SlotIndex, StripeIndex};
+use crate::format::{Geometry, PAGE_ENTRIES, PageIndex, PageLayout, hash_of_entry};
+use crate::units::{BlockHash, SlotIndex};
 use calpe_view::{Hash, Publisher, Size, View};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// The size of the view of an array whose cache holds at most `cache_pages_max` pages of hashes.
@@ -59,23 +58,6 @@ impl PageStore {
         self.shown.forget_all();
     }
 
-    /// Shows where these stripes are, by the map pages as they are.
-    pub(in crate::array) fn show_stripes(&mut self, stripes: Range<u64>) {
-        for stripe in stripes.map(StripeIndex) {
-            let entry = self.map_entry(stripe);
-            self.show_stripe(stripe, entry);
-        }
-    }
-
-    pub(super) fn show_stripe(&mut self, stripe: StripeIndex, entry: MapEntry) {
-        let is_late = is_off(Mutation::ViewMoveLate) && entry.holds_data
-            || is_off(Mutation::ViewDiscardLate) && !entry.holds_data;
-        // Stripes that do not exist may have entries.
-        if stripe.0 < self.site.geometry.stripes() && entry.slot.0 < self.site.geometry.slots && !is_late {
-            self.shown.set_stripe(stripe.0, entry.slot.0, entry.holds_data, false);
-        }
-    }
-
     /// Shows a page of hashes as it is in the cache, if it may be shown, and else no more.
     pub(super) fn show(&mut self, page: PageIndex) {
         let Some(shown_as) = self.shown_as(page) else { return };
@@ -108,6 +90,25 @@ impl PageStore {
         let Some(page) = self.shown_as(page).filter(|page| self.shown.shows(*page)) else { return };
         let mut change = self.shown.change(slot.0);
         entries.for_each(|(entry, hash)| change.set(page, entry, shown(hash)));
+    }
+
+    /// Sets an entry of a page of hashes, whatever slot it is of.
+    #[cfg(test)]
+    pub(super) fn set_and_show(&mut self, page: PageIndex, entry: usize, value: [u8; 16]) {
+        self.set(page, entry, value);
+        self.show(page);
+    }
+
+    /// Checks that no page is shown that is not cached and known, and none otherwise than it is.
+    #[cfg(test)]
+    pub(in crate::array) fn check_shown(&self) {
+        for page in (self.site.layout.map_pages()..self.site.layout.pages()).map(PageIndex) {
+            let Some(hashes) = self.shown_as(page).and_then(|page| self.shown.shown(page)) else { continue };
+            let cached = self.cached.get(&page).unwrap_or_else(|| panic!("{page:?} is shown and not cached"));
+            assert_eq!(cached.trust, Trust::Known, "{page:?} is shown");
+            let entries = cached.page.entries.iter().map(|entry| shown(hash_of_entry(*entry)));
+            assert!(hashes.eq(entries), "{page:?} is shown otherwise than it is");
+        }
     }
 
     /// The number of a page of hashes in the view; none for a page of the stripe map.
