@@ -81,8 +81,8 @@ pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
 pub use refusal::{AdminRefusal, Behind, Overclaim, ScrubState};
 use slab::Slab;
 pub use status::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
-    ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus,
+    PageCacheStatus, Rest, ScrubResult, VolumeStatus,
 };
 use std::collections::VecDeque;
 
@@ -568,6 +568,7 @@ impl Array {
             set_aside: self.damage.ranges(&self.core.map, |why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
+            page_cache: self.pages.cache_status(),
             unreadable_pages: self.pages.count_given_up(),
             unconfirmed_lost: self.damage.unconfirmed_lost_ranges(&self.core.map),
             unconfirmed: self.unconfirmed_ranges(),

@@ -7,6 +7,8 @@
 //! * A load reads both places of every usable copy. The newest valid version of all counts, if it is known to
 //!   be the newest there is (rule T3): a copy without a fault shows it, or it is remembered. A copy that
 //!   lacks it counts as its member's error and is rewritten at the next write-back.
+//! * Where the newest version and its places are remembered, one place of one copy is read. If that does not
+//!   show exactly this version, it is not used, and all copies are read (`pages/store/sole.rs`).
 //! * A copy that cannot be read is unknown, and so is one whose member is not here. If it stays open for that
 //!   reason which version is the newest, nothing enters the cache and nothing is written: waiting operations
 //!   get [`LoadOutcome::Unreadable`], and the next request has the page read again. A page is lost only if
@@ -28,6 +30,7 @@ mod blank;
 mod eviction;
 mod hashes;
 mod offers;
+mod sole;
 mod trust;
 mod versions;
 mod write_back;
@@ -44,6 +47,7 @@ use crate::format::{
 use crate::units::{BlockHash, MemberIndex, StripeIndex};
 use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
+use sole::Sole;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use trust::Trust;
@@ -162,6 +166,8 @@ pub(in crate::array) struct Loaded {
     pub marked: MemberSet,
     /// Why the page cannot be had, in words, or could not if it were blank; none where every copy was read.
     pub unread: Option<Unread>,
+    /// Only one copy was read, which says nothing of the others.
+    pub is_of_one_copy: bool,
 }
 
 /// Copies that could not be read.
@@ -200,6 +206,17 @@ struct Load {
     check: Option<Version>,
     /// Members whose copies say that they hold no version: see [`PageStore::void`].
     marked: MemberSet,
+    /// While only one copy is read.
+    sole: Option<Sole>,
+}
+
+/// Which copies of a page a load reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    /// One, if enough is known of the page; else all.
+    Fewest,
+    /// All.
+    All(Torn),
 }
 
 #[derive(Debug)]
@@ -365,8 +382,21 @@ impl PageStore {
                 cached.used = true;
                 Want::Cached
             }
-            None => self.load(page, key, torn, usable, out),
+            None => {
+                let reads = if torn == Torn::Impossible { Reads::Fewest } else { Reads::All(torn) };
+                self.load(page, key, reads, usable, out)
+            }
         }
+    }
+
+    /// Whether the page is in the cache, or on its way.
+    pub(super) fn is_near(&self, page: PageIndex) -> bool {
+        self.cached.contains_key(&page) || self.loads.contains_key(&page)
+    }
+
+    /// Most pages of hashes in the cache, unless more are in use or changed.
+    pub(super) fn cache_pages_max(&self) -> usize {
+        self.cache_pages_max
     }
 
     /// Like [`PageStore::want`], but also reads the copies of a cached page, to find bad ones (scrub). If
@@ -383,7 +413,7 @@ impl PageStore {
         }
         let checked = match self.cached.get(&page) {
             Some(cached) if cached.trust != Trust::Known => Want::Cached,
-            _ => self.load(page, key, Torn::Impossible, usable, out),
+            _ => self.load(page, key, Reads::All(Torn::Impossible), usable, out),
         };
         if self.cached.contains_key(&page) && checked != Want::Unavailable {
             self.pin(page);
@@ -472,8 +502,11 @@ impl PageStore {
         if !is_over {
             return None;
         }
-        let load = self.loads.remove(&page).expect("it was found above");
-        Some(self.end_load(page, load))
+        let mut load = self.loads.remove(&page).expect("it was found above");
+        match load.sole.take() {
+            Some(sole) if !load.is_void => self.end_sole(page, load, sole, out),
+            _ => Some(self.end_load(page, load)),
+        }
     }
 
     /// The page as it is now; later changes do not show in it. For hashes see [`PageLayout::hash_entry`].
@@ -583,10 +616,9 @@ impl PageStore {
 
     /// Whether these are at least the most pages of hashes that the cache may hold, divided by `divisor`.
     pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
-        self.dirty_pages() >= self.cache_pages_max / divisor
+        self.dirty_pages() >= (self.cache_pages_max / divisor).max(1)
     }
 
-    #[cfg(test)]
     /// Pages in the cache, those of the stripe map not counted.
     pub(super) fn cached_pages(&self) -> usize {
         self.clock.len()
@@ -611,18 +643,25 @@ impl PageStore {
         &mut self,
         page: PageIndex,
         key: usize,
-        torn: Torn,
+        reads: Reads,
         usable: &dyn Fn(MemberIndex) -> bool,
         out: &mut Vec<PageIo>,
     ) -> Want {
         assert!(page.0 < self.site.layout.pages(), "page {} of {}", page.0, self.site.layout.pages());
         if let Some(load) = self.loads.get_mut(&page) {
             load.waiters.push(key);
-            if torn == Torn::Possible {
-                load.torn = torn;
+            if let Reads::All(torn) = reads {
+                if torn == Torn::Possible {
+                    load.torn = torn;
+                }
+                load.sole.iter_mut().for_each(|sole| sole.is_enough = false);
             }
             return Want::Loading;
         }
+        if reads == Reads::Fewest && self.load_sole(page, key, usable, out) {
+            return Want::Loading;
+        }
+        let torn = if let Reads::All(torn) = reads { torn } else { Torn::Impossible };
         let mut copies = Vec::new();
         let mut pending = 0;
         for (copy, (member, offset)) in self.site.layout.copies(page).enumerate() {
@@ -640,7 +679,8 @@ impl PageStore {
         let check = self.cached.get(&page).map(|cached| version_of(&cached.page));
         let waiters = vec![key];
         let (copies, marked) = (Copies(copies), MemberSet::new());
-        let load = Load { waiters, torn, copies, pending, newest: None, is_void: false, check, marked };
+        let load =
+            Load { waiters, torn, copies, pending, newest: None, is_void: false, check, marked, sole: None };
         self.loads.insert(page, load);
         Want::Loading
     }
@@ -666,6 +706,7 @@ impl PageStore {
             good,
             marked,
             unread,
+            is_of_one_copy: false,
         };
         if is_void {
             // The pins of a check end with it; a page in the cache that was only checked stays there.
@@ -690,7 +731,8 @@ impl PageStore {
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
             let good = copies.good(truth);
             let outcome = LoadOutcome::Ready;
-            return Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread };
+            let is_of_one_copy = false;
+            return Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread, is_of_one_copy };
         }
         let offer = self.offers.remove(&page);
         let truth = newest.as_ref().map(version_of);
@@ -753,17 +795,13 @@ impl PageStore {
             dirty: false,
             trust: Trust::of(lost, is_doubted),
         };
-        self.cached.insert(page, cached);
+        self.enter(page, cached);
         if !lost {
             self.rebuild_void(page);
         }
         if was_left_alone {
             // The decision stands, whichever copies the next load finds.
             self.touch(page);
-        }
-        if !self.is_map_page(page) {
-            self.clock.push_back(page);
-            self.evict();
         }
         let is_kept = lost || is_doubted;
         let faults = match is_kept {
@@ -776,7 +814,7 @@ impl PageStore {
             _ => LoadOutcome::Ready,
         };
         let good = if lost { MemberSet::default() } else { copies.good(truth) };
-        Loaded { waiters, outcome, faults, is_kept, good, marked, unread }
+        Loaded { waiters, outcome, faults, is_kept, good, marked, unread, is_of_one_copy: false }
     }
 
     /// Marks bad copies for writing. Returns those that count as errors and were not counted yet.
