@@ -120,7 +120,8 @@ pub struct ArrayConfig {
     /// hashing blocks together is faster and several clients' requests are under way, small jobs are given
     /// away too, to be done together.
     pub job_bytes_min: usize,
-    /// Bytes of memory for metadata pages: enough for the checksums of 256 times as many bytes of data.
+    /// Bytes of memory for pages of checksums. A page has 252, those of parity among them: with 4+2 these are
+    /// the checksums of 164 times as many bytes of data.
     pub page_cache: usize,
     /// Serve although a replay of the log finds rows lost whose wrong content nothing would reveal.
     pub force: bool,

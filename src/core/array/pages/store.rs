@@ -47,7 +47,7 @@ use crate::format::{
 use crate::units::{BlockHash, MemberIndex, StripeIndex};
 use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
-use sole::Sole;
+use sole::{Reads, Sole};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use trust::Trust;
@@ -208,15 +208,6 @@ struct Load {
     marked: MemberSet,
     /// While only one copy is read.
     sole: Option<Sole>,
-}
-
-/// Which copies of a page a load reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reads {
-    /// One, if enough is known of the page; else all.
-    Fewest,
-    /// All.
-    All(Torn),
 }
 
 #[derive(Debug)]
@@ -389,16 +380,6 @@ impl PageStore {
         }
     }
 
-    /// Whether the page is in the cache, or on its way.
-    pub(super) fn is_near(&self, page: PageIndex) -> bool {
-        self.cached.contains_key(&page) || self.loads.contains_key(&page)
-    }
-
-    /// Most pages of hashes in the cache, unless more are in use or changed.
-    pub(super) fn cache_pages_max(&self) -> usize {
-        self.cache_pages_max
-    }
-
     /// Like [`PageStore::want`], but also reads the copies of a cached page, to find bad ones (scrub). If
     /// they are written meanwhile, the operations have to ask again.
     pub(super) fn check(
@@ -547,27 +528,6 @@ impl PageStore {
         (from.0..self.site.layout.pages()).map(PageIndex).find(has_copy)
     }
 
-    #[cfg(test)]
-    /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable when
-    /// they were loaded or has missed a write. A member that comes back without being rebuilt must have none
-    /// left when it becomes usable again; otherwise a write could go over the only valid version of its copy.
-    /// A [`PageStore::check`] with this member among the usable ones finds out what the copy holds, unless
-    /// the page is being written: then a write-back to it does.
-    pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
-        let copy_of = |page| self.site.layout.copy_on(page, member);
-        let cached = self.cached.iter().filter(|&(&page, cached)| {
-            let copy = copy_of(page);
-            copy.is_some_and(|copy| cached.next[copy] == Next::Anywhere)
-        });
-        let loading = self.loads.iter().filter(|&(&page, load)| {
-            let copy = copy_of(page);
-            copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
-        });
-        let pages: BTreeSet<PageIndex> =
-            cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
-        pages.into_iter().collect()
-    }
-
     /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or under way.
     pub(in crate::array) fn forget_all(&mut self) {
         assert!(self.loads.is_empty() && self.write_back.frozen.is_empty(), "nothing is on its way");
@@ -617,11 +577,6 @@ impl PageStore {
     /// Whether these are at least the most pages of hashes that the cache may hold, divided by `divisor`.
     pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
         self.dirty_pages() >= (self.cache_pages_max / divisor).max(1)
-    }
-
-    /// Pages in the cache, those of the stripe map not counted.
-    pub(super) fn cached_pages(&self) -> usize {
-        self.clock.len()
     }
 
     fn at(&self, page: PageIndex) -> &Cached {
@@ -862,6 +817,28 @@ pub(super) mod tests {
 
     fn new_store(geometry: Geometry, cache_pages_max: usize) -> PageStore {
         PageStore::new(geometry, true, KEY, ARRAY, cache_pages_max)
+    }
+
+    impl PageStore {
+        /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable when
+        /// they were loaded or has missed a write. A member that comes back without being rebuilt must have none
+        /// left when it becomes usable again; otherwise a write could go over the only valid version of its copy.
+        /// A [`PageStore::check`] with this member among the usable ones finds out what the copy holds, unless
+        /// the page is being written: then a write-back to it does.
+        pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
+            let copy_of = |page| self.site.layout.copy_on(page, member);
+            let cached = self.cached.iter().filter(|&(&page, cached)| {
+                let copy = copy_of(page);
+                copy.is_some_and(|copy| cached.next[copy] == Next::Anywhere)
+            });
+            let loading = self.loads.iter().filter(|&(&page, load)| {
+                let copy = copy_of(page);
+                copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
+            });
+            let pages: BTreeSet<PageIndex> =
+                cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
+            pages.into_iter().collect()
+        }
     }
 
     /// A store of an array that was just created, with its stripe map loaded.

@@ -53,6 +53,21 @@ impl PageStore {
         NewestPlaces::of(places.into_iter())
     }
 
+    /// Whether the page is in the cache, or on its way.
+    pub(in crate::array::pages) fn is_near(&self, page: PageIndex) -> bool {
+        self.cached.contains_key(&page) || self.loads.contains_key(&page)
+    }
+
+    /// Most pages of hashes in the cache, unless more are in use or changed.
+    pub(in crate::array::pages) fn cache_pages_max(&self) -> usize {
+        self.cache_pages_max
+    }
+
+    /// Pages in the cache, those of the stripe map not counted.
+    pub(in crate::array::pages) fn cached_pages(&self) -> usize {
+        self.clock.len()
+    }
+
     /// Whether no operation or write-back needs the page in the cache.
     pub(super) fn is_evictable(&self, page: PageIndex) -> bool {
         let busy = |cached: &Cached| cached.pins > 0 || cached.dirty;

@@ -16,6 +16,15 @@ use crate::format::{MemberSet, Page, PageIndex};
 use crate::units::MemberIndex;
 use std::sync::Arc;
 
+/// Which copies of a page a load reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reads {
+    /// One, if enough is known of the page; else all.
+    Fewest,
+    /// All.
+    All(Torn),
+}
+
 /// What a load of one copy knows besides.
 #[derive(Debug)]
 pub(super) struct Sole {
@@ -139,7 +148,6 @@ impl PageStore {
         usable: MemberSet,
         out: &mut Vec<PageIo>,
     ) -> Option<Loaded> {
-        self.versions.forget_places(page);
         let mut load = Load { newest: None, pending: 0, marked: MemberSet::new(), ..load };
         let offsets: Vec<u64> = self.site.layout.copies(page).map(|(_, offset)| offset).collect();
         for ((copy, found), offset) in load.copies.0.iter_mut().enumerate().zip(offsets) {
