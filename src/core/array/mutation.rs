@@ -135,11 +135,11 @@ mutations! {
     /// T3: a page is taken from one copy although that shows another version than the one that is remembered;
     /// changes that an old copy has missed are gone.
     AnyVersionBelieved "any-version-believed",
-    /// Of a page that leaves the cache the older place of each copy is remembered as the newest; the next
-    /// write goes over the only newest version, and a power cut leaves none.
+    /// A page that was read from one copy is written next in the places of its newest version; a power cut
+    /// within that write leaves none.
     NewestWrittenOver "newest-written-over",
-    /// A device that joins without a page counts as having it in the place where the one before had it; the
-    /// mark in its other place is then taken for damage.
+    /// A device that joins without a page counts as having it in the place where the one before had it; it
+    /// never gets the page, and the loss of others leaves none.
     PlacesOutliveReturn "places-outlive-return",
     /// T6: updates of the superblocks are not counted; a member rolled back to an earlier start counts as
     /// current.

@@ -14,6 +14,7 @@ use crate::array::pages::store::Want;
 use crate::array::status::PageCacheStatus;
 use crate::format::PageIndex;
 use crate::units::{ROW_BYTES, StripeIndex};
+use std::ops::Range;
 
 /// Streams that are told apart: those of a few clients. The one that went on longest ago gives way.
 const STREAMS_MAX: usize = 16;
@@ -76,8 +77,9 @@ impl Ahead {
         self.loading -= usize::from(ticket == TICKET);
     }
 
-    /// Takes note of a read. Returns the stripes whose pages the stream will need next, if it is one.
-    fn read(&mut self, start: u64, len: u64, stripe_bytes: u64) -> std::ops::Range<u64> {
+    /// Takes note of a read. Returns the stripes whose pages the stream will need next, if it is one, up to
+    /// `ahead_max` bytes behind the read.
+    fn read(&mut self, start: u64, len: u64, stripe_bytes: u64, ahead_max: u64) -> Range<u64> {
         self.turn += 1;
         let slack = (SLACK_LENGTHS * len).min(SLACK_BYTES_MAX);
         let follows = |stream: &Stream| start.abs_diff(stream.next) <= slack;
@@ -105,7 +107,7 @@ impl Ahead {
         if stream.run < STREAM_BYTES_MIN {
             return 0..0;
         }
-        let end = stream.next + (stream.run / 2).min(AHEAD_BYTES_MAX);
+        let end = stream.next + (stream.run / 2).min(ahead_max);
         let first = stream.asked.max(stream.next / stripe_bytes);
         first..(end / stripe_bytes + 1).max(first)
     }
@@ -131,8 +133,12 @@ impl Pages {
             return;
         }
         let stripe_bytes = core.map.stripe_bytes() as u64;
-        let wanted = self.ahead.read(stripe.0 * stripe_bytes + offset as u64, len as u64, stripe_bytes);
-        let stripes = core.shape.geometry.stripes();
+        let (stripes, layout) = (core.shape.geometry.stripes(), self.store.layout());
+        // Pages that push one another out of the cache before they are used cost more than they save.
+        let bytes_of_page = stripes * stripe_bytes / (layout.pages() - layout.map_pages()).max(1);
+        let ahead_max = AHEAD_BYTES_MAX.min(bytes_of_page * (self.store.cache_pages_max() as u64 / 4));
+        let start = stripe.0 * stripe_bytes + offset as u64;
+        let wanted = self.ahead.read(start, len as u64, stripe_bytes, ahead_max);
         let wanted = wanted.start..wanted.end.min(stripes);
         for stripe in wanted.clone().map(StripeIndex) {
             let entry = self.map_entry(stripe);
@@ -155,7 +161,6 @@ impl Pages {
         if self.store.is_near(page) || self.unreadable.is_known(page) {
             return true;
         }
-        // Pages that push one another out of the cache before they are used cost more than they save.
         let loads_max = (self.store.cache_pages_max() / 8).clamp(1, LOADS_MAX);
         if self.ahead.loading >= loads_max || core.stop.hurried {
             return false;
@@ -194,7 +199,7 @@ mod tests {
         let mut ahead = Ahead::default();
         let (mut asked, mut at) = (0, 40 * STRIPE);
         for read in 0..64 {
-            let wanted = ahead.read(at, STRIPE, STRIPE);
+            let wanted = ahead.read(at, STRIPE, STRIPE, AHEAD_BYTES_MAX);
             at += STRIPE;
             if at < 40 * STRIPE + STREAM_BYTES_MIN {
                 assert_eq!(wanted, 0..0, "read {read}");
@@ -215,16 +220,16 @@ mod tests {
         let mut place = 1u64;
         for _ in 0..10_000 {
             place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            assert_eq!(ahead.read((place >> 20) & !4095, 1 << 20, STRIPE), 0..0);
+            assert_eq!(ahead.read((place >> 20) & !4095, 1 << 20, STRIPE, AHEAD_BYTES_MAX), 0..0);
         }
         assert_eq!(ahead.streams.len(), STREAMS_MAX);
         // In a volume of 32 MiB, for a long time.
         for _ in 0..100_000 {
             place = place.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            assert_eq!(ahead.read((place >> 20) & 0x1ff_f000, 4096, STRIPE), 0..0);
+            assert_eq!(ahead.read((place >> 20) & 0x1ff_f000, 4096, STRIPE, AHEAD_BYTES_MAX), 0..0);
         }
         let order = [1, 0, 3, 2, 5, 4, 7, 6, 9, 8u64];
-        let wanted = order.map(|nth| ahead.read((1 << 50) + nth * STRIPE, STRIPE, STRIPE));
+        let wanted = order.map(|nth| ahead.read((1 << 50) + nth * STRIPE, STRIPE, STRIPE, AHEAD_BYTES_MAX));
         assert!(!wanted[9].is_empty(), "{wanted:?}");
     }
 }

@@ -5,7 +5,6 @@
 //! nowhere else ([`PageStore::forget_all`] apart). Must not know of copies or versions beyond handing on what
 //! is known of them.
 
-use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::copies::{Next, Places, version_of};
 use crate::array::pages::store::versions::NewestPlaces;
 use crate::array::pages::store::{Cached, PageStore, Trust};
@@ -39,14 +38,13 @@ impl PageStore {
     /// The places in which the copies of a page hold its newest version. None where that is not known of
     /// every copy that counts.
     fn newest_places(&self, page: PageIndex, cached: &Cached) -> Option<NewestPlaces> {
-        let is_written_over = is_off(Mutation::NewestWrittenOver);
         let mut places = Vec::with_capacity(cached.next.len());
         for ((member, _), next) in self.site.layout.copies(page).zip(&cached.next) {
             places.push(match next {
                 _ if self.away.contains(member) => None,
                 // The next write goes to the other place.
-                Next::At(Places::Second) => Some(usize::from(is_written_over)),
-                Next::At(Places::First) => Some(usize::from(!is_written_over)),
+                Next::At(Places::Second) => Some(0),
+                Next::At(Places::First) => Some(1),
                 Next::At(Places::Alone | Places::Both) | Next::Anywhere | Next::Unread => return None,
             });
         }

@@ -114,6 +114,7 @@ impl PageStore {
         let copies = self.site.layout.copies(page).enumerate();
         let next = copies.map(|(copy, (member, _))| match self.away.contains(member) {
             true => Next::Anywhere,
+            false if is_off(Mutation::NewestWrittenOver) => Next::At(Places::one(places.place(copy))),
             false => Next::At(Places::one(1 - places.place(copy))),
         });
         let cached = Cached {
