@@ -20,8 +20,8 @@ use std::ops::Range;
 const STREAMS_MAX: usize = 16;
 
 /// Reads of one client may arrive in another order than it sent them: a read may begin this many of its own
-/// lengths from where the one before ended, but not further than these bytes. With more, small random reads in
-/// a small volume would pass for streams.
+/// lengths from where the one before ended, but not further than these bytes. With more, small random reads
+/// in a small volume would pass for streams.
 const SLACK_LENGTHS: u64 = 8;
 const SLACK_BYTES_MAX: u64 = 1 << 20;
 

@@ -609,7 +609,7 @@ impl PageStore {
                 if torn == Torn::Possible {
                     load.torn = torn;
                 }
-                load.sole.iter_mut().for_each(|sole| sole.is_enough = false);
+                load.sole.iter_mut().for_each(Sole::compare_all);
             }
             return Want::Loading;
         }
@@ -820,11 +820,11 @@ pub(super) mod tests {
     }
 
     impl PageStore {
-        /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable when
-        /// they were loaded or has missed a write. A member that comes back without being rebuilt must have none
-        /// left when it becomes usable again; otherwise a write could go over the only valid version of its copy.
-        /// A [`PageStore::check`] with this member among the usable ones finds out what the copy holds, unless
-        /// the page is being written: then a write-back to it does.
+        /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable
+        /// when they were loaded or has missed a write. A member that comes back without being rebuilt must
+        /// have none left when it becomes usable again; otherwise a write could go over the only valid
+        /// version of its copy. A [`PageStore::check`] with this member among the usable ones finds out what
+        /// the copy holds, unless the page is being written: then a write-back to it does.
         pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
             let copy_of = |page| self.site.layout.copy_on(page, member);
             let cached = self.cached.iter().filter(|&(&page, cached)| {

@@ -2,9 +2,9 @@
 //! together.
 //!
 //! Invariants: the lock on the rows is held, so neither the slot of the stripe nor what is in place of these
-//! rows changes until the reads are judged. Nothing that was read leaves the fetch, and no error of content is
-//! found, before the checksums are here. Of a column that has an image in the log nothing is read early: the
-//! image counts, and the block in place does not.
+//! rows changes until the reads are judged. Nothing that was read leaves the fetch, and no error of content
+//! is found, before the checksums are here. Of a column that has an image in the log nothing is read early:
+//! the image counts, and the block in place does not.
 
 use crate::array::Array;
 use crate::array::Owner;

@@ -33,7 +33,14 @@ pub(super) struct Sole {
     /// Members with a copy that could be read when the load began.
     usable: MemberSet,
     /// No request has joined that compares all copies.
-    pub is_enough: bool,
+    is_enough: bool,
+}
+
+impl Sole {
+    /// Has all copies read after this one: a request has joined that compares them.
+    pub(super) fn compare_all(&mut self) {
+        self.is_enough = false;
+    }
 }
 
 impl PageStore {
