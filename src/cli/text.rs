@@ -5,7 +5,7 @@
 
 use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
-    ScanReport, StartReport, is_healthy,
+    PageCacheReport, ScanReport, StartReport, is_healthy,
 };
 use calpe_core::units::{Count, HumanSize, Printable, PrintableLines, UnixTime, quoted};
 use serde::Serialize;
@@ -121,6 +121,9 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
             "log",
             &array.log.reason.as_ref().map_or(log.into(), |why| format!("{log}: {why}")),
         );
+        if let Some(cache) = &array.page_cache {
+            labelled(&mut text, "cache", &cache_line(cache));
+        }
     }
     labelled(&mut text, "engine", &engine_lines(&array.engine, verbose));
     let access = if array.read_only { "\nread-only: clients cannot write" } else { "" };
@@ -222,6 +225,21 @@ fn engine_lines(engine: &EngineReport, verbose: bool) -> String {
         }
     }
     text
+}
+
+/// The cache for checksums in one line.
+fn cache_line(cache: &PageCacheReport) -> String {
+    let whole = match cache.whole.saturating_sub(cache.bytes) {
+        0 => "all checksums fit".to_owned(),
+        _ => format!("{} would hold all checksums", HumanSize(cache.whole)),
+    };
+    let hits = match cache.hit_percent {
+        Some(percent) => {
+            format!("{percent:.1} % of {} found in it", Count(cache.hits + cache.misses, "page"))
+        }
+        None => "no page was needed yet".to_owned(),
+    };
+    format!("{} of {}, {hits}; {whole}", HumanSize(cache.used), HumanSize(cache.bytes))
 }
 
 fn volume_line(array: &ArrayReport) -> String {
@@ -575,6 +593,7 @@ pub(super) mod tests {
             last_scrub: None,
             last_scrub_unchecked: Vec::new(),
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
+            page_cache: None,
             errors: ErrorReport::default(),
             lost: Vec::new(),
             set_aside: Vec::new(),
@@ -624,8 +643,10 @@ members:
         array.scan.push(scan(ScanKind::Rebuild, 1 << 29, 1 << 30));
         array.lost.push(LostReport { offset: 4096, bytes: 8192 });
         array.last_scrub = Some(LastScrub { finished_unix: 1_763_727_900, errors: 0, repaired: 0 });
+        array.page_cache = Some(PageCacheReport::new([64 << 20, 1 << 20, 128 << 20], 2001, 999));
         let text = status(&[array], None, true, true);
         for part in [
+            "  cache: 1 MiB of 64 MiB, 66.7 % of 3000 pages found in it; 128 MiB would hold all checksums\n",
             "  state: DEGRADED\n",
             "   scan: rebuild 50.0 %, 512 MiB of 1 GiB, 100 MiB/s, 1:02:05 left\n         last scrub ended 2025-11-21 12:25:00 UTC and found no errors\n",
             "  1 /srv/m1  FAULTED      0  12345      0         0  write: input/output error\n",
@@ -638,6 +659,12 @@ members:
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= FOLD_COLUMNS), "{text}");
+    }
+
+    #[test]
+    fn a_cache_without_requests_has_no_rate_and_one_that_holds_everything_says_so() {
+        let line = cache_line(&PageCacheReport::new([64 << 20, 0, 1 << 20], 0, 0));
+        assert_eq!(line, "0 B of 64 MiB, no page was needed yet; all checksums fit");
     }
 
     #[test]

@@ -23,8 +23,8 @@ pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
 pub(crate) use status::tests::running;
 pub use status::{
     ArrayReport, ArrayState, Condition, ErrorReport, LastScrub, LogReport, LogState, LostReport,
-    MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, ScanState,
-    StartReport, Status, VolumeReport,
+    MemberReport, MemberState, OUTPUT_VERSION, PageCacheReport, ReplacementReport, ScanKind, ScanReport,
+    ScanState, StartReport, Status, VolumeReport,
 };
 pub(crate) use verdict::{Verdict, explain, is_healthy, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};

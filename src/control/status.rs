@@ -87,6 +87,9 @@ pub struct ArrayReport {
     pub last_scrub_unchecked: Vec<u16>,
     /// What computes parity.
     pub engine: EngineReport,
+    /// The cache for its checksums; none where it has none, or is not served.
+    #[serde(default)]
+    pub page_cache: Option<PageCacheReport>,
     /// Errors that clients got.
     pub errors: ErrorReport,
     /// Ranges of the volume that are beyond repair, ascending: reading them is an error until they
@@ -145,6 +148,35 @@ pub struct StartReport {
     pub searched: Vec<String>,
     /// Paths found there that cannot be used, one line for each.
     pub notes: Vec<String>,
+}
+
+/// The cache in memory for the checksums of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PageCacheReport {
+    /// Bytes that it may take.
+    pub bytes: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes with which it would hold all checksums of the array.
+    pub whole: u64,
+    /// How often requests of clients found the checksums that they needed in it, since the array was started
+    /// or had failed last.
+    pub hits: u64,
+    /// How often they had to wait for them.
+    pub misses: u64,
+    /// `hits` of all, in percent; none before the first request.
+    pub hit_percent: Option<f64>,
+}
+
+impl PageCacheReport {
+    /// The report of a cache with these sizes and counts.
+    #[must_use]
+    pub fn new([bytes, used, whole]: [u64; 3], hits: u64, misses: u64) -> PageCacheReport {
+        let all = hits + misses;
+        let percent = |all: u64| (hits as f64 * 1000.0 / all as f64).round() / 10.0;
+        let hit_percent = (all > 0).then(|| percent(all));
+        PageCacheReport { bytes, used, whole, hits, misses, hit_percent }
+    }
 }
 
 /// A range of a volume that cannot be read, in bytes.
@@ -573,6 +605,7 @@ pub(crate) mod tests {
             last_scrub: None,
             last_scrub_unchecked: Vec::new(),
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
+            page_cache: None,
             errors: ErrorReport::default(),
             lost: Vec::new(),
             set_aside: Vec::new(),

@@ -6,6 +6,7 @@ mod atlas;
 mod bad_sectors;
 mod catching_up;
 mod chaos;
+mod cold_pages;
 mod explore;
 mod full_replay;
 mod health;

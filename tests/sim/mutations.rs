@@ -5,7 +5,7 @@
 //! CALPE_SIM_SCENARIO: hunt it only in the scenarios of these names. CALPE_SIM_SEED: start with this seed.
 
 use crate::log_review;
-use crate::scenes::{page_faults, returning, rollback, trouble, unfinished};
+use crate::scenes::{cold_pages, page_faults, returning, rollback, trouble, unfinished};
 use calpe_core::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore, wrong_read_elsewhere,
@@ -85,6 +85,24 @@ fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
         }
     }
     Err(format!("{}: NOT FOUND by page faults", mutation.name()))
+}
+
+/// Hunts the rules of pages that are read from one copy.
+fn hunt_by_cold_pages(mutation: Mutation) -> Result<String, String> {
+    for seed in 0..12 {
+        let shape = cold_pages::shape(2, 1);
+        let scene = || match mutation {
+            Mutation::AnyVersionBelieved => cold_pages::copies_that_lost_a_write(shape, seed),
+            Mutation::NewestWrittenOver => cold_pages::writes_of_pages_cut_off(shape, seed),
+            _ => cold_pages::a_device_that_joins_without_pages(shape, seed),
+        };
+        let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
+        if let Err(what) = result.unwrap_or_else(|_| Err("panic".into())) {
+            let what: String = what.chars().take(160).collect();
+            return Ok(format!("{}: seed {seed}: {what}", mutation.name()));
+        }
+    }
+    Err(format!("{}: NOT FOUND by cold pages", mutation.name()))
 }
 
 fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
@@ -216,6 +234,9 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::ReturningCopyVoided
         | Mutation::OfferNotWeighed
         | Mutation::AbsentTakenForLost => return hunt_by_page_faults(mutation),
+        Mutation::AnyVersionBelieved | Mutation::NewestWrittenOver | Mutation::PlacesOutliveReturn => {
+            return hunt_by_cold_pages(mutation);
+        }
         Mutation::ShortageIsAFault
         | Mutation::HeldThroughShortage
         | Mutation::LastCopyNotSpared

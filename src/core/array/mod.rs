@@ -82,8 +82,8 @@ pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
 pub use refusal::{AdminRefusal, Behind, Overclaim, ScrubState};
 use slab::Slab;
 pub use status::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
-    ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus,
+    PageCacheStatus, Rest, ScrubResult, VolumeStatus,
 };
 use std::collections::VecDeque;
 pub use view_reader::{AskArray, PlanExtent, ReadPiece, ReadPlan, ViewReader};
@@ -122,8 +122,9 @@ pub struct ArrayConfig {
     /// hashing blocks together is faster and several clients' requests are under way, small jobs are given
     /// away too, to be done together.
     pub job_bytes_min: usize,
-    /// Bytes of metadata pages in the cache: enough for the checksums of 256 times as many bytes of data.
-    /// What readers on other threads see of them takes as much again.
+    /// Bytes of memory for pages of checksums. A page has 252, those of parity among them: with 4+2 these are
+    /// the checksums of 164 times as many bytes of data. What readers on other threads see of them takes as
+    /// much again.
     pub page_cache: usize,
     /// Serve although a replay of the log finds rows lost whose wrong content nothing would reveal.
     pub force: bool,
@@ -572,6 +573,7 @@ impl Array {
             set_aside: self.damage.ranges(&self.core.map, |why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
+            page_cache: self.pages.cache_status(),
             unreadable_pages: self.pages.count_given_up(),
             unconfirmed_lost: self.damage.unconfirmed_lost_ranges(&self.core.map),
             unconfirmed: self.unconfirmed_ranges(),

@@ -132,6 +132,15 @@ mutations! {
     /// T3: both places of a copy that could not be read are written at once; a crash leaves no version of
     /// those that could be read again.
     UnreadWrittenOver "unread-copy-written-over",
+    /// T3: a page is taken from one copy although that shows another version than the one that is remembered;
+    /// changes that an old copy has missed are gone.
+    AnyVersionBelieved "any-version-believed",
+    /// A page that was read from one copy is written next in the places of its newest version; a power cut
+    /// within that write leaves none.
+    NewestWrittenOver "newest-written-over",
+    /// A device that joins without a page counts as having it in the place where the one before had it; it
+    /// never gets the page, and the loss of others leaves none.
+    PlacesOutliveReturn "places-outlive-return",
     /// T6: updates of the superblocks are not counted; a member rolled back to an earlier start counts as
     /// current.
     NoUpdateCount "no-update-count",

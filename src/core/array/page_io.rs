@@ -83,7 +83,9 @@ impl Array {
         }
         if loaded.outcome != LoadOutcome::AskAgain {
             self.pages.read(&mut self.core, page);
-            self.note_reread(page, loaded.good);
+            if !loaded.is_of_one_copy {
+                self.note_reread(page, loaded.good);
+            }
         }
         for (member, fault) in loaded.faults {
             let is_kept = loaded.is_kept;

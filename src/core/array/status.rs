@@ -156,6 +156,21 @@ pub enum LogState {
     Refused(String),
 }
 
+/// The cache for checksums of blocks, in pages of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageCacheStatus {
+    /// Pages in it now.
+    pub pages: u64,
+    /// Most that it holds, unless more are in use or changed.
+    pub pages_max: u64,
+    /// As many as hold the checksums of the whole array.
+    pub pages_needed: u64,
+    /// Pages that requests of clients found in it, since the log was last replayed.
+    pub hits: u64,
+    /// Pages that requests had to wait for.
+    pub misses: u64,
+}
+
 /// The facts of one array and its volume.
 // More than 15 fields: one for each thing that `calpe status` shows of an array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,6 +211,8 @@ pub struct VolumeStatus {
     /// errors; nothing shows that they are lost. Also all parts whose checksums cannot be read: these can be
     /// neither read nor written in part.
     pub unreadable: Vec<(VolumeOffset, u64)>,
+    /// The cache for checksums.
+    pub page_cache: PageCacheStatus,
     /// Metadata pages that cannot be read for now: the parts that they have checksums of are in `unreadable`.
     pub unreadable_pages: u64,
     /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are

@@ -219,6 +219,8 @@ pub struct SimDisk {
     passing: PassingFaults,
     /// Reads executed.
     pub reads: u64,
+    /// Bytes that these asked for.
+    pub bytes_read: u64,
     /// Writes and zeroings executed.
     pub writes: u64,
     /// Flushes executed.
@@ -422,6 +424,7 @@ impl SimDisk {
         match op {
             IoOp::Read { offset, mut buf } => {
                 self.reads += 1;
+                self.bytes_read += buf.len() as u64;
                 assert!(offset.0 + buf.len() as u64 <= self.bytes, "a read beyond the disk");
                 let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
                 if self.bad_blocks.range(blocks).next().is_some() {

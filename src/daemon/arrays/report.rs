@@ -6,13 +6,14 @@ use super::names::{Names, Place};
 use super::returns::{Obstacle, Returning};
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
-    MemberReport, ReplacementReport, VolumeReport, explain,
+    MemberReport, PageCacheReport, ReplacementReport, VolumeReport, explain,
 };
 use crate::daemon::devices::search::Hindrance;
 use crate::daemon::reactor::{ArrayFacts, ListenAddress};
 use crate::daemon::state::Counts;
 use crate::member::Identity;
-use calpe_core::format::{MemberState, VolumeKind};
+use calpe_core::array::PageCacheStatus;
+use calpe_core::format::{MemberState, PAGE_BYTES, VolumeKind};
 use calpe_core::nbd::TlsMode;
 use calpe_core::units::VolumeOffset;
 use calpe_core::volume::{ArrayState, LogState, MemberCondition, MemberStatus};
@@ -76,6 +77,7 @@ impl Names {
             }),
             last_scrub_unchecked: self.unchecked(status),
             engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
+            page_cache: (status.page_cache.pages_needed > 0).then(|| page_cache(&status.page_cache)),
             errors: ErrorReport { client: self.client_errors(status) },
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
@@ -238,6 +240,11 @@ fn both(some: &[(VolumeOffset, u64)], others: &[(VolumeOffset, u64)]) -> Vec<(Vo
     let mut all = [some, others].concat();
     all.sort_unstable_by_key(|(start, _)| start.0);
     all
+}
+
+fn page_cache(cache: &PageCacheStatus) -> PageCacheReport {
+    let sizes = [cache.pages_max, cache.pages, cache.pages_needed].map(|pages| pages * PAGE_BYTES as u64);
+    PageCacheReport::new(sizes, cache.hits, cache.misses)
 }
 
 fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostReport> {

@@ -17,7 +17,7 @@ use crate::daemon::events::{News, kinds};
 use crate::daemon::reactor::NewArray;
 use crate::member::{Device, forget_lost};
 use calpe_core::array::assembly::Assembled;
-use calpe_core::array::{ArrayConfig, Footprint, OpenDevice};
+use calpe_core::array::{Footprint, OpenDevice};
 use calpe_core::block_io::DeviceId;
 use calpe_core::codec::Codec;
 use calpe_core::format::{MemberState as Seated, Superblock, VolumeKind};
@@ -34,13 +34,14 @@ use uuid::Uuid;
 pub(crate) fn serve(
     arrays: &Arrays,
     opened: Opened,
-    options: ServeOptions,
+    mut options: ServeOptions,
 ) -> Result<ArrayReport, RequestError> {
     let Opened { mut assembled, devices, damaged, warnings, left_out, forbidden } = opened;
     arrays.memory.recall_given_up(&mut assembled, &left_out);
     let causes = arrays.memory.recall_causes(&mut assembled, &left_out);
     let superblock = assembled.superblock.clone();
     let memory = check_servable(arrays, &superblock, options)?;
+    options.page_cache = Some(memory.page_cache);
     let geometry = superblock.geometry;
     let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
         .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
@@ -86,7 +87,7 @@ pub(crate) fn serve(
     let (name, uuid) = (names.name.clone(), names.uuid);
     let paths: Vec<PathBuf> = names.paths().cloned().collect();
     begin_returns(arrays, (&name, uuid), &paths, &missing, options.force);
-    arrays.served.add(Served { id, superblock, names, limits: options.limits, memory });
+    arrays.served.add(Served { id, superblock, names, limits: options.limits, memory: memory.total });
     drop(sections);
     // No attempt goes on looking for it, so none undoes an export right after this.
     arrays.awaited.now_served(&name, uuid, &paths);
@@ -181,12 +182,33 @@ fn tell_imported(arrays: &Arrays, report: &ArrayReport, warnings: Vec<String>, l
     }
 }
 
-/// Whether an array may be served beside the others. Returns the memory for its metadata, in bytes.
+/// Memory for the metadata of an array, in bytes.
+// Plain data: what was found to be left for an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MetadataMemory {
+    /// All of it.
+    pub total: u64,
+    /// The setting of its page cache.
+    pub page_cache: u64,
+}
+
+/// The page cache of an array without a setting of its own has at most this part of the memory that is left
+/// for metadata, as a divisor: stripe maps and caches of arrays that are served later take the rest.
+const CACHE_PART: u64 = 4;
+
+/// But at least this, if the checksums of the whole array need it: as in versions that had no other default.
+const CACHE_MIN: u64 = 64 << 20;
+
+/// And at most this: nearly 700 GiB of data with 4+2. The loss of a member takes some 50 ms for as many
+/// pages, during which nothing is served.
+const CACHE_MAX: u64 = 4 << 30;
+
+/// Whether an array may be served beside the others. Returns the memory for its metadata.
 pub(crate) fn check_servable(
     arrays: &Arrays,
     superblock: &Superblock,
     options: ServeOptions,
-) -> Result<u64, RequestError> {
+) -> Result<MetadataMemory, RequestError> {
     if arrays.served.uuids().contains(&superblock.array) {
         return Err(refusal(ErrorCode::Refused, format!("array '{}' is served already", superblock.name)));
     }
@@ -200,14 +222,25 @@ pub(crate) fn check_servable(
     memory_for(arrays, superblock, options)
 }
 
-/// Memory for the metadata of an array, in bytes, if there is enough beside that of the others.
-fn memory_for(arrays: &Arrays, superblock: &Superblock, options: ServeOptions) -> Result<u64, RequestError> {
-    let page_cache = options.page_cache.unwrap_or(ArrayConfig::default().page_cache as u64);
-    let needed = Footprint::of(superblock, page_cache);
+/// The page cache of an array that has no setting for it, where so many bytes are left for metadata.
+fn default_page_cache(superblock: &Superblock, left: u64) -> u64 {
+    let without = Footprint::of(superblock, 0).total();
+    let part = left.saturating_sub(without) / CACHE_PART;
+    Footprint::whole_cache(superblock).min(part.clamp(CACHE_MIN, CACHE_MAX)).max(MIN_PAGE_CACHE)
+}
+
+/// Memory for the metadata of an array, if there is enough beside that of the others.
+fn memory_for(
+    arrays: &Arrays,
+    superblock: &Superblock,
+    options: ServeOptions,
+) -> Result<MetadataMemory, RequestError> {
     let taken: u64 = arrays.served.list(|served| served.memory).iter().sum();
     let left = arrays.metadata_memory.saturating_sub(taken);
+    let page_cache = options.page_cache.unwrap_or_else(|| default_page_cache(superblock, left));
+    let needed = Footprint::of(superblock, page_cache);
     if needed.total() <= left {
-        return Ok(needed.total());
+        return Ok(MetadataMemory { total: needed.total(), page_cache });
     }
     // Whether the smallest page cache would fit.
     let is_cache = Footprint::of(superblock, MIN_PAGE_CACHE).total() <= left;

@@ -24,7 +24,7 @@ pub(crate) struct ServeOptions {
     pub rebuild_max: Option<u64>,
     /// What is done with writes of whole stripes; none for what suits the members.
     pub full_stripe: Option<FullStripe>,
-    /// Bytes of memory for metadata pages; none for the built-in amount.
+    /// Bytes of memory for pages of checksums; none for what the memory of this host suggests.
     pub page_cache: Option<u64>,
     /// How patient to be with members.
     pub limits: TimeLimits,

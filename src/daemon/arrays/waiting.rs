@@ -388,6 +388,7 @@ impl Waiting {
             last_scrub: None,
             last_scrub_unchecked: Vec::new(),
             engine: EngineReport::default(),
+            page_cache: None,
             errors: ErrorReport::default(),
             lost: Vec::new(),
             set_aside: Vec::new(),

@@ -207,6 +207,7 @@ impl Volume for PassThrough {
             set_aside: Vec::new(),
             set_aside_on: MemberSet::new(),
             unreadable: Vec::new(),
+            page_cache: Default::default(),
             unreadable_pages: 0,
             unconfirmed_lost: Vec::new(),
             unconfirmed: Vec::new(),

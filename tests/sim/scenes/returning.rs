@@ -41,7 +41,7 @@ fn pages_on(sim: &SimArray, member: u32) -> Vec<(PageIndex, PlacesOfCopies)> {
     all.filter(|(_, copies)| copies.iter().any(|(disk, _)| *disk == member)).collect()
 }
 
-fn rot(sim: &mut SimArray, disk: u32, place: &Range<u64>) {
+pub(crate) fn rot(sim: &mut SimArray, disk: u32, place: &Range<u64>) {
     let rot = vec![7; (place.end - place.start) as usize - 1000];
     sim.disks.get_mut(&disk).expect("a disk").poke(place.start + 1000, &rot);
 }

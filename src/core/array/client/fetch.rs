@@ -3,11 +3,13 @@
 //! bytes here, so that nothing unverified reaches a client or a parity.
 //!
 //! Runs under a lock on the rows, with their checksum pages loaded and pinned by the caller: neither hashes
-//! nor images of these rows change meanwhile. The unit is one block: an unreadable or wrong block costs its
+//! nor images of these rows change meanwhile (a read may begin under the lock alone, before the pages are
+//! here: `fetch/early.rs`). The unit is one block: an unreadable or wrong block costs its
 //! row one erasure, not the whole column. Bulk reads are judged as one job once all their bytes are here, and
 //! decoded in it where possible (`fetch/job.rs`); other reads are judged here, block by block. Must not know
 //! what the bytes are for.
 
+mod early;
 mod job;
 mod mend;
 mod unbuilt;
@@ -33,6 +35,8 @@ pub(in crate::array) struct Fetch {
     pending: usize,
     /// Bytes of parts that this round reads whole; a round ends when nothing is in flight.
     round_bytes: usize,
+    /// Whether its reads began before the checksums were here, and are not judged yet.
+    is_early: bool,
     /// Whether small reads too are hashed in a job, batched with those of other clients.
     batch_small: bool,
     /// The job under way.
@@ -141,6 +145,7 @@ impl Fetch {
             parts: Vec::new(),
             pending: 0,
             round_bytes: 0,
+            is_early: false,
             batch_small: false,
             job: None,
             blend: None,
@@ -316,6 +321,11 @@ impl Array {
         for at in 0..fetch.parts.len() {
             self.issue_part(key, fetch, at);
         }
+        self.begin_fetch_round(key, fetch)
+    }
+
+    /// Begins a round of which the wanted parts are issued.
+    fn begin_fetch_round(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
         // Blocks that no member has are decoded from others: those are read in the same round, so that one
         // job can do all of it.
         let absent = fetch.broken_rows();
@@ -332,12 +342,37 @@ impl Array {
 
     /// Fills the blocks that are known without I/O and reads the rest.
     fn issue_part(&mut self, key: usize, fetch: &mut Fetch, at: usize) {
+        let known = self.fill_known(fetch, at);
+        let part = &mut fetch.parts[at];
+        let (slot, rows) = (fetch.slot, part.rows.clone());
+        let member = self.core.map.member_of(slot, ColumnIndex(part.column as u16));
+        let Some(device) = self.core.readable(member, slot) else { return };
+        if !known {
+            let Some(buf) = part.buf.take() else { return };
+            let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, rows.start * BLOCK);
+            let item = at << ITEM_ROW_BITS;
+            self.core.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+            fetch.pending += 1;
+            fetch.round_bytes += rows.len() * BLOCK;
+            return;
+        }
+        let pending: Vec<usize> =
+            (0..rows.len()).filter(|&block| fetch.parts[at].blocks[block] == State::Pending).collect();
+        for block in pending {
+            self.core.read_block(key, fetch, at, block);
+        }
+    }
+
+    /// Fills the blocks of a part that are known without I/O. False: all are on their member. Blocks that
+    /// were read early keep their state unless they are known.
+    fn fill_known(&mut self, fetch: &mut Fetch, at: usize) -> bool {
         let slot = fetch.slot;
         let part = &mut fetch.parts[at];
         let member = self.core.map.member_of(slot, ColumnIndex(part.column as u16));
         let device = self.core.readable(member, slot);
         let rows = part.rows.clone();
-        let Some(buf) = part.buf.as_mut() else { return };
+        let was_read = part.unjudged.is_some() || !part.is_wholly(State::Pending);
+        let Some(buf) = part.buf.as_mut() else { return false };
         let column = part.column;
         let mut known = false;
         let has_bad = !self.bad.is_clear(member);
@@ -359,6 +394,7 @@ impl Array {
                     not_needed.extend(has_bad.then_some(row));
                     *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
                 }
+                _ if was_read => {}
                 _ => match self.redo.image(slot, part.column, row) {
                     Some(image) => {
                         bytes.copy_from_slice(image);
@@ -370,22 +406,10 @@ impl Array {
             }
             known |= *state != State::Pending;
         }
-        let Some(device) = device else { return };
-        not_needed.into_iter().for_each(|row| self.note_not_needed(slot, column, row));
-        if !known {
-            let Some(buf) = part.buf.take() else { return };
-            let offset = self.core.map.device_offset(self.core.shape.data_offset, slot, rows.start * BLOCK);
-            let item = at << ITEM_ROW_BITS;
-            self.core.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
-            fetch.pending += 1;
-            fetch.round_bytes += rows.len() * BLOCK;
-            return;
+        if device.is_some() {
+            not_needed.into_iter().for_each(|row| self.note_not_needed(slot, column, row));
         }
-        let pending: Vec<usize> =
-            (0..rows.len()).filter(|&block| fetch.parts[at].blocks[block] == State::Pending).collect();
-        for block in pending {
-            self.core.read_block(key, fetch, at, block);
-        }
+        known
     }
 
     /// Takes the end of one of the fetch's reads.
@@ -405,7 +429,7 @@ impl Array {
             }
             (Ok(IoValue::Data(buf)), None) => {
                 fetch.parts[at].buf = Some(buf);
-                if self.is_bulk(fetch) {
+                if fetch.is_early || self.is_bulk(fetch) {
                     fetch.parts[at].unjudged = Some(entry.member);
                 } else {
                     let blocks = 0..fetch.parts[at].blocks.len();
@@ -416,7 +440,11 @@ impl Array {
                 if let Some(buf) = &mut fetch.parts[at].buf {
                     buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
                 }
-                self.judge_blocks(fetch, at, block..block + 1, entry.member);
+                if fetch.is_early {
+                    fetch.parts[at].unjudged = Some(entry.member);
+                } else {
+                    self.judge_blocks(fetch, at, block..block + 1, entry.member);
+                }
             }
             (Ok(_), _) => unreachable!("a read yields data"),
             // This proves nothing about the blocks; other members may have what is needed.
@@ -450,7 +478,9 @@ impl Array {
                 part.buf.get_or_insert_with(|| self.core.pool.alloc_zeroed(BLOCK));
             }
         }
-        if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
+        // What was read early waits for the checksums, and then for `judge_early`.
+        let waits = fetch.pending > 0 || fetch.is_early;
+        if waits { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
     }
 
     /// Judges whether blocks that were read have the expected content.

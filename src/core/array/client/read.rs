@@ -53,6 +53,8 @@ struct ReadTarget {
 enum Stage {
     Lock,
     Pages,
+    /// It has failed; what was read early is still under way.
+    Drain,
     Fetch,
     Repair,
     /// Waits until blocks that are set aside have been read again.
@@ -68,6 +70,7 @@ impl Array {
         buf: BufMut,
     ) {
         self.core.load.client_ops += 1;
+        self.pages.note_read(&mut self.core, stripe, offset, buf.len());
         self.begin_logged_read(Some(id), None, stripe, offset, buf);
     }
 
@@ -139,11 +142,11 @@ impl Array {
     }
 
     pub(in crate::array) fn advance_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        if matches!(read.stage, Stage::Fetch | Stage::Repair) {
+        if matches!(read.stage, Stage::Fetch | Stage::Repair | Stage::Drain) {
             return Flow::Wait;
         }
         if self.core.is_failed() || read.life != self.redo.lives() {
-            return self.end_logged_read(key, read, Err(ClientError::Io));
+            return self.fail_logged_read(key, read);
         }
         if read.stage == Stage::Repay {
             if self.is_repaying(key) {
@@ -168,15 +171,25 @@ impl Array {
             read.stage = Stage::Pages;
             let rows = self.core.rows_of_read(read);
             let pages = self.pages.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
-            read.pages = PageHold::new(pages, read.life);
+            read.pages = match read.looks_at {
+                None => PageHold::of_client(pages, read.life),
+                Some(_) => PageHold::new(pages, read.life),
+            };
         }
         match self.hold_pages(key, &mut read.pages) {
-            PagesHeld::Wait => Flow::Wait,
+            PagesHeld::Wait => {
+                if read.looks_at.is_none() && !read.fetch.is_early() {
+                    read.fetch = Fetch::new(read.slot, FetchRules::default());
+                    self.core.want_columns(read);
+                    self.fetch_early(key, &mut read.fetch);
+                }
+                Flow::Wait
+            }
             PagesHeld::Unreadable => {
                 if let Some((column, row)) = read.looks_at {
                     self.damage.note(read.stripe, &[Missing { column, row, why: Why::Unreadable }]);
                 }
-                self.end_logged_read(key, read, Err(ClientError::Io))
+                self.fail_logged_read(key, read)
             }
             PagesHeld::All { .. } => self.fetch_for_read(key, read),
         }
@@ -195,21 +208,17 @@ impl Array {
                 Fetched::Done => self.answer_logged_read(key, read),
             };
         }
-        read.fetch = Fetch::new(read.slot, FetchRules::default());
-        let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
-        for part in self.core.map.columns(read.target.offset, read.target.len).collect::<Vec<_>>() {
-            let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
-            // Whole blocks are read into the client's buffer, others beside it.
-            let buf = match read.target.buf.as_mut().filter(|_| aligned) {
-                Some(rest) => {
-                    let tail = rest.split_off(part.range.len());
-                    std::mem::replace(rest, tail)
-                }
-                None => self.core.pool.alloc(rows.len() * BLOCK),
-            };
-            read.fetch.want(usize::from(part.column.0), rows, buf);
-        }
-        match self.fetch(key, &mut read.fetch) {
+        let fetched = if read.fetch.is_early() {
+            if read.fetch.is_reading() {
+                return Flow::Wait;
+            }
+            self.judge_early(key, &mut read.fetch)
+        } else {
+            read.fetch = Fetch::new(read.slot, FetchRules::default());
+            self.core.want_columns(read);
+            self.fetch(key, &mut read.fetch)
+        };
+        match fetched {
             Fetched::Wait => Flow::Wait,
             Fetched::Done => self.answer_logged_read(key, read),
         }
@@ -228,7 +237,15 @@ impl Array {
             read.repairing += self.mend_io(key, &mut read.fetch, item, &entry, result).begun;
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
-        match self.fetch_io(key, &mut read.fetch, item, entry, result) {
+        if read.stage == Stage::Drain {
+            read.fetch.drop_one();
+            return self.fail_logged_read(key, read);
+        }
+        let mut fetched = self.fetch_io(key, &mut read.fetch, item, entry, result);
+        if read.stage == Stage::Fetch && read.fetch.is_early() && !read.fetch.is_reading() {
+            fetched = self.judge_early(key, &mut read.fetch);
+        }
+        match fetched {
             Fetched::Wait => Flow::Wait,
             Fetched::Done => self.answer_logged_read(key, read),
         }
@@ -358,6 +375,15 @@ impl Array {
         }
     }
 
+    /// Ends a read with an error, once nothing that it has begun early is under way.
+    fn fail_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        if read.fetch.is_reading() {
+            read.stage = Stage::Drain;
+            return Flow::Wait;
+        }
+        self.end_logged_read(key, read, Err(ClientError::Io))
+    }
+
     fn end_logged_read(
         &mut self,
         key: usize,
@@ -410,6 +436,23 @@ impl Core {
             high = high.max(part.range.end.next_multiple_of(BLOCK));
         }
         low..high
+    }
+
+    /// Wants what the client asked for from the columns that have it.
+    fn want_columns(&self, read: &mut LoggedRead) {
+        let aligned = read.target.offset.is_multiple_of(BLOCK) && read.target.len.is_multiple_of(BLOCK);
+        for part in self.map.columns(read.target.offset, read.target.len) {
+            let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
+            // Whole blocks are read into the client's buffer, others beside it.
+            let buf = match read.target.buf.as_mut().filter(|_| aligned) {
+                Some(rest) => {
+                    let tail = rest.split_off(part.range.len());
+                    std::mem::replace(rest, tail)
+                }
+                None => self.pool.alloc(rows.len() * BLOCK),
+            };
+            read.fetch.want(usize::from(part.column.0), rows, buf);
+        }
     }
 
     /// Makes the client's buffer whole again if it was split among the columns.

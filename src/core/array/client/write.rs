@@ -304,7 +304,7 @@ impl Array {
         }
         let rows = if first { 0..self.core.map.chunk } else { rows };
         let pages = self.pages.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
-        write.pages = PageHold::new(pages, write.life);
+        write.pages = PageHold::of_client(pages, write.life);
         write.stage = Stage::Pages;
         Flow::Wait
     }

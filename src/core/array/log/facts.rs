@@ -59,7 +59,7 @@ impl LogFacts {
             pages_offset: pages.offset,
             overlay_max: OVERLAY_MAX.min(slab / 4),
             members_of_write: 1 + usize::from(superblock.geometry.parity),
-            cache_pages_max: (config.page_cache / PAGE_BYTES).max(CACHE_PAGES_MIN),
+            cache_pages_max: (config.page_cache / PAGE_BYTES).max(1),
             start,
             clean: superblock.clean,
             force: config.force,
@@ -83,6 +83,3 @@ impl LogFacts {
         u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
     }
 }
-
-/// Fewest pages that the cache may hold: those of the operations under way.
-const CACHE_PAGES_MIN: usize = 256;

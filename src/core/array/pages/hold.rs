@@ -23,6 +23,8 @@ pub(in crate::array) struct PageHold {
     check: bool,
     /// Whether it waits for no page that cannot be read: for a build, which comes back to such pages.
     at_once: bool,
+    /// Whether it counts in what is said of the cache.
+    is_counted: bool,
     /// Pages to be checked that were being written, each with how often it had been written when that was
     /// first found.
     busy: Vec<(PageIndex, u64)>,
@@ -75,7 +77,12 @@ impl PageHold {
         PageHold { pages, life, ..PageHold::default() }
     }
 
-    /// The same, but the first failed try to read a page is reported.
+    /// The same for a request of a client.
+    pub(in crate::array) fn of_client(pages: Range<u64>, life: u64) -> PageHold {
+        PageHold { is_counted: true, ..PageHold::new(pages, life) }
+    }
+
+    /// The same as the first, but the first failed try to read a page is reported.
     pub(in crate::array) fn at_once(pages: Range<u64>, life: u64) -> PageHold {
         PageHold { at_once: true, ..PageHold::new(pages, life) }
     }
@@ -166,6 +173,9 @@ impl Pages {
         } else {
             self.store.want(page, ticket, Torn::Impossible, &usable, &mut io)
         };
+        if hold.is_counted {
+            self.ahead.count(want);
+        }
         match want {
             Want::Cached => hold.held.push(page),
             Want::Loading => hold.loading += 1,
@@ -296,6 +306,7 @@ impl Pages {
         tickets: Vec<usize>,
     ) {
         for ticket in tickets {
+            self.ahead.arrived(ticket);
             match self.tickets.get(&ticket) {
                 Some(&key) => {
                     self.arrivals.push(Arrival { ticket, page, outcome });

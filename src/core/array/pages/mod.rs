@@ -4,6 +4,7 @@
 //! once; nothing is decided about a page that cannot be read. Must not know of batches, checkpoints, passes
 //! or administrators.
 
+pub(in crate::array) mod ahead;
 pub(in crate::array) mod copies;
 pub(in crate::array) mod hold;
 pub(in crate::array) mod patience;
@@ -18,6 +19,7 @@ use crate::format::{Geometry, LogKey, MapEntry, MemberSet, PageIndex};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
 };
+use ahead::Ahead;
 use calpe_view::View;
 use hold::{Arrival, PageTask};
 use patience::UnreadablePages;
@@ -48,6 +50,8 @@ pub(in crate::array) struct Pages {
     next_ticket: usize,
     /// I/O for devices that left service before it was sent.
     gone: VecDeque<PageTask>,
+    /// Pages that are loaded before they are needed, and how often the cache had a page.
+    ahead: Ahead,
 }
 
 impl Pages {
@@ -70,6 +74,7 @@ impl Pages {
             tickets: HashMap::new(),
             next_ticket: 0,
             gone: VecDeque::new(),
+            ahead: Ahead::default(),
         }
     }
 

@@ -89,6 +89,11 @@ impl UnreadablePages {
         }
     }
 
+    /// Whether the page could not be read when it was last tried.
+    pub(super) fn is_known(&self, page: PageIndex) -> bool {
+        self.pages.contains_key(&page)
+    }
+
     /// Records that a try has failed. Returns the tickets that get an error, and whether they are the first
     /// to.
     fn failed(

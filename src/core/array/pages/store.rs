@@ -7,6 +7,8 @@
 //! * A load reads both places of every usable copy. The newest valid version of all counts, if it is known to
 //!   be the newest there is (rule T3): a copy without a fault shows it, or it is remembered. A copy that
 //!   lacks it counts as its member's error and is rewritten at the next write-back.
+//! * Where the newest version and its places are remembered, one place of one copy is read. If that does not
+//!   show exactly this version, it is not used, and all copies are read (`pages/store/sole.rs`).
 //! * A copy that cannot be read is unknown, and so is one whose member is not here. If it stays open for that
 //!   reason which version is the newest, nothing enters the cache and nothing is written: waiting operations
 //!   get [`LoadOutcome::Unreadable`], and the next request has the page read again. A page is lost only if
@@ -29,6 +31,7 @@ mod eviction;
 mod hashes;
 mod offers;
 pub(in crate::array) mod shown;
+mod sole;
 mod stripes;
 mod trust;
 mod versions;
@@ -45,6 +48,7 @@ use crate::units::{BlockHash, MemberIndex};
 use calpe_view::Publisher;
 use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
+use sole::{Reads, Sole};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use trust::Trust;
@@ -163,6 +167,8 @@ pub(in crate::array) struct Loaded {
     pub marked: MemberSet,
     /// Why the page cannot be had, in words, or could not if it were blank; none where every copy was read.
     pub unread: Option<Unread>,
+    /// Only one copy was read, which says nothing of the others.
+    pub is_of_one_copy: bool,
 }
 
 /// Copies that could not be read.
@@ -201,6 +207,8 @@ struct Load {
     check: Option<Version>,
     /// Members whose copies say that they hold no version: see [`PageStore::void`].
     marked: MemberSet,
+    /// While only one copy is read.
+    sole: Option<Sole>,
 }
 
 #[derive(Debug)]
@@ -371,7 +379,10 @@ impl PageStore {
                 self.show_if_hidden(page);
                 Want::Cached
             }
-            None => self.load(page, key, torn, usable, out),
+            None => {
+                let reads = if torn == Torn::Impossible { Reads::Fewest } else { Reads::All(torn) };
+                self.load(page, key, reads, usable, out)
+            }
         }
     }
 
@@ -389,7 +400,7 @@ impl PageStore {
         }
         let checked = match self.cached.get(&page) {
             Some(cached) if cached.trust != Trust::Known => Want::Cached,
-            _ => self.load(page, key, Torn::Impossible, usable, out),
+            _ => self.load(page, key, Reads::All(Torn::Impossible), usable, out),
         };
         if self.cached.contains_key(&page) && checked != Want::Unavailable {
             self.pin(page);
@@ -478,8 +489,11 @@ impl PageStore {
         if !is_over {
             return None;
         }
-        let load = self.loads.remove(&page).expect("it was found above");
-        Some(self.end_load(page, load))
+        let mut load = self.loads.remove(&page).expect("it was found above");
+        match load.sole.take() {
+            Some(sole) if !load.is_void => self.end_sole(page, load, sole, out),
+            _ => Some(self.end_load(page, load)),
+        }
     }
 
     /// The page as it is now; later changes do not show in it. For hashes see [`PageLayout::hash_entry`].
@@ -504,27 +518,6 @@ impl PageStore {
     pub(in crate::array) fn next_page_on(&self, member: MemberIndex, from: PageIndex) -> Option<PageIndex> {
         let has_copy = |page: &PageIndex| self.site.layout.copy_on(*page, member).is_some();
         (from.0..self.site.layout.pages()).map(PageIndex).find(has_copy)
-    }
-
-    #[cfg(test)]
-    /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable when
-    /// they were loaded or has missed a write. A member that comes back without being rebuilt must have none
-    /// left when it becomes usable again; otherwise a write could go over the only valid version of its copy.
-    /// A [`PageStore::check`] with this member among the usable ones finds out what the copy holds, unless
-    /// the page is being written: then a write-back to it does.
-    pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
-        let copy_of = |page| self.site.layout.copy_on(page, member);
-        let cached = self.cached.iter().filter(|&(&page, cached)| {
-            let copy = copy_of(page);
-            copy.is_some_and(|copy| cached.next[copy] == Next::Anywhere)
-        });
-        let loading = self.loads.iter().filter(|&(&page, load)| {
-            let copy = copy_of(page);
-            copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
-        });
-        let pages: BTreeSet<PageIndex> =
-            cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
-        pages.into_iter().collect()
     }
 
     /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or under way.
@@ -576,13 +569,7 @@ impl PageStore {
 
     /// Whether these are at least the most pages of hashes that the cache may hold, divided by `divisor`.
     pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
-        self.dirty_pages() >= self.cache_pages_max / divisor
-    }
-
-    #[cfg(test)]
-    /// Pages in the cache, those of the stripe map not counted.
-    pub(super) fn cached_pages(&self) -> usize {
-        self.clock.len()
+        self.dirty_pages() >= (self.cache_pages_max / divisor).max(1)
     }
 
     fn at(&self, page: PageIndex) -> &Cached {
@@ -604,18 +591,25 @@ impl PageStore {
         &mut self,
         page: PageIndex,
         key: usize,
-        torn: Torn,
+        reads: Reads,
         usable: &dyn Fn(MemberIndex) -> bool,
         out: &mut Vec<PageIo>,
     ) -> Want {
         assert!(page.0 < self.site.layout.pages(), "page {} of {}", page.0, self.site.layout.pages());
         if let Some(load) = self.loads.get_mut(&page) {
             load.waiters.push(key);
-            if torn == Torn::Possible {
-                load.torn = torn;
+            if let Reads::All(torn) = reads {
+                if torn == Torn::Possible {
+                    load.torn = torn;
+                }
+                load.sole.iter_mut().for_each(Sole::compare_all);
             }
             return Want::Loading;
         }
+        if reads == Reads::Fewest && self.load_sole(page, key, usable, out) {
+            return Want::Loading;
+        }
+        let torn = if let Reads::All(torn) = reads { torn } else { Torn::Impossible };
         let mut copies = Vec::new();
         let mut pending = 0;
         for (copy, (member, offset)) in self.site.layout.copies(page).enumerate() {
@@ -633,7 +627,8 @@ impl PageStore {
         let check = self.cached.get(&page).map(|cached| version_of(&cached.page));
         let waiters = vec![key];
         let (copies, marked) = (Copies(copies), MemberSet::new());
-        let load = Load { waiters, torn, copies, pending, newest: None, is_void: false, check, marked };
+        let load =
+            Load { waiters, torn, copies, pending, newest: None, is_void: false, check, marked, sole: None };
         self.loads.insert(page, load);
         Want::Loading
     }
@@ -659,6 +654,7 @@ impl PageStore {
             good,
             marked,
             unread,
+            is_of_one_copy: false,
         };
         if is_void {
             // The pins of a check end with it; a page in the cache that was only checked stays there.
@@ -683,7 +679,8 @@ impl PageStore {
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
             let good = copies.good(truth);
             let outcome = LoadOutcome::Ready;
-            return Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread };
+            let is_of_one_copy = false;
+            return Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread, is_of_one_copy };
         }
         let offer = self.offers.remove(&page);
         let truth = newest.as_ref().map(version_of);
@@ -746,7 +743,7 @@ impl PageStore {
             dirty: false,
             trust: Trust::of(lost, is_doubted),
         };
-        self.cached.insert(page, cached);
+        self.enter(page, cached);
         if !lost {
             self.rebuild_void(page);
         }
@@ -754,11 +751,6 @@ impl PageStore {
             // The decision stands, whichever copies the next load finds.
             self.touch(page);
         }
-        if !self.is_map_page(page) {
-            self.clock.push_back(page);
-            self.evict();
-        }
-        self.show(page);
         let is_kept = lost || is_doubted;
         let faults = match is_kept {
             true => copies.faults(truth, torn),
@@ -770,7 +762,7 @@ impl PageStore {
             _ => LoadOutcome::Ready,
         };
         let good = if lost { MemberSet::default() } else { copies.good(truth) };
-        Loaded { waiters, outcome, faults, is_kept, good, marked, unread }
+        Loaded { waiters, outcome, faults, is_kept, good, marked, unread, is_of_one_copy: false }
     }
 
     /// Marks bad copies for writing. Returns those that count as errors and were not counted yet.
@@ -818,6 +810,28 @@ pub(super) mod tests {
 
     fn new_store(geometry: Geometry, cache_pages_max: usize) -> PageStore {
         PageStore::new(geometry, true, KEY, ARRAY, cache_pages_max)
+    }
+
+    impl PageStore {
+        /// The pages of whose copy on `member` the cache knows nothing, because the member was not usable
+        /// when they were loaded or has missed a write. A member that comes back without being rebuilt must
+        /// have none left when it becomes usable again; otherwise a write could go over the only valid
+        /// version of its copy. A [`PageStore::check`] with this member among the usable ones finds out what
+        /// the copy holds, unless the page is being written: then a write-back to it does.
+        pub(super) fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
+            let copy_of = |page| self.site.layout.copy_on(page, member);
+            let cached = self.cached.iter().filter(|&(&page, cached)| {
+                let copy = copy_of(page);
+                copy.is_some_and(|copy| cached.next[copy] == Next::Anywhere)
+            });
+            let loading = self.loads.iter().filter(|&(&page, load)| {
+                let copy = copy_of(page);
+                copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
+            });
+            let pages: BTreeSet<PageIndex> =
+                cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
+            pages.into_iter().collect()
+        }
     }
 
     /// A store of an array that was just created, with its stripe map loaded.

@@ -94,7 +94,7 @@ impl Part {
         self.rows.len() * BLOCK
     }
 
-    fn is_wholly(&self, state: State) -> bool {
+    pub(super) fn is_wholly(&self, state: State) -> bool {
         self.blocks.iter().all(|block| *block == state)
     }
 }

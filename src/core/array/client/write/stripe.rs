@@ -33,7 +33,7 @@ impl Array {
         };
         write.whole.target = Some(target);
         write.pages =
-            PageHold::new(self.pages.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
+            PageHold::of_client(self.pages.hash_pages(target, 0..self.core.map.chunk / BLOCK), write.life);
         write.stage = Stage::SlotLock;
         let lock = LockKey::Slot(target);
         self.core.locks.acquire(lock, 0..self.core.map.chunk, LockMode::Exclusive, key);

@@ -44,9 +44,8 @@ impl PageStore {
             self.void.due.extend(&lacking);
         }
         self.void.all.extend(lacking);
-        self.cached.remove(&page);
-        self.show(page);
         self.clock.retain(|&other| other != page);
+        self.leave(page);
     }
 
     /// Gives a new version to a page that rightly shows none, but was left alone on a device, which may show

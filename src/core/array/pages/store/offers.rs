@@ -116,17 +116,13 @@ impl PageStore {
             dirty: false,
             trust: Trust::Known,
         };
-        self.cached.insert(page, cached);
+        self.enter(page, cached);
         self.left_alone.remove(&page);
         self.rebuild_void(page);
         self.touch(page);
-        if !self.is_map_page(page) {
-            self.clock.push_back(page);
-            self.evict();
-        }
-        self.show(page);
         let ((good, marked), outcome) = (Default::default(), LoadOutcome::Ready);
-        Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread: None }
+        let (unread, is_of_one_copy) = (None, false);
+        Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread, is_of_one_copy }
     }
 
     /// Leaves a page that cannot be read as it is on a device that is being built and has missed no change of

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A version that is taken this way is ahead, by this much, of versions that copies may show which cannot be
 /// read now: by more than the number of times a page can have been written while its member was away, and by
-/// so little that it can be done 2^11 times (`versions.rs`).
+/// so little that it can be done 2^8 times before versions are no longer remembered (`versions.rs`).
 pub(super) const AHEAD: u64 = 1 << 32;
 
 /// How far a page in the cache is believed.
@@ -79,9 +79,8 @@ impl PageStore {
     /// known: the next request has it read again.
     pub(super) fn drop_unless_known(&mut self, page: PageIndex) {
         if self.at(page).trust != Trust::Known {
-            self.cached.remove(&page);
-            self.show(page);
             self.clock.retain(|&other| other != page);
+            self.leave(page);
         }
     }
 }

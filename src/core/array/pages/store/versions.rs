@@ -1,16 +1,53 @@
 //! The newest known version of every page, 8 bytes each, cached or not: with it a single copy can be trusted,
-//! and an older copy is recognised (rule T3).
+//! and an older copy is recognised (rule T3). Where it is known in which place each copy holds that version,
+//! the word says that too: one read of one place then brings the page.
+//!
+//! Must not know how copies are read or written.
 
 use crate::array::pages::copies::{Remembered, Version};
 use crate::format::PageIndex;
 
-/// Set in the word of a page that was seen, above the lower bits of the epoch and those of the sequence. The
-/// word of a page that was not seen is 0. A page has fewer than 2^43 versions, and two epochs that wrote the
-/// same version are less than 2^20 apart.
-const SEEN: u64 = 1 << 63;
+/// A word has three parts. Above: what is known, see below. Then the lower bits of the sequence, then those
+/// of the epoch. Two epochs that wrote the same version are less than 2^20 apart. A version with a sequence
+/// that does not fit is not remembered.
 const EPOCH_BITS: u32 = 20;
 const EPOCH_MASK: u64 = (1 << EPOCH_BITS) - 1;
-const SEQUENCE_MASK: u64 = (1 << (63 - EPOCH_BITS)) - 1;
+const SEQUENCE_BITS: u32 = 40;
+const SEQUENCE_MASK: u64 = (1 << SEQUENCE_BITS) - 1;
+const KNOWN_SHIFT: u32 = EPOCH_BITS + SEQUENCE_BITS;
+
+/// What is known: 0 of a page that was not seen, [`SEEN`] where the version is known alone. With
+/// [`PLACED`] the three bits below it are places, one for each of the first copies; further copies share the
+/// last of them.
+const SEEN: u64 = 1;
+const PLACED: u64 = 8;
+const PLACE_BITS: usize = 3;
+
+/// In which of its two places each copy of a page holds the newest version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NewestPlaces(u64);
+
+impl NewestPlaces {
+    /// The places (0 or 1) of the copies, in order; none for a copy that may be taken to hold the version in
+    /// either, because nothing on it counts, or both hold it. None where one word has no room for them.
+    pub(super) fn of(copies: impl Iterator<Item = Option<usize>>) -> Option<NewestPlaces> {
+        let mut places = [None; PLACE_BITS];
+        for (copy, place) in copies.enumerate() {
+            let shared = &mut places[copy.min(PLACE_BITS - 1)];
+            if shared.is_some() && place.is_some() && *shared != place {
+                return None;
+            }
+            *shared = shared.or(place);
+        }
+        let bits = places.iter().enumerate().map(|(at, place)| (place.unwrap_or(0) as u64) << at);
+        Some(NewestPlaces(bits.sum()))
+    }
+
+    /// The place of a copy: 0 or 1.
+    pub(super) fn place(self, copy: usize) -> usize {
+        (self.0 >> copy.min(PLACE_BITS - 1) & 1) as usize
+    }
+}
 
 /// See the head of this file.
 pub(super) struct Versions(Box<[u64]>);
@@ -22,9 +59,9 @@ impl Versions {
         Versions(vec![0; pages].into_boxed_slice())
     }
 
-    /// Sets the newest version of the page; none: it was never written.
+    /// Sets the newest version of the page; none: it was never written. Its places are not known then.
     pub(super) fn set(&mut self, page: PageIndex, version: Option<Version>) {
-        self.0[page.0 as usize] = word(version);
+        self.0[page.0 as usize] = word(version).unwrap_or(0);
     }
 
     /// Forgets the version of the page.
@@ -32,19 +69,41 @@ impl Versions {
         self.0[page.0 as usize] = 0;
     }
 
+    /// Sets the places in which the copies of a page hold `version`; none: they are not known. They count
+    /// only where that is the version that is remembered.
+    pub(super) fn set_places(&mut self, page: PageIndex, version: Version, places: Option<NewestPlaces>) {
+        let is_same = self.compare(page, Some(version)) == Remembered::Same;
+        let word = &mut self.0[page.0 as usize];
+        if *word >> KNOWN_SHIFT != 0 {
+            let known = places.filter(|_| is_same).map_or(SEEN, |places| PLACED | places.0);
+            *word = *word & !(u64::MAX << KNOWN_SHIFT) | known << KNOWN_SHIFT;
+        }
+    }
+
+    /// Forgets the places of the page, and keeps its version.
+    pub(super) fn forget_places(&mut self, page: PageIndex) {
+        self.set_places(page, (0, 0), None);
+    }
+
+    /// The places in which the copies of the page hold the version that is remembered, if they are known.
+    pub(super) fn places(&self, page: PageIndex) -> Option<NewestPlaces> {
+        let known = self.0[page.0 as usize] >> KNOWN_SHIFT;
+        (known & PLACED != 0).then_some(NewestPlaces(known & !PLACED))
+    }
+
     /// The sequence of the newest version that is remembered, 0 for none.
     pub(super) fn sequence(&self, page: PageIndex) -> u64 {
-        self.0[page.0 as usize] >> EPOCH_BITS & SEQUENCE_MASK
+        sequence_of(self.0[page.0 as usize])
     }
 
     /// Compares the version of a copy (None: never written) with the remembered one.
     pub(super) fn compare(&self, page: PageIndex, shown: Option<Version>) -> Remembered {
-        let (known, shown) = (self.0[page.0 as usize], word(shown));
-        let sequence = |word: u64| word >> EPOCH_BITS & SEQUENCE_MASK;
-        match sequence(shown).cmp(&sequence(known)) {
-            _ if known == 0 => Remembered::Nothing,
+        let known = self.0[page.0 as usize];
+        // A version that does not fit was not written by this process since it remembered one.
+        let Some(shown) = word(shown).filter(|_| known != 0) else { return Remembered::Nothing };
+        match sequence_of(shown).cmp(&sequence_of(known)) {
             std::cmp::Ordering::Less => Remembered::Newer,
-            std::cmp::Ordering::Equal if known == shown => Remembered::Same,
+            std::cmp::Ordering::Equal if (known ^ shown) & EPOCH_MASK == 0 => Remembered::Same,
             // This process did not write such a version.
             std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Remembered::Nothing,
         }
@@ -60,9 +119,13 @@ impl Versions {
     }
 }
 
-fn word(version: Option<Version>) -> u64 {
+fn sequence_of(word: u64) -> u64 {
+    word >> EPOCH_BITS & SEQUENCE_MASK
+}
+
+fn word(version: Option<Version>) -> Option<u64> {
     let (sequence, epoch) = version.unwrap_or((0, 0));
-    SEEN | (sequence & SEQUENCE_MASK) << EPOCH_BITS | (epoch & EPOCH_MASK)
+    (sequence <= SEQUENCE_MASK).then_some(SEEN << KNOWN_SHIFT | sequence << EPOCH_BITS | (epoch & EPOCH_MASK))
 }
 
 #[cfg(test)]
@@ -106,5 +169,51 @@ mod tests {
                 assert!(!versions.is_behind(page, Some((7, epoch)), until));
             }
         }
+    }
+
+    #[test]
+    fn places_are_those_of_the_version_that_is_remembered_and_change_nothing_else() {
+        let mut versions = Versions::new(1);
+        let page = PageIndex(0);
+        let places = |all: &[Option<usize>]| NewestPlaces::of(all.iter().copied());
+        let some = places(&[Some(1), Some(0), Some(1)]);
+        versions.set_places(page, (7, 3), some);
+        assert_eq!((versions.places(page), versions.sequence(page)), (None, 0), "it was not seen");
+        versions.set(page, Some((7, EPOCH_MASK + 3)));
+        versions.set_places(page, (7, EPOCH_MASK + 3), some);
+        assert_eq!(versions.places(page), some);
+        assert_eq!((0..3).map(|copy| some.unwrap().place(copy)).collect::<Vec<_>>(), [1, 0, 1]);
+        assert_eq!(versions.compare(page, Some((7, EPOCH_MASK + 3))), Remembered::Same);
+        assert_eq!(versions.compare(page, Some((7, EPOCH_MASK + 4))), Remembered::Nothing);
+        assert_eq!(versions.sequence(page), 7);
+        versions.set_places(page, (8, EPOCH_MASK + 3), some);
+        assert_eq!(versions.places(page), None, "of another version");
+        versions.set_places(page, (7, EPOCH_MASK + 3), some);
+        versions.forget_places(page);
+        assert_eq!((versions.places(page), versions.sequence(page)), (None, 7));
+        versions.set_places(page, (7, EPOCH_MASK + 3), some);
+        versions.set(page, Some((8, 1)));
+        assert_eq!(versions.places(page), None, "the new version is elsewhere");
+    }
+
+    #[test]
+    fn copies_from_the_third_on_share_a_place() {
+        let of = |all: &[Option<usize>]| NewestPlaces::of(all.iter().copied());
+        let four = of(&[Some(0), None, Some(1), Some(1)]).unwrap();
+        assert_eq!((0..4).map(|copy| four.place(copy)).collect::<Vec<_>>(), [0, 0, 1, 1]);
+        assert_eq!(of(&[Some(0), Some(0), Some(1), Some(0)]), None);
+        assert_eq!(of(&[Some(0), Some(0), None, Some(1), None, Some(1)]).unwrap().place(2), 1);
+    }
+
+    #[test]
+    fn a_version_that_does_not_fit_is_not_remembered() {
+        let mut versions = Versions::new(1);
+        let page = PageIndex(0);
+        versions.set(page, Some((SEQUENCE_MASK, 1)));
+        assert_eq!(versions.compare(page, Some((SEQUENCE_MASK, 1))), Remembered::Same);
+        assert_eq!(versions.compare(page, Some((SEQUENCE_MASK + 1, 1))), Remembered::Nothing);
+        versions.set(page, Some((SEQUENCE_MASK + 1, 1)));
+        assert_eq!(versions.compare(page, Some((SEQUENCE_MASK + 1, 1))), Remembered::Nothing);
+        assert_eq!(versions.compare(page, Some((0, 1))), Remembered::Nothing);
     }
 }

@@ -122,6 +122,9 @@ impl PageStore {
             self.forget_void(member, Which::Primary);
         }
         for page in lacked {
+            if !is_off(Mutation::PlacesOutliveReturn) {
+                self.versions.forget_places(page);
+            }
             if let (Some(cached), Some(copy)) =
                 (self.cached.get_mut(&page), self.site.layout.copy_on(page, member))
             {
