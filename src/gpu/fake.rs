@@ -189,6 +189,10 @@ impl Driver for FakeDriver {
         Ok(Box::new(Opened { shared: Arc::clone(shared), slots, failed: false, pools: pools.to_vec() }))
     }
 
+    fn takes_read_only(&self, _: usize) -> bool {
+        true
+    }
+
     fn drill(&self, drill: Drill) {
         let fault = match drill {
             Drill::Error => Fault::Finish,

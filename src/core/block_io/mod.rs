@@ -4,6 +4,8 @@
 
 mod buffer;
 mod op;
+mod shared_memory;
 
 pub use buffer::{Buf, BufMut, Pool};
 pub use op::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
+pub use shared_memory::{Access, SharedMemory};
