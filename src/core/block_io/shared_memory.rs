@@ -13,9 +13,7 @@ use std::ptr::NonNull;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{
-    MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
-};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap};
 
 /// Large pages begin at multiples of this, in the file and in the address space.
 const LARGE_PAGE: usize = 2 << 20;

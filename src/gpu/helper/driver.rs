@@ -4,7 +4,6 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use calpe_core::block_io::Pool;
 use rustix::event::{EventfdFlags, eventfd};
@@ -19,13 +18,6 @@ use crate::device::{Device, DeviceError, DeviceInfo, Drill, Driver};
 /// Slots of a device, and bytes of each: with four, one batch comes in, one is computed, one goes out and
 /// one waits. A link takes 0.3 ms for a slot, a launch a twentieth of that; the slots' memory is pinned.
 const LAYOUT: Layout = Layout { slots: 4, slot_bytes: 16 << 20 };
-
-/// How long a helper may take to say which devices there are: a driver that nothing else uses first wakes
-/// them all.
-const LIST_WITHIN: Duration = Duration::from_secs(30);
-
-/// How long a helper may take to open a device.
-const OPEN_WITHIN: Duration = Duration::from_secs(30);
 
 /// Most helpers that may not be gone, beyond those in use: some drivers hold a process that is killed.
 const LINGERING_MAX: usize = 4;
@@ -55,7 +47,7 @@ impl HelperDriver {
         let link = Arc::new(Link::new(0));
         let helper = Helper::start(&self.command, link, None, &self.alive)
             .map_err(|error| DeviceError::Absent(format!("no helper can be started: {error}")))?;
-        match helper.ask(&Order::List, &[], LIST_WITHIN) {
+        match helper.ask(&Order::List, &[], self.command.within()) {
             Ok(Reply::Devices(Ok(devices))) if !devices.is_empty() => Ok(devices),
             Ok(Reply::Devices(Err(reason))) | Err(reason) => Err(DeviceError::Absent(reason)),
             Ok(_) => Err(DeviceError::Absent("the helper has named no device".to_owned())),
@@ -80,15 +72,15 @@ impl Driver for HelperDriver {
         if self.processes() >= devices + LINGERING_MAX {
             return Err(failed(format!("{LINGERING_MAX} helpers of before are not gone")));
         }
-        let memories: Vec<Pool> = pools.iter().filter(|pool| pool.shared_memory().is_some()).cloned().collect();
+        let memories: Vec<Pool> =
+            pools.iter().filter(|pool| pool.shared_memory().is_some()).cloned().collect();
         if memories.len() > MEMORIES_MAX {
             return Err(failed(format!("more than {MEMORIES_MAX} memories")));
         }
         let exchange = Exchange::create(LAYOUT).map_err(|error| failed(error.to_string()))?;
         let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (orders, answers) = bell()
-            .and_then(|orders| Ok((orders, bell()?)))
-            .map_err(|error| failed(error.to_string()))?;
+        let (orders, answers) =
+            bell().and_then(|orders| Ok((orders, bell()?))).map_err(|error| failed(error.to_string()))?;
         let (exchange, link) = (Arc::new(exchange), Arc::new(Link::new(LAYOUT.slots)));
         let wires = Wires { exchange: Arc::clone(&exchange), answers: Arc::new(answers) };
         let for_helper = Arc::clone(&wires.answers);
@@ -101,7 +93,7 @@ impl Driver for HelperDriver {
         };
         let mut descriptors = vec![exchange.file(), orders.as_fd(), for_helper.as_fd()];
         descriptors.extend(memories.iter().filter_map(|memory| Some(memory.shared_memory()?.file())));
-        match helper.ask(&order, &descriptors, OPEN_WITHIN) {
+        match helper.ask(&order, &descriptors, self.command.within()) {
             Ok(Reply::Opened { info, slots, slot_bytes })
                 if (1..=LAYOUT.slots).contains(&slots) && slot_bytes <= LAYOUT.slot_bytes =>
             {

@@ -244,7 +244,11 @@ mod tests {
         let exchange = Exchange::create(layout).expect("memory");
         exchange.put(layout.parcel(0), &u64::MAX.to_le_bytes());
         assert_eq!(exchange.parcel(0).len(), parcel::bytes_max(8192));
-        for wrong in [Layout { slots: 0, ..layout }, Layout { slots: PLACES + 1, ..layout }, Layout { slots: 9, ..layout }] {
+        for wrong in [
+            Layout { slots: 0, ..layout },
+            Layout { slots: PLACES + 1, ..layout },
+            Layout { slots: 9, ..layout },
+        ] {
             let file = exchange.file().try_clone_to_owned().expect("a descriptor");
             assert!(Exchange::map(file, wrong).is_err());
         }

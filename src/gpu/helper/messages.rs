@@ -159,7 +159,9 @@ mod tests {
         let mut text = String::new();
         read.read_to_string(&mut text).expect("read");
         assert_eq!(text, "x");
-        assert!(matches!(receive::<Order>(&other), Ok(Received::Message(Order::List, none)) if none.is_empty()));
+        assert!(
+            matches!(receive::<Order>(&other), Ok(Received::Message(Order::List, none)) if none.is_empty())
+        );
         drop(one);
         assert!(matches!(receive::<Order>(&other), Ok(Received::End)));
         assert!(send(other.as_fd(), &Reply::Failed("x".into()), &[]).is_err());

@@ -15,8 +15,8 @@
 mod drill;
 mod driver;
 mod exchange;
-mod link;
 mod lines;
+mod link;
 mod messages;
 mod parcel;
 mod process;

@@ -188,8 +188,8 @@ mod tests {
                 column,
                 offset: half * 4096,
                 bytes: 4096,
-                memory: column % 2,
-                at: 16 * column,
+                memory: (column + 1) % 2,
+                at: 16 * (column + 1),
             };
             let inputs = (0..columns).flat_map(|column| [piece(column, 0), piece(column, 1)]).collect();
             let keep = transform.is_some() && columns != 5;

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ use super::link::Link;
 use super::messages::{self, Order, Received, Reply};
 use super::ring::Taker;
 use calpe_host::polling;
+
+/// How long a helper may take to list or open devices: a driver that nothing else uses first wakes them all.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a helper whose socket has ended may take until its status is known, for the text of the event.
 const STATUS_WITHIN: Duration = Duration::from_millis(20);
@@ -45,6 +48,7 @@ pub struct HelperCommand {
     program: PathBuf,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
+    patience: Duration,
 }
 
 impl HelperCommand {
@@ -56,7 +60,12 @@ impl HelperCommand {
 
     /// Any program that calls [`serve`](super::serve).
     pub fn new(program: impl Into<PathBuf>) -> HelperCommand {
-        HelperCommand { program: program.into(), arguments: Vec::new(), environment: Vec::new() }
+        HelperCommand {
+            program: program.into(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            patience: PATIENCE,
+        }
     }
 
     /// With one more argument.
@@ -71,6 +80,18 @@ impl HelperCommand {
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> HelperCommand {
         self.environment.push((name.into(), value.into()));
         self
+    }
+
+    /// With another limit on how long a helper takes to list or open devices.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> HelperCommand {
+        self.patience = patience;
+        self
+    }
+
+    /// How long a helper may take to list or open devices.
+    pub(super) fn within(&self) -> Duration {
+        self.patience
     }
 
     fn spawn(&self, socket: OwnedFd) -> io::Result<Child> {
@@ -256,7 +277,9 @@ impl Attendant {
         loop {
             let (message, bell, line) = match self.wait() {
                 Ok(ready) => ready,
-                Err(error) if polling::survives(error.raw_os_error(), "the attendant of a GPU helper") => continue,
+                Err(error) if polling::survives(error.raw_os_error(), "the attendant of a GPU helper") => {
+                    continue;
+                }
                 Err(error) => return End::Reason(format!("its helper cannot be attended: {error}")),
             };
             if line {

@@ -254,7 +254,14 @@ impl Server {
             let start = self.exchange.data(slot, column * column_bytes, column_bytes);
             HostRange { column, offset: 0, start, bytes: column_bytes }
         };
-        Some(Work { transform, hash, columns, column_bytes, inputs, outputs: (0..kept).map(output).collect() })
+        Some(Work {
+            transform,
+            hash,
+            columns,
+            column_bytes,
+            inputs,
+            outputs: (0..kept).map(output).collect(),
+        })
     }
 
     fn finish(&mut self, slot: usize) -> Result<(), String> {
