@@ -370,7 +370,12 @@ impl Serving<'_> {
         // running ones.
         unsafe { self.device.deliver(slot) };
         self.idle.push(slot);
-        shared.queue().finished(self.lane, taken.class, taken.input_bytes);
+        let mut queue = shared.queue();
+        queue.finished(self.lane, taken.class, taken.input_bytes);
+        if let (Some(expected), Some(first)) = (taken.expected, taken.tickets.first()) {
+            queue.learn(self.lane, first.since.elapsed().as_secs_f64(), expected);
+        }
+        drop(queue);
 
         let jobs = taken.tickets.into_iter().zip(taken.batch.into_jobs()).zip(hashes);
         let jobs: Vec<Finished> =
