@@ -126,8 +126,8 @@ fn command(dir: Option<&Path>, locked: bool) -> HelperCommand {
         command = command.argument(HELPER_LOCKED);
     }
     match dir {
-        // Kept from one process to the next, a GPU is back sooner. The driver's own place for it is the home of
-        // a user, which a service may not have.
+        // Kept from one process to the next, a GPU is back sooner. The driver's own place for it is the home
+        // of a user, which a service may not have.
         Some(dir) if std::env::var_os(COMPILED_VARIABLE).is_none() => {
             command.variable(COMPILED_VARIABLE, dir.join(COMPILED_NAME))
         }

@@ -205,7 +205,9 @@ fn unsafe_code_lives_only_where_it_may() {
         let opens = code.contains("allow(unsafe_code)");
         let may = matches!(name.as_str(), "block_io/buffer.rs" | "block_io/shared_memory.rs")
             || matches!(name.as_str(), "codec/guarded.rs" | "gpu/device.rs")
-            || ["exchange", "remote", "sandbox", "server"].iter().any(|file| name == format!("gpu/helper/{file}.rs"))
+            || ["exchange", "remote", "sandbox", "server"]
+                .iter()
+                .any(|file| name == format!("gpu/helper/{file}.rs"))
             || name.starts_with("gpu/cuda/")
             || name.starts_with("member/")
             || matches!(name.as_str(), "gpu/device.rs" | "gpu/fake.rs" | "gpu/manager.rs" | "gpu/trial.rs")

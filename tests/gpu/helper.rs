@@ -1,6 +1,6 @@
-//! Devices in memory in real helper processes that crash, hang, lie and are killed: each job is answered once,
-//! with the bytes that the CPU computes, and the device is back soon. Only the debug build of the binary has
-//! such devices.
+//! Devices in memory in real helper processes that crash, hang, lie and are killed: each job is answered
+//! once, with the bytes that the CPU computes, and the device is back soon. Only the debug build of the
+//! binary has such devices.
 #![cfg(debug_assertions)]
 
 use std::fs;
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use calpe_core::block_io::Pool;
 use calpe_core::codec::{CodecJob, Column, Outputs};
 use calpe_gpu::device::Driver;
+use calpe_gpu::fake::{FakeDevice, FakeDriver};
 use calpe_gpu::helper::{HelperCommand, HelperDriver};
 use calpe_gpu::{
     Answer, CalibrationSource, CpuLoad, DeviceReport, DeviceState, Drill, GpuConfig, GpuError, GpuEvent,
@@ -32,9 +33,12 @@ struct Bench {
     answers: Arc<Answers>,
 }
 
-fn folder(devices: usize) -> tempfile::TempDir {
+/// A device that takes no memory which its process may only read.
+const WRITABLE: &str = "1 writable";
+
+fn folder(devices: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("devices"), devices.to_string()).expect("written");
+    fs::write(folder.path().join("devices"), devices).expect("written");
     folder
 }
 
@@ -47,15 +51,16 @@ fn calpe() -> &'static Path {
 }
 
 fn start(config: &GpuConfig, devices: usize) -> Bench {
-    start_with(config, devices, |folder| command(calpe(), folder))
+    start_with(config, &devices.to_string(), |folder| command(calpe(), folder))
 }
 
-fn start_with(config: &GpuConfig, devices: usize, command: impl Fn(&Path) -> HelperCommand) -> Bench {
+fn start_with(config: &GpuConfig, devices: &str, command: impl Fn(&Path) -> HelperCommand) -> Bench {
     let folder = folder(devices);
     let driver = Arc::new(HelperDriver::new(command(folder.path())));
     let pool = Pool::shared(64 << 20).expect("memory");
     let given = CalibrationSource::Given(eager());
-    let runtime = GpuRuntime::start(config, Arc::clone(&driver) as Arc<dyn Driver>, &[pool.clone()], given);
+    let runtime =
+        GpuRuntime::start(config, Arc::clone(&driver) as Arc<dyn Driver>, std::slice::from_ref(&pool), given);
     let runtime = runtime.expect("devices");
     Bench { folder, driver, runtime, pool, answers: Arc::default() }
 }
@@ -173,11 +178,15 @@ fn whatever_a_helper_does_wrong_costs_it_and_no_job() {
         ("bells", "was not asked"),
         ("message", "no message"),
         ("scribble", "signal 11"),
+        ("writable scribble", "signal 11"),
         ("finish", "told to fail"),
         ("panic", "status 101"),
     ];
     for (order, words) in failing {
-        let bench = start(&GpuConfig { hang_after: Duration::from_secs(30), ..config() }, 1);
+        let config = GpuConfig { hang_after: Duration::from_secs(30), ..config() };
+        let (devices, order) =
+            order.strip_prefix("writable ").map_or(("1", order), |order| (WRITABLE, order));
+        let bench = start_with(&config, devices, |folder| command(calpe(), folder));
         bench.works(0..3);
         let before = bench.pid(0);
         bench.order(order);
@@ -315,7 +324,7 @@ fn a_program_that_is_not_there_is_told_at_the_start_and_tried_again_later() {
     let none = GpuRuntime::start(&config(), Arc::new(missing), &[pool], CalibrationSource::Measure);
     assert!(matches!(&none, Err(GpuError::NoDevice(text)) if text.contains("No such file")), "{none:?}");
 
-    let bench = start_with(&config(), 1, |folder| {
+    let bench = start_with(&config(), "1", |folder| {
         symlink(calpe(), folder.join("program")).expect("a link");
         command(&folder.join("program"), folder)
     });
@@ -342,7 +351,7 @@ fn a_program_that_is_not_there_is_told_at_the_start_and_tried_again_later() {
 #[test]
 fn a_driver_that_crashes_or_hangs_when_it_is_loaded_is_no_device() {
     for (start, words) in [("die", "signal 6"), ("hang", "not answered in 300ms"), ("", "no fake device")] {
-        let folder = folder(0);
+        let folder = folder("0");
         fs::write(folder.path().join("start"), start).expect("written");
         let driver = HelperDriver::new(command(calpe(), folder.path()).patience(ms(300)));
         let error = driver.devices().expect_err("none");
@@ -401,7 +410,13 @@ fn a_helper_has_no_descriptor_of_ours_and_may_only_read_the_memory_of_requests()
     let file = fs::File::create(folder.path().join("inherited")).expect("a file");
     // One that a careless library did not close on exec.
     clear_close_on_exec(&file);
-    let bench = start(&config(), 1);
+    for devices in ["1", WRITABLE] {
+        look_into(&start_with(&config(), devices, |folder| command(calpe(), folder)));
+    }
+    drop(file);
+}
+
+fn look_into(bench: &Bench) {
     let pid = bench.pid(0);
     let names = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
     let names: Vec<String> = names
@@ -424,7 +439,6 @@ fn a_helper_has_no_descriptor_of_ours_and_may_only_read_the_memory_of_requests()
     let (requests, exchange) = (of("memfd:calpe-buffers"), of("memfd:calpe-gpu"));
     assert!(!requests.is_empty() && requests.iter().all(|line| line.contains(" r--s ")), "{requests:?}");
     assert!(!exchange.is_empty() && exchange.iter().all(|line| line.contains(" rw-s ")), "{exchange:?}");
-    drop(file);
 }
 
 /// As a program without std would open it.
@@ -432,4 +446,37 @@ fn clear_close_on_exec(file: &fs::File) {
     let flags = nix::fcntl::FdFlag::empty();
     nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_SETFD(flags)).expect("set");
     assert!(file.as_raw_fd() > 2);
+}
+
+#[test]
+#[ignore = "measures"]
+fn what_a_process_costs_a_batch() {
+    let elsewhere = start(&config(), 1);
+    let driver = FakeDriver::new(vec![FakeDevice::default()]);
+    let given = CalibrationSource::Given(eager());
+    let here = GpuRuntime::start(&config(), Arc::new(driver), std::slice::from_ref(&elsewhere.pool), given)
+        .expect("devices");
+    let median = |runtime: &GpuRuntime| {
+        let answers = Arc::new(Answers::default());
+        let answer = Arc::clone(&answers) as Arc<dyn Answer>;
+        let mut took: Vec<Duration> = (0..2000)
+            .map(|tag| {
+                let job = job(&elsewhere.pool, 7);
+                let started = Instant::now();
+                assert!(runtime.offer(vec![(Tag(tag), job)], IDLE, &answer).is_empty());
+                answers.wait(1);
+                let took = started.elapsed();
+                answers.take();
+                took
+            })
+            .collect();
+        took.sort_unstable();
+        (took[1000], took[1980])
+    };
+    for round in 0..3 {
+        let (here, elsewhere) = (median(&here), median(&elsewhere.runtime));
+        println!(
+            "round {round}: 50th and 99th percentile here {here:?}, in a process of its own {elsewhere:?}"
+        );
+    }
 }

@@ -2,7 +2,8 @@
 //! in a release build, no environment makes a helper do this.
 //!
 //! The environment variable CALPE_DRILL_GPU names a folder. Its file `devices` says how many devices in
-//! memory there are; without that file there is none. Its file `start` is obeyed by every helper that starts:
+//! memory there are, and `writable` after it that they take no memory which this process may only read;
+//! without that file there is none. Its file `start` is obeyed by every helper that starts:
 //! `die` or `hang`. When its file `order` appears, it is removed and obeyed by the next helper that is given
 //! a batch: see [`Deed`].
 
@@ -38,8 +39,11 @@ pub(super) enum Deed {
 
 static DEVICES: LazyLock<Option<(PathBuf, FakeDriver)>> = LazyLock::new(|| {
     let folder = PathBuf::from(std::env::var_os("CALPE_DRILL_GPU")?);
-    let count = fs::read_to_string(folder.join("devices")).map_or(0, |text| text.trim().parse().unwrap_or(1));
-    let device = FakeDevice { slots: 4, slot_bytes: 16 << 20, ..FakeDevice::default() };
+    let text = fs::read_to_string(folder.join("devices")).unwrap_or_default();
+    let mut words = text.split_whitespace();
+    let count = words.next().and_then(|count| count.parse().ok()).unwrap_or(0);
+    let takes_read_only = words.next() != Some("writable");
+    let device = FakeDevice { slots: 4, slot_bytes: 16 << 20, takes_read_only, ..FakeDevice::default() };
     Some((folder, FakeDriver::new(vec![device; count])))
 });
 

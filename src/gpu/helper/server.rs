@@ -213,9 +213,9 @@ impl Server {
             let _ = ended.send(slot);
             ring(&bell);
         });
-        // SAFETY: all ranges lie in mappings of this process, which stay to its end. Inputs are unchanged while
-        // the daemon waits for the batch; when it does not any more, they may be anything, and nobody wants the
-        // result. Outputs lie in the slot, which nobody else uses until it is answered.
+        // SAFETY: all ranges lie in mappings of this process, which stay to its end. Inputs are unchanged
+        // while the daemon waits for the batch; when it does not any more, they may be anything, and nobody
+        // wants the result. Outputs lie in the slot, which nobody else uses until it is answered.
         match unsafe { self.device.start(slot, work, wake) } {
             Ok(()) => Ok(()),
             Err(DeviceError::Unsupported(_)) => {
