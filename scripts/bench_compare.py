@@ -94,9 +94,19 @@ class Server:
             sys.exit(f"{name} did not start:\n{log.read()}")
 
     def cpu_seconds(self):
-        with open(f"/proc/{self.process.pid}/stat") as stat:
-            fields = stat.read().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of the process, and of those that it has started: a GPU has one of its own."""
+        used, own = 0, str(self.process.pid)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    fields = stat.read().rsplit(")", 1)[1].split()
+            except OSError:
+                continue  # It has ended meanwhile.
+            if pid == own:
+                used += sum(map(int, fields[11:15]))
+            elif fields[1] == own:
+                used += sum(map(int, fields[11:13]))
+        return used / os.sysconf("SC_CLK_TCK")
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)

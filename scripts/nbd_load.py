@@ -127,6 +127,7 @@ def run(path, load, seconds, size):
         "iops": operations / elapsed,
         "bw": operations * load.block / elapsed,
         "p50": statistics.median(latencies) if latencies else 0.0,
+        "p99": sorted(latencies)[len(latencies) * 99 // 100] if latencies else 0.0,
     }
 
 

@@ -3,6 +3,7 @@
 use super::client::PATIENCE_SECS;
 use crate::control::MemberRef;
 use crate::daemon::config::gpu_mode;
+use crate::daemon::gpu::HELPER_COMMAND;
 use crate::daemon::logging::LogFormat;
 use crate::daemon::startup::up::UP_DIR;
 use calpe_core::codec::Engine;
@@ -189,6 +190,19 @@ Examples:
     /// Measure parts of the program on this machine
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// The process in which a daemon uses a GPU; started by it alone
+    #[command(name = HELPER_COMMAND, hide = true)]
+    GpuHelper(GpuHelperArgs),
+}
+
+/// Options of the process of a GPU.
+#[derive(Debug, Clone, Args)]
+pub(super) struct GpuHelperArgs {
+    /// Lock its memory
+    #[arg(long)]
+    pub locked: bool,
+    /// The process of its daemon
+    pub daemon: u32,
 }
 
 /// Options of `attach`.

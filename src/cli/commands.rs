@@ -28,7 +28,9 @@ const WATCH: Duration = Duration::from_secs(1);
 pub(super) fn run(cli: Cli) -> Outcome {
     let Cli { socket, patience, log_format, command } = cli;
     let patience = Duration::from_secs(patience.into());
-    if !matches!(&command, Command::Up(_) | Command::Serve(_) | Command::Attach(_)) {
+    let has_its_own =
+        matches!(&command, Command::Up(_) | Command::Serve(_) | Command::Attach(_) | Command::GpuHelper(_));
+    if !has_its_own {
         logging::start(log_format.unwrap_or_default(), LevelFilter::WARN);
     }
     let connect = || Client::connect(socket.as_deref(), patience);
@@ -75,6 +77,7 @@ pub(super) fn run(cli: Cli) -> Outcome {
             };
             change(connect()?, &Request::GpuDrill { drill, dry_run: args.dry_run }, &paths)
         }
+        Command::GpuHelper(args) => run::gpu_helper(&args),
         Command::Attach(args) => attach::attach(args, socket, patience, log_format),
         Command::Detach(args) => attach::detach(&args),
         Command::Wait(args) => wait(connect()?, args),

@@ -1,6 +1,6 @@
 //! `up` and `serve`: the commands that become the daemon.
 
-use super::args::{ServeArgs, UpArgs};
+use super::args::{GpuHelperArgs, ServeArgs, UpArgs};
 use super::{Outcome, say, tell};
 use crate::daemon::config::{Config, ConfigError};
 use crate::daemon::logging::{self, LogFormat};
@@ -10,6 +10,8 @@ use crate::daemon::startup::reload::certificate_advice;
 use crate::daemon::startup::serve::run_serve;
 use crate::daemon::startup::up::{UpOptions, run_up};
 use calpe_core::units::shown;
+use calpe_gpu::helper;
+use calpe_host::reclaim;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +29,15 @@ pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
     let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, gpu, force };
     run_up(&options, &mut io::stdout())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The process in which a daemon uses a GPU.
+pub(super) fn gpu_helper(args: &GpuHelperArgs) -> ! {
+    logging::start_for_another();
+    if args.locked && !reclaim::lock() {
+        tracing::debug!("its memory is not locked");
+    }
+    helper::serve(args.daemon)
 }
 
 /// `calpe serve`. Options override the configuration.

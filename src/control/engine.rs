@@ -64,6 +64,9 @@ pub struct GpuDeviceReport {
     pub uuid: String,
     /// The driver's version.
     pub driver: String,
+    /// The process that it lies in, while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<u32>,
     /// None while it runs; else why it does not run.
     pub failed: Option<String>,
     /// Jobs done.

@@ -1,4 +1,5 @@
 //! The GPUs of a daemon: started once for all arrays, listed in every status; their failures become events.
+//! Each lies in a process of its own, of this executable: no driver is ever loaded here.
 //!
 //! Invariant: without a working GPU the daemon does everything it does with one, unless it was told to
 //! require one. Must not know what jobs are.
@@ -7,13 +8,14 @@ use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuR
 use crate::daemon::events::{EventLog, News, kinds};
 use calpe_core::block_io::Pool;
 use calpe_core::volume::NoticeLevel;
-use calpe_gpu::cuda::{CudaDriver, Tuning};
+use calpe_gpu::device::Driver;
+use calpe_gpu::helper::{HelperCommand, HelperDriver};
 use calpe_gpu::{
     CalibrationSource, DeviceReport, DeviceState, Drill, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
     check_devices,
 };
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Name of the file with measurements of GPUs, in the runtime directory.
@@ -22,6 +24,17 @@ const CALIBRATION_NAME: &str = "gpu-calibration.json";
 /// Used in events about GPUs in place of an array's name.
 const EVENTS_OF: &str = "gpu";
 
+/// Name of the folder in which the GPU's driver keeps what it has compiled, in the runtime directory.
+const COMPILED_NAME: &str = "gpu-cache";
+
+/// The variable that names this folder to the driver.
+const COMPILED_VARIABLE: &str = "CUDA_CACHE_PATH";
+
+/// The command of this executable that is the process of a GPU.
+pub(crate) const HELPER_COMMAND: &str = "gpu-helper";
+/// Its option that has its memory locked.
+const HELPER_LOCKED: &str = "--locked";
+
 /// The GPUs, or why none is used.
 #[derive(Clone, Debug)]
 pub(crate) struct Gpus {
@@ -29,23 +42,68 @@ pub(crate) struct Gpus {
     runtime: Result<GpuRuntime, String>,
 }
 
-impl Gpus {
-    /// Opens and measures the configured GPUs, which takes a second or so at the first start. `pool`: holds
-    /// the bytes of jobs; `dir`: where measurements are kept.
+/// The GPUs that there are, none of them opened.
+pub(crate) struct FoundGpus {
+    config: GpuConfig,
+    driver: Result<Arc<HelperDriver>, String>,
+    dir: Option<PathBuf>,
+}
+
+impl FoundGpus {
+    /// Asks which GPUs there are. `dir`: where measurements are kept; `locked`: whether the memory of their
+    /// processes is locked.
     ///
     /// # Errors
-    /// When a GPU is required and none can be used, or one is named that does not exist.
-    pub(crate) fn start(config: &GpuConfig, pool: &Pool, dir: Option<&Path>) -> io::Result<Gpus> {
-        let mode = config.mode;
-        if mode == Mode::Off {
-            return Ok(Gpus { mode, runtime: Err("switched off".into()) });
+    /// When a GPU is required and there is none, or one is named that does not exist.
+    pub(crate) fn find(config: &GpuConfig, dir: Option<&Path>, locked: bool) -> io::Result<FoundGpus> {
+        let found = |driver| FoundGpus { config: config.clone(), driver, dir: dir.map(Path::to_owned) };
+        if config.mode == Mode::Off {
+            return Ok(found(Err("switched off".into())));
         }
+        let driver = HelperDriver::new(command(dir, locked));
+        match check_devices(config, &driver) {
+            Ok(()) => Ok(found(Ok(Arc::new(driver)))),
+            Err(GpuError::NoDevice(reason)) if config.mode == Mode::Auto => {
+                tracing::info!("no GPU is used: {reason}");
+                Ok(found(Err(reason)))
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Memory for the bytes of jobs: where there are GPUs, such as their processes can map.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub(crate) fn memory(&self, bytes: usize) -> io::Result<Pool> {
+        if self.driver.is_err() {
+            return Pool::new(bytes);
+        }
+        let pool = Pool::shared(bytes)?;
+        // A GPU's driver keeps all of it resident anyway; taken at once, it comes in large pages.
+        if let Err(error) = pool.make_resident() {
+            tracing::debug!(%error, "memory for requests is not taken at the start");
+        }
+        Ok(pool)
+    }
+
+    /// Opens and measures them, which takes a second or so at the first start. `pool`: holds the bytes of
+    /// jobs.
+    ///
+    /// # Errors
+    /// When a GPU is required and none can be used.
+    pub(crate) fn start(self, pool: &Pool) -> io::Result<Gpus> {
+        let FoundGpus { config, driver, dir } = self;
+        let mode = config.mode;
+        let driver: Arc<dyn Driver> = match driver {
+            Ok(driver) => driver,
+            Err(reason) => return Ok(Gpus { mode, runtime: Err(reason) }),
+        };
         let calibration = match dir {
             Some(dir) => CalibrationSource::Cache(dir.join(CALIBRATION_NAME)),
             None => CalibrationSource::Measure,
         };
-        let driver = Arc::new(CudaDriver::new(Tuning::default()));
-        match GpuRuntime::start(config, driver, std::slice::from_ref(pool), calibration) {
+        match GpuRuntime::start(&config, driver, std::slice::from_ref(pool), calibration) {
             Ok(runtime) => {
                 for device in runtime.report().devices {
                     tracing::info!("GPU {}", describe(&device));
@@ -59,15 +117,33 @@ impl Gpus {
             Err(error) => Err(io::Error::other(error)),
         }
     }
+}
 
+/// How the processes of GPUs are started.
+fn command(dir: Option<&Path>, locked: bool) -> HelperCommand {
+    let mut command = HelperCommand::own_executable().argument(HELPER_COMMAND);
+    if locked {
+        command = command.argument(HELPER_LOCKED);
+    }
+    match dir {
+        // Kept from one process to the next, a GPU is back sooner. The driver's own place for it is the home
+        // of a user, which a service may not have.
+        Some(dir) if std::env::var_os(COMPILED_VARIABLE).is_none() => {
+            command.variable(COMPILED_VARIABLE, dir.join(COMPILED_NAME))
+        }
+        _ => command,
+    }
+}
+
+impl Gpus {
     /// Fails early if a required GPU is missing; opens nothing.
     ///
     /// # Errors
-    /// As [`Gpus::start`].
+    /// As [`FoundGpus::find`].
     pub(crate) fn check(config: &GpuConfig) -> io::Result<()> {
         match config.mode {
             Mode::Require => {
-                check_devices(config, &CudaDriver::new(Tuning::default())).map_err(io::Error::other)
+                check_devices(config, &HelperDriver::new(command(None, false))).map_err(io::Error::other)
             }
             Mode::Auto | Mode::Off => Ok(()),
         }
@@ -159,6 +235,7 @@ fn device(device: DeviceReport) -> GpuDeviceReport {
         name: info.name,
         uuid: info.uuid,
         driver: info.driver,
+        process: device.process,
         failed: match state {
             DeviceState::Running => None,
             DeviceState::Failed { reason, .. } => Some(reason),
@@ -200,9 +277,11 @@ mod tests {
 
     #[test]
     fn switched_off_there_is_none_and_the_report_says_so() {
-        let pool = Pool::new(1 << 20).expect("memory");
         let config = GpuConfig { mode: Mode::Off, ..GpuConfig::default() };
-        let gpus = Gpus::start(&config, &pool, None).expect("nothing to fail");
+        let found = FoundGpus::find(&config, None, false).expect("nothing to fail");
+        let pool = found.memory(1 << 20).expect("memory");
+        assert!(pool.shared_memory().is_none(), "nobody is to map it");
+        let gpus = found.start(&pool).expect("nothing to fail");
         assert!(gpus.runtime().is_none());
         let report = gpus.report();
         assert_eq!((report.mode.as_str(), report.reason.as_deref()), ("off", Some("switched off")));
@@ -214,9 +293,8 @@ mod tests {
 
     #[test]
     fn a_device_that_does_not_exist_is_refused_where_one_is_required() {
-        let pool = Pool::new(1 << 20).expect("memory");
         let config = GpuConfig { mode: Mode::Require, devices: vec![4000], ..GpuConfig::default() };
-        assert!(Gpus::start(&config, &pool, None).is_err());
+        assert!(FoundGpus::find(&config, None, false).is_err());
         assert!(Gpus::check(&config).is_err());
     }
 }

@@ -13,7 +13,7 @@ mod control_server;
 pub(crate) mod devices;
 pub(crate) mod drill;
 mod events;
-mod gpu;
+pub(crate) mod gpu;
 mod host_memory;
 mod imports;
 pub(crate) mod logging;

@@ -13,7 +13,7 @@ use super::commands::{command_of, note_command};
 use super::config::ArrayConfig;
 use super::config::MAX_REACTORS;
 use super::events::{EventLog, News, kinds};
-use super::gpu::Gpus;
+use super::gpu::{FoundGpus, Gpus};
 use super::host_memory;
 use super::imports::order::{ImportOrder, import};
 use super::imports::{export::export, list::list};
@@ -30,7 +30,6 @@ use crate::control::{
 };
 use crate::member::await_closings;
 use crate::tls::{CertificateFacts, Peer, ServerTls};
-use calpe_core::block_io::Pool;
 use calpe_core::volume::{ArrayState, LogState, NoticeLevel};
 use calpe_gpu::GpuConfig;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -108,13 +107,14 @@ impl Daemon {
     /// used.
     pub(super) fn start(config: ServiceConfig) -> io::Result<Daemon> {
         let memory = usize::try_from(config.memory).map_err(io::Error::other)?;
-        let pool = Pool::new(memory)?;
+        let found = FoundGpus::find(&config.gpu, config.runtime_dir.as_deref(), config.resident)?;
+        let pool = found.memory(memory)?;
         if config.resident
             && let Err(error) = pool.make_resident()
         {
             tracing::warn!(%error, "cannot take all memory for requests at the start");
         }
-        let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
+        let gpus = found.start(&pool)?;
         let opened = config.state_dir.as_deref().map(StateDir::open);
         let (state, mut remembered) = opened.unwrap_or_default();
         let events = EventLog::new(state.clone(), std::mem::take(&mut remembered.events));

@@ -27,10 +27,13 @@ pub struct GpuConfig {
     /// The longest wait. The wait doubles with every failure, until a device has run for as long as
     /// this.
     pub reopen_after_max: Duration,
-    /// How often a device may be given up before it is left alone until the next start. Each time
-    /// leaks the memory that it may still be using: pinned memory of the host and memory of the
-    /// device.
+    /// How often a device may be given up before it is left alone. In this process each time leaks the
+    /// memory that it may still be using, pinned memory of the host and memory of the device, so there
+    /// this is until the next start. In a process of its own it is for `rest`, and a device that has run
+    /// for `reopen_after_max` begins anew.
     pub given_up_max: u32,
+    /// How long a device in a process of its own is left alone.
+    pub rest: Duration,
 }
 
 /// Whether devices are used.
@@ -54,9 +57,10 @@ impl Default for GpuConfig {
             verify: VERIFY_FRACTION,
             hang_after: Duration::from_secs(2),
             verify_seed: 0,
-            reopen_after: Duration::from_secs(1),
+            reopen_after: Duration::from_millis(250),
             reopen_after_max: Duration::from_secs(60),
             given_up_max: 16,
+            rest: Duration::from_secs(600),
         }
     }
 }

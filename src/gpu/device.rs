@@ -36,6 +36,9 @@ pub enum DeviceError {
         /// What the driver said.
         text: String,
     },
+    /// The process that it lies in failed or is gone; in that process's words, where it had any.
+    #[error("{0}")]
+    Lost(String),
     /// There is no driver, or no such device.
     #[error("{0}")]
     Absent(String),
@@ -129,8 +132,34 @@ pub trait Device: Send {
     /// column, inputs before outputs; empty without hashing. Frees the slot.
     ///
     /// # Errors
-    /// When the batch failed; then none of the device's results is trusted.
+    /// `Unsupported` as `start` returns it, for devices that find out later: nothing was done, and the slot
+    /// is free. Any other error when the batch failed; then none of the device's results is trusted.
     fn finish(&mut self, slot: usize) -> Result<Vec<Digest>, DeviceError>;
+
+    /// Writes the outputs of a batch to their ranges, for devices that have not done so before `finish`
+    /// returned Ok. Called once after each such `finish`, before the slot's next `start`.
+    ///
+    /// # Safety
+    /// The output ranges of the batch must be mapped, and neither read nor written by anybody else.
+    unsafe fn deliver(&mut self, slot: usize) {
+        let _ = slot;
+    }
+
+    /// Has `lost` called, once, when the device is lost while nothing is asked of it. [`Device::lost`] then
+    /// says why. Never called for devices of which nobody can know.
+    fn watch(&mut self, lost: Wake) {
+        drop(lost);
+    }
+
+    /// Why the device is lost, if it is known to be.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// The process that it lies in, if it is not this one.
+    fn process(&self) -> Option<u32> {
+        None
+    }
 
     /// Gives up a device that failed or does not answer: never waits, and leaks the memory that it
     /// may still be using.
@@ -161,6 +190,18 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// When it cannot be opened.
     fn open(&self, index: usize, pools: &[Pool]) -> Result<Box<dyn Device>, DeviceError>;
+
+    /// Whether devices lie in processes of their own, which only read the memory of batches: when a device
+    /// is abandoned, its batches can be taken back at once, and nothing of it is left.
+    fn is_isolated(&self) -> bool {
+        false
+    }
+
+    /// Whether a device can be given pools that this process itself may only read.
+    fn takes_read_only(&self, index: usize) -> bool {
+        let _ = index;
+        false
+    }
 
     /// Makes the next batch on any device of this driver fail. Replaces a drill that no batch has
     /// met yet.

@@ -31,11 +31,19 @@ pub struct FakeDevice {
     pub latency: Duration,
     /// Bytes per second beyond that, one batch after the other.
     pub bytes_per_second: f64,
+    /// Whether it takes pools that its process may only read.
+    pub takes_read_only: bool,
 }
 
 impl Default for FakeDevice {
     fn default() -> FakeDevice {
-        FakeDevice { slots: 3, slot_bytes: 8 << 20, latency: Duration::ZERO, bytes_per_second: f64::INFINITY }
+        FakeDevice {
+            slots: 3,
+            slot_bytes: 8 << 20,
+            latency: Duration::ZERO,
+            bytes_per_second: f64::INFINITY,
+            takes_read_only: true,
+        }
     }
 }
 
@@ -187,6 +195,10 @@ impl Driver for FakeDriver {
         drop(state);
         let slots = (0..shared.shape.slots).map(|_| None).collect();
         Ok(Box::new(Opened { shared: Arc::clone(shared), slots, failed: false, pools: pools.to_vec() }))
+    }
+
+    fn takes_read_only(&self, index: usize) -> bool {
+        self.devices.get(index).is_some_and(|device| device.shape.takes_read_only)
     }
 
     fn drill(&self, drill: Drill) {

@@ -5,7 +5,7 @@
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use calpe_core::units::Count;
 
@@ -23,6 +23,8 @@ pub(super) enum Event {
     Woken { generation: u64, serial: u64, slot: usize },
     /// Another thread gave the device up.
     GivenUp,
+    /// The device was lost while nothing was asked of it.
+    Lost { generation: u64 },
     /// Everything ends.
     Close,
 }
@@ -47,6 +49,8 @@ pub(super) struct LaneState {
     pub(super) running: Vec<Option<Running>>,
     pub(super) counts: DeviceCounts,
     costs: Option<Arc<Costs>>,
+    /// The process that the device lies in, while it runs in one of its own.
+    process: Option<u32>,
 }
 
 struct Failure {
@@ -113,6 +117,7 @@ impl Lane {
         DeviceReport {
             info: self.info.clone(),
             state: device_state,
+            process: state.process,
             jobs: counts.jobs,
             bytes: counts.bytes,
             batches: counts.batches,
@@ -155,7 +160,8 @@ impl LaneState {
     }
 
     /// The device runs from now on. Returns its generation.
-    pub(super) fn opened(&mut self, costs: Arc<Costs>, slots: usize) -> u64 {
+    pub(super) fn opened(&mut self, costs: Arc<Costs>, slots: usize, process: Option<u32>) -> u64 {
+        self.process = process;
         self.counts.reopened += u64::from(self.failure.take().is_some());
         self.up = true;
         self.costs = Some(costs);
@@ -179,21 +185,26 @@ impl LaneState {
         }
     }
 
-    /// The device is not opened again. Returns the text of an event, if there is news.
-    pub(super) fn leave_alone(&mut self, given_up: u32) -> Option<String> {
+    /// The device is not opened again, or only after a long `rest`. Returns the text of an event, if there is
+    /// news.
+    pub(super) fn leave_alone(&mut self, given_up: u32, rest: Option<Duration>) -> Option<String> {
         let failure = self.failure.as_mut()?;
         failure.retry = None;
         if self.wrong {
             return None;
         }
         let times = Count(given_up as u64, "time");
-        failure.reason.push_str(&format!("; given up {times}: not tried again until the next start"));
+        let next = rest.map_or("not tried again until the next start".to_owned(), |rest| {
+            format!("tried again after {} minutes", rest.as_secs().div_ceil(60))
+        });
+        failure.reason.push_str(&format!("; given up {times}: {next}"));
         Some(failure.reason.clone())
     }
 
     /// The device is closed, with nothing under way.
     pub(super) fn closed(&mut self) {
         self.up = false;
+        self.process = None;
     }
 
     /// Stops trusting the device. One that computed wrongly is given up in any generation;
@@ -208,6 +219,7 @@ impl LaneState {
         if ran {
             self.counts.errors += u64::from(kind != GpuEventKind::Hung);
             self.up = false;
+            self.process = None;
             self.generation += 1;
             self.failure = Some(Failure { reason: text.to_owned(), since: Instant::now(), retry: None });
             batches.extend(self.running.iter_mut().filter_map(Option::take));

@@ -13,6 +13,7 @@ mod config;
 pub mod cuda;
 pub mod device;
 pub mod fake;
+pub mod helper;
 mod lane;
 mod manager;
 mod metrics;

@@ -51,13 +51,14 @@ pub(super) fn run(
 ) {
     let config = &shared.settings.config;
     let (mut pause, mut first, mut given_up) = (config.reopen_after, Some(first), 0);
+    let isolated = shared.settings.driver.is_isolated();
     loop {
         let opened = open(shared, lane, &mut given_up);
         let outcome = opened.as_ref().map(|_| ()).map_err(String::clone);
         match opened {
             Ok((device, costs)) => {
                 let opened_at = Instant::now();
-                let generation = shared.up(lane, costs, device.slots(), device.slot_bytes());
+                let generation = shared.up(lane, costs, &*device);
                 report_first(&mut first, outcome);
                 match generation {
                     Some(generation) => {
@@ -70,9 +71,13 @@ pub(super) fn run(
                 given_up += 1;
                 if opened_at.elapsed() >= config.reopen_after_max {
                     pause = config.reopen_after;
+                    // In this process each of them has cost memory for good.
+                    given_up = if isolated { 1 } else { given_up };
                 }
             }
             Err(reason) => {
+                // What fails at once, again and again, is not worth its processes either.
+                given_up += u32::from(isolated);
                 shared.not_opened(lane, &reason);
                 report_first(&mut first, outcome);
             }
@@ -86,9 +91,19 @@ pub(super) fn run(
             shared.lanes[lane].lock().retry_at(None);
         }
         if is_given_up(given_up) {
-            shared.leave_alone(lane, given_up);
-            while !shared.is_closing() && inbox.recv().is_ok() {}
-            return;
+            let rest = (isolated && !shared.lanes[lane].lock().is_wrong()).then_some(config.rest);
+            shared.leave_alone(lane, given_up, rest);
+            let Some(rest) = rest else {
+                while !shared.is_closing() && inbox.recv().is_ok() {}
+                return;
+            };
+            shared.lanes[lane].lock().retry_at(Some(Instant::now() + rest));
+            if !wait(shared, inbox, rest) {
+                return;
+            }
+            shared.lanes[lane].lock().retry_at(None);
+            // One more failure, and it rests again.
+            given_up = config.given_up_max.saturating_sub(1);
         }
         pause = (pause * 2).min(config.reopen_after_max);
     }
@@ -160,6 +175,11 @@ fn serve(
     inbox: &Receiver<Event>,
 ) -> bool {
     let slots = device.slots();
+    let (mut device, events) = (device, shared.lanes[lane].sender());
+    device.watch(Box::new(move || {
+        // A manager that has ended needs no events.
+        let _ = events.send(Event::Lost { generation });
+    }));
     let mut serving = Serving {
         shared,
         lane,
@@ -250,6 +270,10 @@ impl Serving<'_> {
             // A batch of an earlier generation.
             Ok(Event::Woken { .. }) => Ok(()),
             Ok(Event::More | Event::Close) => Ok(()),
+            Ok(Event::Lost { generation }) if generation == self.generation => {
+                Err(Stop::Failed(self.device.lost().unwrap_or_else(|| "it is lost".to_owned())))
+            }
+            Ok(Event::Lost { .. }) => Ok(()),
             Ok(Event::GivenUp) => {
                 let current = self.shared.lanes[self.lane].lock().generation();
                 if current == self.generation { Ok(()) } else { Err(Stop::GivenUp) }
@@ -290,27 +314,39 @@ impl Serving<'_> {
                 self.idle.pop();
                 Ok(true)
             }
-            Err(DeviceError::Unsupported(_)) => {
-                let mut state = lane.lock();
-                if state.generation() != self.generation {
-                    return Err(Stop::GivenUp);
-                }
-                let refused = state.running[slot].take();
-                state.counts.refused += 1;
-                drop(state);
-                if let Some(Running { taken, .. }) = refused {
-                    shared.queue().finished(self.lane, taken.class, taken.input_bytes);
-                    shared.run_taken_on_cpu(taken, false);
-                }
-                Ok(true)
-            }
+            Err(DeviceError::Unsupported(_)) => self.refused(slot).map(|()| true),
             Err(error) => Err(Stop::Failed(error.to_string())),
         }
     }
 
+    /// Gives a batch that the device does not do to the CPU.
+    fn refused(&self, slot: usize) -> Result<(), Stop> {
+        let shared = self.shared;
+        let mut state = shared.lanes[self.lane].lock();
+        if state.generation() != self.generation {
+            return Err(Stop::GivenUp);
+        }
+        let refused = state.running[slot].take();
+        state.counts.refused += 1;
+        drop(state);
+        if let Some(Running { taken, .. }) = refused {
+            shared.queue().finished(self.lane, taken.class, taken.input_bytes);
+            shared.run_taken_on_cpu(taken, false);
+        }
+        Ok(())
+    }
+
     /// Takes the result of a batch, and answers its jobs or has them compared first.
     fn finish(&mut self, slot: usize) -> Result<(), Stop> {
-        let digests = self.device.finish(slot).map_err(|error| Stop::Failed(error.to_string()))?;
+        let digests = match self.device.finish(slot) {
+            Ok(digests) => digests,
+            Err(DeviceError::Unsupported(_)) => {
+                self.refused(slot)?;
+                self.idle.push(slot);
+                return Ok(());
+            }
+            Err(error) => return Err(Stop::Failed(error.to_string())),
+        };
         let (shared, lane) = (self.shared, &self.shared.lanes[self.lane]);
         let mut state = lane.lock();
         if state.generation() != self.generation {
@@ -330,8 +366,16 @@ impl Serving<'_> {
         counts.bytes += taken.input_bytes;
         counts.latency.add(started.elapsed());
         drop(state);
+        // SAFETY: the batch, and with it the outputs, is this function's alone since it was taken from the
+        // running ones.
+        unsafe { self.device.deliver(slot) };
         self.idle.push(slot);
-        shared.queue().finished(self.lane, taken.class, taken.input_bytes);
+        let mut queue = shared.queue();
+        queue.finished(self.lane, taken.class, taken.input_bytes);
+        if let (Some(expected), Some(first)) = (taken.expected, taken.tickets.first()) {
+            queue.learn(self.lane, first.since.elapsed().as_secs_f64(), expected);
+        }
+        drop(queue);
 
         let jobs = taken.tickets.into_iter().zip(taken.batch.into_jobs()).zip(hashes);
         let jobs: Vec<Finished> =

@@ -63,6 +63,8 @@ pub struct DeviceReport {
     pub info: DeviceInfo,
     /// Whether it runs.
     pub state: DeviceState,
+    /// The process that it lies in, while it runs in one of its own.
+    pub process: Option<u32>,
     /// Jobs done.
     pub jobs: u64,
     /// Bytes of their inputs.
@@ -251,6 +253,7 @@ mod tests {
         let device = DeviceReport {
             info,
             state,
+            process: Some(9),
             jobs: 1,
             bytes: 2,
             batches: 3,

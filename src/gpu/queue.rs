@@ -10,7 +10,7 @@ use calpe_core::codec::CodecJob;
 
 use super::answer::Ticket;
 use super::batch::{Batch, Kind};
-use super::policy::{self, Class, Costs, CpuLoad, Demand, Load, Verdict};
+use super::policy::{self, Class, Costs, CpuLoad, Demand, Excess, Load, Verdict};
 
 /// See the module's head.
 #[derive(Default)]
@@ -32,6 +32,7 @@ pub(super) struct LaneLoad {
     pub(super) costs: Option<Arc<Costs>>,
     pub(super) slot_bytes: usize,
     load: Load,
+    excess: Excess,
 }
 
 struct WaitingKind {
@@ -52,6 +53,8 @@ pub(super) struct Taken {
     pub(super) tickets: Vec<Ticket>,
     pub(super) class: Class,
     pub(super) input_bytes: u64,
+    /// The seconds that it should take, if the device had nothing else to do and nothing waits behind it.
+    pub(super) expected: Option<f64>,
 }
 
 impl Queue {
@@ -66,10 +69,27 @@ impl Queue {
     }
 
     /// Whether `bytes` more of a kind should wait here.
-    pub(super) fn decide(&self, kind: &Kind, bytes: u64, cpu: CpuLoad) -> Verdict {
+    pub(super) fn decide(&mut self, kind: &Kind, bytes: u64, cpu: CpuLoad) -> Verdict {
+        let demand = Demand::of(kind);
+        let verdict = self.verdict(demand, bytes, cpu, |lane| lane.excess);
+        if verdict == Verdict::Small
+            && self.verdict(demand, bytes, cpu, |_| Excess::default()) != Verdict::Small
+        {
+            self.lanes.iter_mut().for_each(|lane| lane.excess.fade());
+        }
+        verdict
+    }
+
+    fn verdict(
+        &self,
+        demand: Demand,
+        bytes: u64,
+        cpu: CpuLoad,
+        excess: impl Fn(&LaneLoad) -> Excess,
+    ) -> Verdict {
         let lanes = self.lanes.iter().filter(|lane| lane.up);
-        let devices = lanes.filter_map(|lane| Some((&**lane.costs.as_ref()?, &lane.load)));
-        policy::decide(devices, &self.waiting, Demand::of(kind), bytes, cpu)
+        let devices = lanes.filter_map(|lane| Some((&**lane.costs.as_ref()?, &lane.load, excess(lane))));
+        policy::decide(devices, &self.waiting, demand, bytes, cpu)
     }
 
     /// The index of a kind, for [`Queue::push`] until the next [`Queue::take`].
@@ -118,8 +138,11 @@ impl Queue {
             self.kinds.swap_remove(at);
         }
         self.waiting[class as usize] -= input_bytes;
+        let alone = status.load == Load::default() && self.waiting == Load::default();
+        let costs = status.costs.as_ref().filter(|_| alone);
+        let expected = costs.map(|costs| costs.device_seconds(class, input_bytes));
         status.load[class as usize] += input_bytes;
-        Some(Taken { batch, tickets, class, input_bytes })
+        Some(Taken { batch, tickets, class, input_bytes, expected })
     }
 
     /// Counts a batch of a device as done.
@@ -127,6 +150,11 @@ impl Queue {
         let load = &mut self.lanes[lane].load[class as usize];
         // The load is 0 when the device was given up meanwhile.
         *load = load.saturating_sub(input_bytes);
+    }
+
+    /// Learns how long the jobs of a batch took from their offer to their answer, in seconds.
+    pub(super) fn learn(&mut self, lane: usize, took: f64, expected: f64) {
+        self.lanes[lane].excess.learn(took, expected);
     }
 
     /// The hungry device that would be done first with the waiting jobs; it stops counting as
@@ -149,8 +177,7 @@ impl Queue {
 
     /// A device runs from now on.
     pub(super) fn up(&mut self, lane: usize, costs: Arc<Costs>, slot_bytes: usize) {
-        self.lanes[lane] =
-            LaneLoad { up: true, hungry: false, costs: Some(costs), slot_bytes, load: Load::default() };
+        self.lanes[lane] = LaneLoad { up: true, costs: Some(costs), slot_bytes, ..LaneLoad::default() };
     }
 
     /// A device runs no longer. Returns the waiting jobs when no other device runs.
@@ -270,6 +297,21 @@ mod tests {
         assert_eq!(queue.slot_bytes(), 1 << 20);
         assert_eq!(queue.down(0).len(), 1);
         assert_eq!((queue.waiting(), queue.is_up(), queue.slot_bytes()), ((0, 0), false, 0));
+    }
+
+    #[test]
+    fn only_a_batch_that_has_the_device_to_itself_says_what_a_launch_costs() {
+        let (pool, mut queue) = (Pool::new(1 << 20).expect("memory"), queue(&[(1e9, 1 << 20)]));
+        push(&mut queue, 1, hash(&pool, 10));
+        let alone = queue.take(0).expect("a job waits");
+        let expected = alone.expected.expect("it is alone");
+        assert!((expected - 5.1e-5).abs() < 1e-6, "{expected}");
+        push(&mut queue, 2, hash(&pool, 10));
+        assert!(queue.take(0).expect("a job waits").expected.is_none(), "another is under way");
+        queue.finished(0, alone.class, alone.input_bytes * 2);
+        push(&mut queue, 3, hash(&pool, 1));
+        push(&mut queue, 4, encode(&pool, 1));
+        assert!(queue.take(0).expect("a job waits").expected.is_none(), "another waits");
     }
 
     #[test]

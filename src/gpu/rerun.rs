@@ -78,8 +78,9 @@ pub(super) fn settle(
     shared.give_up(lane, generation, GpuEventKind::Mismatch, &text);
     // A faulty device may also have reported the end too early: memory that it could still write is
     // not used.
+    let touched = !shared.settings.driver.is_isolated();
     for done in jobs {
-        shared.push_task(Task::Run { ticket: done.ticket, job: done.job, touched: true });
+        shared.push_task(Task::Run { ticket: done.ticket, job: done.job, touched });
     }
     false
 }

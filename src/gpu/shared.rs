@@ -20,7 +20,7 @@ use super::alarm::Alarm;
 use super::answer::{Answer, Finished, Tag, Ticket};
 use super::calibrate::CalibrationSource;
 use super::config::GpuConfig;
-use super::device::Driver;
+use super::device::{Device, Driver};
 use super::lane::{Event, GivenUp, Lane, Running};
 use super::metrics::{Decisions, Events, GpuEvent, GpuEventKind, GpuReport};
 use super::policy::{Costs, Verdict};
@@ -166,7 +166,7 @@ impl Shared {
 
     /// A device runs from now on. Returns its generation, or None if it was found meanwhile to have
     /// computed wrongly: then it must not run again.
-    pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, slots: usize, slot_bytes: usize) -> Option<u64> {
+    pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, device: &dyn Device) -> Option<u64> {
         let mut state = self.lanes[lane].lock();
         if state.is_wrong() {
             return None;
@@ -174,10 +174,10 @@ impl Shared {
         if state.has_failed() {
             self.event(lane, GpuEventKind::Reopened, "opened again and tested".to_owned());
         }
-        let generation = state.opened(Arc::clone(&costs), slots);
+        let generation = state.opened(Arc::clone(&costs), device.slots(), device.process());
         // Under the lane's lock, so that nobody sees a device that runs and takes no jobs.
         let mut queue = self.queue();
-        queue.up(lane, costs, slot_bytes);
+        queue.up(lane, costs, device.slot_bytes());
         self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
         Some(generation)
     }
@@ -191,9 +191,9 @@ impl Shared {
         }
     }
 
-    /// A device that was given up too often, or computed wrongly, is not opened again.
-    pub(super) fn leave_alone(&self, lane: usize, given_up: u32) {
-        let told = self.lanes[lane].lock().leave_alone(given_up);
+    /// A device that was given up too often, or computed wrongly, is not opened again, or after a long rest.
+    pub(super) fn leave_alone(&self, lane: usize, given_up: u32, rest: Option<Duration>) {
+        let told = self.lanes[lane].lock().leave_alone(given_up, rest);
         if let Some(text) = told {
             self.event(lane, GpuEventKind::Failed, text);
         }
@@ -221,14 +221,17 @@ impl Shared {
         if ran || kind == GpuEventKind::Mismatch {
             self.event(lane, kind, told(text, &batches));
         }
+        let touches = !self.settings.driver.is_isolated();
         for Running { taken, .. } in batches {
-            self.run_taken_on_cpu(taken, true);
+            self.run_taken_on_cpu(taken, touches);
         }
         if ran {
             self.run_on_cpu(left, false);
-            // The device may still touch the memory of its batches: no slab is freed while this
-            // process lives.
-            self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
+            if touches {
+                // The device may still touch the memory of its batches: no slab is freed while this
+                // process lives.
+                self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
+            }
             self.lanes[lane].send(Event::GivenUp);
             self.notify_end();
         }
@@ -418,6 +421,10 @@ mod tests {
         Shared::new(settings, vec![Lane::new(info, mpsc::channel().0)], queue)
     }
 
+    fn device(shared: &Shared) -> Box<dyn Device> {
+        shared.settings.driver.open(0, &[]).expect("it opens")
+    }
+
     fn runs(shared: &Shared) -> (bool, bool, bool) {
         let up = shared.lanes[0].lock().is_up();
         (up, shared.queue().is_up(), shared.slot_bytes.load(Ordering::Relaxed) > 0)
@@ -426,18 +433,20 @@ mod tests {
     #[test]
     fn a_device_that_is_found_wrong_while_it_is_opened_again_does_not_run() {
         let shared = shared();
-        let first = shared.up(0, costs(), 2, 4096).expect("it runs");
+        let device = device(&shared);
+        let first = shared.up(0, costs(), &*device).expect("it runs");
         assert_eq!(runs(&shared), (true, true, true));
         assert!(shared.give_up(0, first, GpuEventKind::Failed, "it failed"));
         assert_eq!(runs(&shared), (false, false, false));
         assert!(!shared.give_up(0, first, GpuEventKind::Mismatch, "an answer of before was wrong"));
-        assert_eq!(shared.up(0, costs(), 2, 4096), None);
+        assert_eq!(shared.up(0, costs(), &*device), None);
         assert_eq!(runs(&shared), (false, false, false));
     }
 
     #[test]
     fn whoever_sees_a_device_run_can_give_it_jobs() {
         let shared = shared();
+        let device = device(&shared);
         thread::scope(|scope| {
             let watched = scope.spawn(|| {
                 let mut seen = 0;
@@ -452,7 +461,7 @@ mod tests {
                 }
             });
             while !watched.is_finished() {
-                let generation = shared.up(0, costs(), 2, 4096).expect("it runs");
+                let generation = shared.up(0, costs(), &*device).expect("it runs");
                 thread::yield_now();
                 assert!(shared.give_up(0, generation, GpuEventKind::Failed, "it failed"));
             }

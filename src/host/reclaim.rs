@@ -67,6 +67,12 @@ pub fn protect() -> Protection {
     protection
 }
 
+/// Keeps the memory of this process from being paged out; unlike [`protect`] it leaves it to the kernel to
+/// kill it. Whether that was granted.
+pub fn lock() -> bool {
+    lock_memory().is_ok()
+}
+
 /// Sets only the mark, which costs nothing. Whether it was granted.
 pub fn mark() -> bool {
     io_flusher().is_ok()

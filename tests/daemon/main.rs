@@ -16,6 +16,7 @@ mod durability;
 mod first_creation;
 mod floods;
 mod full_storage;
+mod gpu;
 mod hostile_clients;
 mod hung_members;
 mod malformed;

@@ -17,7 +17,7 @@ use calpe_gpu::{
 const BLOCK: usize = 4096;
 
 /// Longer than anything here takes on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Batches that the self-test of a device consists of.
 const SELF_TEST_BATCHES: usize = 6;
@@ -25,7 +25,7 @@ const SELF_TEST_BATCHES: usize = 6;
 /// Whoever looks at the threads of the process does so alone.
 static THREADS: RwLock<()> = RwLock::new(());
 
-fn ms(ms: u64) -> Duration {
+pub(super) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
@@ -39,7 +39,7 @@ fn random(state: &mut u64) -> u64 {
 
 /// Everything that was answered.
 #[derive(Default)]
-struct Answers {
+pub(super) struct Answers {
     done: Mutex<BTreeMap<u64, Vec<CodedColumns>>>,
     more: Condvar,
 }
@@ -52,14 +52,14 @@ impl Answer for Answers {
 }
 
 impl Answers {
-    fn wait(&self, count: usize) {
+    pub(super) fn wait(&self, count: usize) {
         let done = self.done.lock().unwrap();
         let enough = self.more.wait_timeout_while(done, PATIENCE, |done| done.len() < count).unwrap();
         assert!(!enough.1.timed_out(), "{} of {count} jobs were answered", enough.0.len());
     }
 
     /// Takes all answers, each of which came once.
-    fn take(&self) -> Vec<(u64, CodedColumns)> {
+    pub(super) fn take(&self) -> Vec<(u64, CodedColumns)> {
         let done = std::mem::take(&mut *self.done.lock().unwrap());
         let once = |(tag, mut all): (u64, Vec<CodedColumns>)| {
             assert_eq!(all.len(), 1, "job {tag} was answered more than once");
@@ -79,11 +79,11 @@ struct Bench {
 }
 
 /// Devices that are worth it for anything.
-fn eager() -> Vec<Costs> {
+pub(super) fn eager() -> Vec<Costs> {
     vec![Costs::linear(1e-9, 1e15, 1.0)]
 }
 
-fn config() -> GpuConfig {
+pub(super) fn config() -> GpuConfig {
     GpuConfig {
         hang_after: Duration::from_secs(20),
         reopen_after: ms(10),
@@ -166,7 +166,7 @@ fn column(pool: &Pool, seed: u64, nth: usize, blocks: usize) -> BufMut {
 }
 
 /// The job of a number: each kind that arrays have, of lengths that differ.
-fn job(pool: &Pool, seed: u64) -> CodecJob {
+pub(super) fn job(pool: &Pool, seed: u64) -> CodecJob {
     let codec = Codec::new(4, 2).expect("a geometry");
     let blocks = 1 + (seed / 7 % 4) as usize;
     let blake = Some(BlockHasher::Blake3);
@@ -192,7 +192,7 @@ fn job(pool: &Pool, seed: u64) -> CodecJob {
 }
 
 /// Whether an answer is what the CPU makes of the job.
-fn check(tag: u64, columns: &CodedColumns) {
+pub(super) fn check(tag: u64, columns: &CodedColumns) {
     let expected = job(&Pool::new(1 << 20).expect("memory"), tag).run();
     let inputs = |columns: &CodedColumns| columns.inputs.iter().map(|c| c.to_vec()).collect::<Vec<_>>();
     let outputs = |columns: &CodedColumns| columns.outputs.iter().map(|c| c.to_vec()).collect::<Vec<_>>();

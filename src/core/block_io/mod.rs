@@ -4,7 +4,9 @@
 
 mod buffer;
 mod op;
+mod shared_memory;
 mod shelf;
 
 pub use buffer::{Buf, BufMut, Pool};
 pub use op::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
+pub use shared_memory::{Access, SharedMemory};

@@ -103,6 +103,12 @@ impl Transform {
         &self.0.form
     }
 
+    /// The code whose columns these are.
+    #[must_use]
+    pub fn codec(&self) -> &Codec {
+        &self.0.codec
+    }
+
     /// Number of input columns.
     #[must_use]
     pub fn inputs(&self) -> usize {

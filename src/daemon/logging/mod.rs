@@ -80,6 +80,17 @@ impl Drop for FlushAtEnd {
     }
 }
 
+/// Starts logging of a process whose lines another process logs: level and text.
+pub(crate) fn start_for_another() {
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE)
+        .unwrap_or_else(|_| EnvFilter::new(LevelFilter::INFO.to_string()));
+    let fields = debug_fn(field).delimited(" ");
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = builder.without_time().with_ansi(false).log_internal_errors(false);
+    // Fails only when a log is there already.
+    let _ = builder.with_target(false).fmt_fields(fields).try_init();
+}
+
 fn start_with(format: LogFormat, level: LevelFilter, writer: BoxMakeWriter) {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level.to_string()));
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());

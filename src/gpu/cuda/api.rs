@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys::{self, CUresult};
 
 use crate::device::DeviceError;
+use calpe_core::block_io::Access;
 
 pub(super) use module::{Function, Module};
 
@@ -176,6 +177,15 @@ impl Gpu {
         let minor = self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok(10 * major + minor)
     }
+
+    /// Whether it can be given memory that this process may only read.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub(super) fn takes_read_only(self) -> Result<bool, DeviceError> {
+        let supported = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
+        Ok(self.attribute(supported)? != 0)
+    }
 }
 
 /// A context of our own: failures in it do not affect other contexts.
@@ -255,9 +265,17 @@ impl Context {
     ///
     /// # Safety
     /// The range must stay mapped until it is unregistered or the process ends.
-    pub(super) unsafe fn register(&self, start: *mut u8, bytes: usize) -> Result<(), (u32, DeviceError)> {
+    pub(super) unsafe fn register(
+        &self,
+        start: *mut u8,
+        bytes: usize,
+        access: Access,
+    ) -> Result<(), (u32, DeviceError)> {
         self.bind().map_err(|error| (0, error))?;
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        let mut flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        if access == Access::ReadOnly {
+            flags |= sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        }
         // SAFETY: the caller keeps the range mapped.
         let code = unsafe { sys::cuMemHostRegister_v2(start.cast(), bytes, flags) };
         check("cuMemHostRegister", code).map_err(|error| (code as u32, error))

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::api::{ALREADY_REGISTERED, Context, DevicePtr};
 use super::plan::Run;
-use calpe_core::block_io::Pool;
+use calpe_core::block_io::{Access, Pool, SharedMemory};
 
 /// A slab that the driver knows, whichever context registered it.
 struct Shared {
@@ -62,7 +62,7 @@ impl Slabs {
             if slabs.regions.iter().any(|region| region.base == base) {
                 continue;
             }
-            match slab_pointer(context, start.as_ptr(), bytes) {
+            match slab_pointer(context, pool) {
                 Ok((device, counted)) => {
                     slabs.regions.push(Region { base, bytes, device, counted, _pool: pool.clone() });
                     slabs.report.bytes += bytes;
@@ -103,7 +103,10 @@ impl Slabs {
 
 /// Registers a slab unless it is registered already, and counts this user. Returns where the device
 /// sees it, and whether this user was counted.
-fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<(DevicePtr, bool), String> {
+fn slab_pointer(context: &Arc<Context>, pool: &Pool) -> Result<(DevicePtr, bool), String> {
+    let (start, bytes) = pool.slab();
+    let (start, access) =
+        (start.as_ptr(), pool.shared_memory().map_or(Access::ReadWrite, SharedMemory::access));
     let base = start.addr();
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = shared.iter().position(|slab| slab.base == base);
@@ -116,7 +119,7 @@ fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<
     // Not registered, or registered by a context that has failed, which ended the registration; users of
     // failed contexts are never dropped. SAFETY: every user keeps the pool, and so the mapping, until the
     // last of them has unregistered it.
-    let ours = match unsafe { context.register(start, bytes) } {
+    let ours = match unsafe { context.register(start, bytes, access) } {
         Ok(()) => true,
         // Registered, but by no device known here: another part of this process did so and may undo it at any
         // time. Usable, but not counted here.

@@ -82,6 +82,10 @@ impl Driver for CudaDriver {
         Ok(Box::new(self.open_cuda(index, pools)?))
     }
 
+    fn takes_read_only(&self, index: usize) -> bool {
+        Gpu::nth(index).and_then(Gpu::takes_read_only).unwrap_or(false)
+    }
+
     fn drill(&self, drill: Drill) {
         self.faults.put(drill);
     }
