@@ -112,7 +112,8 @@ fn read(socket: &Path, known: &[Known], reader: u64, is_over: &AtomicBool) -> u6
 fn everybody_sees_what_was_written(parent: &str, checksum: &str) {
     let dir = tempfile::tempdir_in(parent).expect("a directory");
     let members: Vec<_> = (0..5).map(|at| dir.path().join(format!("m{at}"))).collect();
-    let shape = ["--data", "3", "--parity", "2", "--chunk", "16KiB", "--size", "8MiB", "--checksum", checksum];
+    let shape =
+        ["--data", "3", "--parity", "2", "--chunk", "16KiB", "--size", "8MiB", "--checksum", checksum];
     run(calpe().args(["create", "tank"]).args(shape).args(&members));
     let config = dir.path().join("calpe.toml");
     let at = dir.path().display();

@@ -365,12 +365,18 @@ impl Clients {
     }
 
     /// Takes a volume's answer.
-    pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) {
+    pub(super) fn answer(&mut self, now: Timestamp, mut answer: Answer) {
         let key = answer.requester.connection;
         if matches!(answer.result, Err(ClientError::Stopping)) {
             self.dismiss(now, key);
         }
-        self.connections[key].request_ended(answer.request.command.modifies(), now);
+        let connection = &mut self.connections[key];
+        connection.request_ended(answer.request.command.modifies(), now);
+        // Writes were lost while it was on its way, or before its volume had it.
+        if answer.request.command == Command::Flush && answer.result.is_ok() && connection.take_lost_writes()
+        {
+            answer.result = Err(ClientError::Io);
+        }
         match answer.long {
             Some(long) => self.longs.part_done(&mut self.connections, now, long, answer),
             None => {
@@ -427,7 +433,7 @@ impl Clients {
     /// A connection hands nothing over from here on, until the next look for hang-ups.
     pub(super) fn rest(&self, key: ConnectionId) {
         if let Some(seat) = self.seat_of(key) {
-            seat.session().rest();
+            seat.rest();
         }
     }
 

@@ -239,11 +239,16 @@ impl Seat {
     }
 
     /// See [`Fence::look`].
-    pub(super) fn look(&self, orphan: impl FnMut(Requester)) {
-        self.listed.fence.look(&self.session, orphan);
+    pub(super) fn look(&self, hands_over: bool, orphan: impl FnMut(Requester)) {
+        self.listed.fence.look(&self.session, hands_over, orphan);
     }
 
-    /// Whether other clients of the array have modifying requests.
+    /// See [`Fence::rest`].
+    pub(super) fn rest(&self) {
+        self.listed.fence.rest(&self.session);
+    }
+
+    /// Whether other clients of the array have modifying requests, or are about to.
     pub(super) fn others_modify(&self) -> bool {
         self.listed.fence.others_modify(&self.session)
     }
@@ -256,7 +261,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.session.rest();
+        self.rest();
         for _ in 0..self.session.modifying() {
             self.end_modifying();
         }

@@ -92,6 +92,16 @@ const COMPLETION_NANOS_MIN: u64 = 500_000;
 /// Limit for a whole shutdown, in nanoseconds: the stop of an array, and the farewells.
 const SHUTDOWN_NANOS_MAX: u64 = DRAIN_NANOS + STOP_NANOS_MAX + 2 * FAREWELL_NANOS;
 
+/// Whether hang-ups were checked in a parse run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    No,
+    /// For requests that only read.
+    ForReads,
+    /// Also for those that modify.
+    ForAll,
+}
+
 /// What reactors have to work with.
 #[derive(Clone, Debug)]
 pub(crate) struct ReactorConfig {
@@ -233,7 +243,7 @@ impl Reactor {
             Some(SocketEvent::Received { owner, buf, result }) => {
                 let key = ConnectionId(owner);
                 if let Some(order) = self.clients.received(&mut self.sockets, self.now, key, buf, result) {
-                    self.begin(order, &mut false);
+                    self.begin(order, &mut Looked::No);
                     self.clients.rest(key);
                 }
             }
@@ -304,7 +314,7 @@ impl Reactor {
 
     fn parse_for_a_while(&mut self, key: ConnectionId) {
         self.clients.begin_parsing(key);
-        let mut looked = false;
+        let mut looked = Looked::No;
         let mut since = clock::now();
         while self.clients.goes_on_parsing(key) {
             let begun = self.begin_ready(key, &mut looked);
@@ -324,7 +334,7 @@ impl Reactor {
     }
 
     /// Takes the next message that a connection has received. Returns whether there may be another one.
-    fn take_next(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
+    fn take_next(&mut self, key: ConnectionId, looked: &mut Looked) -> bool {
         match self.clients.take_next(&mut self.sockets, &self.peers.directory, self.now, key) {
             Taken::Nothing => return false,
             Taken::Something => {}
@@ -392,7 +402,7 @@ impl Reactor {
 impl Reactor {
     /// Hands an order to its volume, unless its client has hung up. `looked`: whether hang-ups were checked in
     /// this parse run.
-    fn begin(&mut self, order: Order, looked: &mut bool) {
+    fn begin(&mut self, order: Order, looked: &mut Looked) {
         let key = order.requester.connection;
         let Some(array) = self.clients.array_of(key).filter(|array| !array.is_gone()) else {
             self.clients.drop_order(self.now, order);
@@ -443,7 +453,7 @@ impl Reactor {
     }
 
     /// Goes on with a request of a connection that no longer waits. Returns whether there was one.
-    fn begin_ready(&mut self, key: ConnectionId, looked: &mut bool) -> bool {
+    fn begin_ready(&mut self, key: ConnectionId, looked: &mut Looked) -> bool {
         let Some((ticket, modifies)) = self.clients.next_ready(key) else { return false };
         let Some(array) = self.clients.array_of(key) else { return true };
         if self.is_left_behind(key, &array, modifies, looked) {
@@ -487,13 +497,14 @@ impl Reactor {
         key: ConnectionId,
         array: &Listed,
         modifies: bool,
-        looked: &mut bool,
+        looked: &mut Looked,
     ) -> bool {
         let Some(seat) = self.clients.seat_of(key) else { return false };
-        if !*looked && (modifies || seat.others_modify()) {
-            *looked = true;
+        let is_enough = if modifies { *looked == Looked::ForAll } else { *looked != Looked::No };
+        if !is_enough && (modifies || seat.others_modify()) {
+            *looked = if modifies { Looked::ForAll } else { Looked::ForReads };
             let (id, owner) = (array.id(), array.owner());
-            seat.look(|requester| {
+            seat.look(modifies, |requester| {
                 let hold = array.reader().map(ViewReader::orphan);
                 if owner == self.me {
                     self.arrays.orphan(id, requester, hold);

@@ -6,7 +6,8 @@
 //!   said so has not found its client hung up. It counts them as modifying before it hands them over.
 //! - A look takes in every session that has modifying requests or hands over. It waits until those whose
 //!   clients have hung up hand nothing over any more, and then has their requests made orphans, before the
-//!   request for which it looks is handed over itself.
+//!   request for which it looks is handed over, or carried out, itself.
+//! - A read looks, too, unless no other session has modifying requests or hands over.
 //!
 //! So if a client has hung up before another request was received, then either the look for that request
 //! finds the session handing over or with modifying requests, or the session begins to hand over after that,
@@ -105,11 +106,6 @@ impl Session {
         self.has_hung_up.load(Ordering::SeqCst)
     }
 
-    /// Hands nothing over from here on, until the next look.
-    pub(super) fn rest(&self) {
-        self.is_handing_over.store(false, Ordering::Release);
-    }
-
     /// Modifying requests that its volume has, or that are on their way to it.
     pub(super) fn modifying(&self) -> usize {
         self.modifying.load(Ordering::SeqCst)
@@ -127,12 +123,6 @@ impl Session {
         }
     }
 
-    fn begin_handing_over(&self) {
-        self.is_handing_over.store(true, Ordering::SeqCst);
-        // The look comes after this for everybody: see the head of this file.
-        fence(Ordering::SeqCst);
-    }
-
     fn matters(&self) -> bool {
         !self.has_hung_up() && (self.is_handing_over.load(Ordering::SeqCst) || self.modifying() > 0)
     }
@@ -148,7 +138,7 @@ impl Session {
 #[derive(Debug, Default)]
 pub(super) struct Fence {
     sessions: RwLock<Vec<Arc<Session>>>,
-    /// Modifying requests of all.
+    /// Modifying requests of all, and sessions that hand over.
     modifying: AtomicUsize,
     /// What clients did that have gone.
     before: Counters,
@@ -189,17 +179,39 @@ impl Fence {
         self.modifying.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether clients other than this one have modifying requests.
+    /// Whether clients other than this one have modifying requests, or are about to.
     pub(super) fn others_modify(&self, session: &Session) -> bool {
-        self.modifying.load(Ordering::SeqCst) > session.modifying()
+        // What was received was received before this is read: see the head of this file.
+        fence(Ordering::SeqCst);
+        let own = session.modifying() + usize::from(session.is_handing_over.load(Ordering::SeqCst));
+        self.modifying.load(Ordering::SeqCst) > own
     }
 
-    /// Looks which clients have hung up: the one of `own`, which hands requests over from here on until it
-    /// [rests](Session::rest), and those with modifying requests. Calls `orphan` for each of the latter before
-    /// it returns.
-    pub(super) fn look(&self, own: &Arc<Session>, mut orphan: impl FnMut(Requester)) {
+    fn begin_handing_over(&self, session: &Session) {
+        if !session.is_handing_over.swap(true, Ordering::SeqCst) {
+            self.modifying.fetch_add(1, Ordering::SeqCst);
+        }
+        // The look comes after this for everybody: see the head of this file.
+        fence(Ordering::SeqCst);
+    }
+
+    /// A session hands nothing over from here on, until the next look.
+    pub(super) fn rest(&self, session: &Session) {
+        if session.is_handing_over.load(Ordering::Relaxed) {
+            session.is_handing_over.store(false, Ordering::SeqCst);
+            self.modifying.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Looks which clients have hung up: the one of `own`, and those with modifying requests. Calls `orphan`
+    /// for each of the latter before it returns. `hands_over`: `own` hands modifying requests over from here
+    /// on, until it [rests](Fence::rest).
+    pub(super) fn look(&self, own: &Arc<Session>, hands_over: bool, mut orphan: impl FnMut(Requester)) {
         let gone = loop {
-            own.begin_handing_over();
+            if hands_over {
+                self.begin_handing_over(own);
+            }
+            fence(Ordering::SeqCst);
             let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
             let matter = sessions
                 .iter()
@@ -215,7 +227,7 @@ impl Fence {
             if busy.is_empty() {
                 break gone;
             }
-            own.rest();
+            self.rest(own);
             for other in busy {
                 while other.is_handing_over.load(Ordering::Acquire) {
                     std::thread::yield_now();
