@@ -24,7 +24,7 @@ impl PageStore {
     /// round.
     pub(super) fn evict(&mut self) {
         for _ in 0..CLOCK_STEPS_MAX {
-            if self.clock.len() <= self.cache_pages_max {
+            if self.clock.len() <= self.site.cache_pages_max {
                 return;
             }
             let page = self.clock.pop_front().expect("more than the bound");
