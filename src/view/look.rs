@@ -37,7 +37,7 @@ impl View {
         let slot = readable_slot(map)?;
         let generation = self.slot(slot).load(Acquire);
         // Neither being changed nor with images.
-        if generation % GENERATION != 0 {
+        if !generation.is_multiple_of(GENERATION) {
             return None;
         }
         Some(Look { view: self, slot, ticket: Ticket { service, stripe, map, generation } })
@@ -77,7 +77,7 @@ impl Look<'_> {
     ) -> Option<()> {
         let frame = self.view.frame(self.view.frame_of(page)?);
         let sequence = frame.sequence().load(Acquire);
-        if sequence % 2 != 0 || frame.page().load(Acquire) != page + 1 {
+        if !sequence.is_multiple_of(2) || frame.page().load(Acquire) != page + 1 {
             return None;
         }
         for entry in entries {

@@ -172,8 +172,8 @@ impl<'a> Frame<'a> {
 
 /// The word of a stripe in this slot.
 pub(crate) fn map_word(slot: u64, holds_data: bool, owner_only: bool) -> u64 {
-    let bits = u64::from(holds_data) * HOLDS_DATA | u64::from(owner_only) * OWNER_ONLY;
-    (slot + 1) << SLOT_SHIFT | bits
+    let bits = (u64::from(holds_data) * HOLDS_DATA) | (u64::from(owner_only) * OWNER_ONLY);
+    ((slot + 1) << SLOT_SHIFT) | bits
 }
 
 /// The slot that the word of a stripe names, if it names one.

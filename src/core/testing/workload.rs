@@ -306,8 +306,8 @@ impl Run {
         Ok((self.sim.changes(), self.oracle.now()) != before)
     }
 
-    /// Reads that were made on another thread: those that verified, those that could not be planned, and those
-    /// that did not verify.
+    /// Reads that were made on another thread: those that verified, those that could not be planned, and
+    /// those that did not verify.
     #[cfg(test)]
     pub(super) fn read_elsewhere(&self) -> (u64, u64, u64) {
         (self.elsewhere.verified, self.elsewhere.unplanned, self.elsewhere.unverified)

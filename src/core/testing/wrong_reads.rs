@@ -1,5 +1,5 @@
-//! Hunts the rules of what readers on other threads are shown: with one of them broken, a load without crashes
-//! comes upon a wrong read.
+//! Hunts the rules of what readers on other threads are shown: with one of them broken, a load without
+//! crashes comes upon a wrong read.
 
 use super::{Mutation, Oracle, Random, Run, SimArray, SimShape, Workload};
 use crate::format::ChecksumKind;

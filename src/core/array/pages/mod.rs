@@ -279,6 +279,7 @@ impl Pages {
     /// See [`PageStore::thaw`].
     pub(in crate::array) fn thaw(&mut self) {
         self.store.thaw();
+        self.store.show_late();
     }
 
     /// Records that a member is out of service.

@@ -265,8 +265,6 @@ struct Probe {
 /// See the head of this file.
 pub(in crate::array) struct PageStore {
     site: Site,
-    /// Most pages of hashes in the cache; pages of the stripe map are not counted.
-    cache_pages_max: usize,
     cached: FxHashMap<PageIndex, Cached>,
     loads: FxHashMap<PageIndex, Load>,
     /// The cached pages of hashes in the order in which eviction looks at them.
@@ -292,8 +290,10 @@ pub(in crate::array) struct PageStore {
     shown: Publisher,
 }
 
-/// The array, and the places of its pages.
+/// The array, the places of its pages, and how many of them are cached.
 struct Site {
+    /// Most pages of hashes in the cache; pages of the stripe map are not counted.
+    cache_pages_max: usize,
     geometry: Geometry,
     layout: PageLayout,
     key: LogKey,
@@ -333,8 +333,7 @@ impl PageStore {
     ) -> PageStore {
         let layout = PageLayout::new(geometry, checksums);
         PageStore {
-            site: Site { geometry, layout, key, array },
-            cache_pages_max,
+            site: Site { cache_pages_max, geometry, layout, key, array },
             cached: FxHashMap::default(),
             loads: FxHashMap::default(),
             clock: VecDeque::new(),
@@ -569,7 +568,7 @@ impl PageStore {
 
     /// Whether these are at least the most pages of hashes that the cache may hold, divided by `divisor`.
     pub(in crate::array) fn is_dirty_beyond(&self, divisor: usize) -> bool {
-        self.dirty_pages() >= (self.cache_pages_max / divisor).max(1)
+        self.dirty_pages() >= (self.site.cache_pages_max / divisor).max(1)
     }
 
     fn at(&self, page: PageIndex) -> &Cached {

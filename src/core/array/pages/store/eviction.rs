@@ -60,7 +60,7 @@ impl PageStore {
 
     /// Most pages of hashes in the cache, unless more are in use or changed.
     pub(in crate::array::pages) fn cache_pages_max(&self) -> usize {
-        self.cache_pages_max
+        self.site.cache_pages_max
     }
 
     /// Pages in the cache, those of the stripe map not counted.
@@ -81,7 +81,7 @@ impl PageStore {
     /// round.
     pub(super) fn evict(&mut self) {
         for _ in 0..CLOCK_STEPS_MAX {
-            if self.clock.len() <= self.cache_pages_max {
+            if self.clock.len() <= self.site.cache_pages_max {
                 return;
             }
             let page = self.clock.pop_front().expect("more than the bound");

@@ -7,7 +7,7 @@
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::store::{PageStore, Trust};
 use crate::format::{Geometry, PAGE_ENTRIES, PageIndex, PageLayout, hash_of_entry};
-use crate::units::{BlockHash, SlotIndex};
+use crate::units::{BlockHash, SlotIndex, StripeIndex};
 use calpe_view::{Hash, Publisher, Size, View};
 use std::sync::Arc;
 
@@ -108,6 +108,20 @@ impl PageStore {
             assert_eq!(cached.trust, Trust::Known, "{page:?} is shown");
             let entries = cached.page.entries.iter().map(|entry| shown(hash_of_entry(*entry)));
             assert!(hashes.eq(entries), "{page:?} is shown otherwise than it is");
+        }
+    }
+
+    /// Shows what a test keeps from being shown in time.
+    pub(in crate::array) fn show_late(&mut self) {
+        if is_off(Mutation::ViewWriteLate) {
+            let pages: Vec<PageIndex> = self.clock.iter().copied().collect();
+            pages.into_iter().for_each(|page| self.show(page));
+        }
+        if is_off(Mutation::ViewMoveLate) || is_off(Mutation::ViewDiscardLate) {
+            for stripe in 0..self.site.geometry.stripes() {
+                let entry = self.map_entry(StripeIndex(stripe));
+                self.shown.set_stripe(stripe, entry.slot.0, entry.holds_data, false);
+            }
         }
     }
 
