@@ -234,7 +234,7 @@ pub(crate) fn one_trouble_after_another(shape: SimShape, seed: u64, rounds: usiz
 
 fn befall(
     mut sim: SimArray,
-    model: &mut Vec<u8>,
+    model: &mut [u8],
     random: &mut Random,
     (trouble, member): (Trouble, u16),
     when: &str,
