@@ -25,7 +25,7 @@ pub struct GpuConfig {
     /// The first wait before a failed device is opened again.
     pub reopen_after: Duration,
     /// The longest wait. The wait doubles with every failure, until a device has run for as long as
-    /// this.
+    /// this; in a process of its own, for ten times the first wait.
     pub reopen_after_max: Duration,
     /// How often a device may be given up before it is left alone. In this process each time leaks the
     /// memory that it may still be using, pinned memory of the host and memory of the device, so there

@@ -28,6 +28,10 @@ use super::tasks::Task;
 /// first use.
 const TRIAL_FACTOR: u32 = 5;
 
+/// How many times longer than the shortest pause a device in a process of its own has to run for the next
+/// pause to be that again. One that fails as soon as that, again and again, is soon left alone.
+const WORTH_FACTOR: u32 = 10;
+
 /// Most rows that a manager compares itself, at some ten microseconds each; more would keep the
 /// device waiting.
 const ROWS_COMPARED_HERE: usize = 8;
@@ -69,10 +73,13 @@ pub(super) fn run(
                     None => abandon(device),
                 }
                 given_up += 1;
-                if opened_at.elapsed() >= config.reopen_after_max {
+                let ran = opened_at.elapsed();
+                if ran >= config.reopen_after_max {
                     pause = config.reopen_after;
                     // In this process each of them has cost memory for good.
                     given_up = if isolated { 1 } else { given_up };
+                } else if isolated && ran >= config.reopen_after * WORTH_FACTOR {
+                    pause = config.reopen_after;
                 }
             }
             Err(reason) => {

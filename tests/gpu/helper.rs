@@ -271,11 +271,15 @@ fn a_drill_fails_one_batch_and_the_device_is_back_soon() {
 
 #[test]
 fn a_helper_that_is_killed_while_nothing_is_asked_of_it_is_back_before_something_is() {
-    let bench = start(&config(), 1);
-    for _ in 0..3 {
+    // It runs for ten times as long as its pauses, so these do not grow.
+    let often = GpuConfig { reopen_after: ms(40), reopen_after_max: PATIENCE, ..config() };
+    let bench = start(&often, 1);
+    for _ in 0..9 {
         let (before, reopened) = (bench.pid(0), bench.device(0).reopened);
+        thread::sleep(ms(450));
         kill(before, "KILL");
-        bench.until("it is opened again", |bench| bench.device(0).reopened > reopened);
+        let took = bench.until("it is opened again", |bench| bench.device(0).reopened > reopened);
+        assert!(took < Duration::from_secs(8), "{took:?}");
         let events = bench.events();
         assert_eq!(kinds(&events), [GpuEventKind::Failed, GpuEventKind::Reopened]);
         assert!(events[0].text.contains(&format!("process {before}, ")), "{}", events[0].text);
