@@ -444,7 +444,7 @@ impl Reactor {
     fn ask_owner(&mut self, array: &Listed, order: Order) {
         if array.owner() == self.me {
             self.arrays.submit(self.sockets.ring(), self.now, array.id(), order);
-        } else if let Err(Post::Order { order, .. }) =
+        } else if let Some(Post::Order { order, .. }) =
             self.peers.post(array.owner(), Post::Order { array: array.id(), order })
         {
             self.clients.lose_order(self.now, order, None);

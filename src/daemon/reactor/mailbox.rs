@@ -205,21 +205,18 @@ impl Mailbox {
         std::mem::take(&mut *self.commands.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sends a post. Posts of one thread arrive in their order.
-    ///
-    /// # Errors
-    /// Gives it back when the reactor has ended.
-    pub(super) fn post(&self, post: Post) -> Result<(), Post> {
+    /// Sends a post. Posts of one thread arrive in their order. Gives it back when the reactor has ended.
+    pub(super) fn post(&self, post: Post) -> Option<Post> {
         let mut posts = self.posts();
         if posts.is_closed {
-            return Err(post);
+            return Some(post);
         }
         posts.all.push(post);
         drop(posts);
         if self.is_asleep.swap(false, Ordering::SeqCst) {
             self.wake_reactor();
         }
-        Ok(())
+        None
     }
 
     /// Takes the posts that have come; `empty` takes their place.

@@ -53,11 +53,8 @@ impl Peers {
         &self.mailboxes[reactor.0]
     }
 
-    /// Sends a post to another reactor.
-    ///
-    /// # Errors
-    /// Gives it back when that reactor has ended.
-    pub(super) fn post(&self, to: ReactorId, post: Post) -> Result<(), Post> {
+    /// Sends a post to another reactor. Gives it back when that reactor has ended.
+    pub(super) fn post(&self, to: ReactorId, post: Post) -> Option<Post> {
         self.mailboxes[to.0].post(post)
     }
 
