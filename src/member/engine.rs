@@ -17,7 +17,8 @@
 //! done.
 #![allow(unsafe_code)] // memory handed to the kernel; each block argues for itself
 
-use super::aside::{self, Aside};
+use super::aside::Aside;
+use super::attached::{Attached, Look};
 use super::error::fault_kind;
 use super::inbox::Inbox;
 use super::ready::{MemberCompletion, Ready, ReadyQueue};
@@ -32,7 +33,6 @@ use calpe_core::units::{Timestamp, shown};
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -62,10 +62,6 @@ const INLINE_BYTES_MAX: usize = 128 << 10;
 /// Most transfers with workers at one time; beyond that this thread copies, too.
 const OFFLOADED_MAX: usize = 16;
 
-/// Operations on one local device that the kernel has at one time. More would not make a disk
-/// faster, and each may occupy a thread of the kernel.
-const DEPTH_MAX: u32 = 256;
-
 /// Longest time counted between two turns of the caller's loop, in nanoseconds.
 const TURN_NANOS_MAX: u64 = 1_000_000_000;
 
@@ -92,12 +88,7 @@ pub(crate) struct MemberIo {
     devices: Vec<Option<Attached>>,
     flights: Slab<Flight>,
     ready: ReadyQueue,
-    /// Bytes of transfers that wait to be run on this thread.
-    inline_bytes: usize,
-    /// Transfers on memory-backed files that workers are running.
-    offloaded: usize,
-    /// Whether there is another core for workers.
-    may_offload: bool,
+    copying: Copying,
     /// Where threads put outcomes: those of remote devices, and of the rings beside the engine's.
     inbox: Option<Arc<Inbox>>,
     /// Operations that the threads of remote devices hold.
@@ -113,39 +104,15 @@ pub(crate) struct MemberIo {
     closing: Vec<DeviceId>,
 }
 
+/// Who copies to and from memory-backed files.
 #[derive(Debug)]
-struct Attached {
-    device: Device,
-    /// The ring that its operations use instead of the shared one.
-    aside: Option<Aside>,
-    /// What other threads read it through; none where only this engine can.
-    shared: Option<Arc<SharedDevice>>,
-    owner: u32,
-    in_flight: u32,
-    /// Its operations that the kernel has.
-    depth: u32,
-    /// Its operations that wait until the kernel has fewer.
-    waiting: VecDeque<usize>,
-    released: bool,
-    reported_gone: bool,
-    /// Since when it has had operations in flight and ended none.
-    busy_since: u64,
-    /// When an operation last ended, unless it failed for want of room or memory.
-    last_end: u64,
-    /// A check of its path that is in flight.
-    look: Option<Box<Look>>,
-}
-
-/// The path given to statx, and the answer. The kernel has pointers to both.
-struct Look {
-    path: CString,
-    stat: MaybeUninit<libc::statx>,
-}
-
-impl std::fmt::Debug for Look {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Look").field("path", &self.path).finish_non_exhaustive()
-    }
+struct Copying {
+    /// Bytes of transfers that wait to be run on this thread.
+    inline_bytes: usize,
+    /// Transfers that workers are running.
+    offloaded: usize,
+    /// Whether there is another core for workers.
+    may_offload: bool,
 }
 
 /// Operations of an owner that have not ended.
@@ -207,9 +174,11 @@ impl MemberIo {
             devices: Vec::new(),
             flights: Slab::new(),
             ready: ReadyQueue::default(),
-            inline_bytes: 0,
-            offloaded: 0,
-            may_offload: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
+            copying: Copying {
+                inline_bytes: 0,
+                offloaded: 0,
+                may_offload: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
+            },
             inbox: None,
             remote_in_flight: 0,
             awaited: 0,
@@ -409,7 +378,7 @@ impl MemberIo {
         match self.ready.pop()? {
             Ready::Finished(done) => Some(done),
             Ready::Inline(key) => {
-                self.inline_bytes -= self.flights[key].bytes();
+                self.copying.inline_bytes -= self.flights[key].bytes();
                 Some(self.execute_inline(key))
             }
         }
@@ -607,16 +576,16 @@ impl MemberIo {
     /// costs least; transfers that would have to wait for that go to workers at the same time.
     fn start_in_memory(&mut self, ring: &mut Ring, key: usize) {
         let bytes = self.flights[key].bytes();
-        let offload = self.may_offload
+        let offload = self.copying.may_offload
             && bytes >= OFFLOAD_BYTES_MIN
-            && self.inline_bytes >= INLINE_BYTES_MAX
-            && self.offloaded < OFFLOADED_MAX;
+            && self.copying.inline_bytes >= INLINE_BYTES_MAX
+            && self.copying.offloaded < OFFLOADED_MAX;
         if offload {
             self.flights[key].offloaded = true;
-            self.offloaded += 1;
+            self.copying.offloaded += 1;
             self.push(ring, key);
         } else {
-            self.inline_bytes += bytes;
+            self.copying.inline_bytes += bytes;
             self.ready.push(self.flights[key].owner, Ready::Inline(key));
         }
     }
@@ -773,7 +742,7 @@ impl MemberIo {
     /// Removes an operation that has ended from the tables.
     fn end(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) -> MemberCompletion {
         let flight = self.flights.remove(key);
-        self.offloaded -= usize::from(flight.offloaded);
+        self.copying.offloaded -= usize::from(flight.offloaded);
         let attached = self.attached(flight.device).expect("open while in flight");
         attached.depth -= u32::from(attached.is_limited() && flight.since.is_some());
         self.note_end(flight.device, result.as_ref().err());
@@ -785,37 +754,6 @@ impl MemberIo {
         let completion = Completion { token: flight.token, result };
         self.close_if_idle(flight.device);
         MemberCompletion { owner: flight.owner, device: flight.device, completion }
-    }
-}
-
-impl Attached {
-    /// Whether other threads are reading it.
-    fn is_read(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| !shared.is_unused())
-    }
-
-    /// Whether it is in use, and not known to be gone.
-    fn is_in_service(&self) -> bool {
-        !self.released && !self.reported_gone
-    }
-
-    /// Whether the kernel gets only a limited number of its operations at one time.
-    fn is_limited(&self) -> bool {
-        self.device.remote().is_none() && !self.device.facts().memory
-    }
-
-    /// The most operations that the kernel may have of it.
-    fn depth_max(&self) -> u32 {
-        if self.device.holds_up() { aside::DEPTH_MAX } else { DEPTH_MAX }
-    }
-
-    /// How many workers of the shared ring it may occupy.
-    fn workers(&self) -> u32 {
-        match self.aside {
-            Some(_) => 0,
-            None if self.is_limited() => self.depth_max(),
-            None => 0,
-        }
     }
 }
 
@@ -848,6 +786,8 @@ enum Progress {
 
 #[cfg(test)]
 mod tests {
+    use super::super::aside;
+    use super::super::attached::DEPTH_MAX;
     use super::*;
     use calpe_core::block_io::Buf;
     use calpe_core::units::ByteOffset;
@@ -1114,13 +1054,13 @@ mod tests {
                 let buf = bench.pool.alloc(len);
                 bench.submit(n, IoOp::Read { offset: ByteOffset(n * len as u64), buf });
             }
-            assert!(!bench.members.may_offload || bench.members.offloaded == OFFLOADED_MAX);
+            assert!(!bench.members.copying.may_offload || bench.members.copying.offloaded == OFFLOADED_MAX);
             for _ in 0..count {
                 let Completion { token, result } = bench.wait();
                 let Ok(IoValue::Data(buf)) = result else { panic!("{result:?}") };
                 assert!(buf.iter().all(|&b| b == turn ^ token.0 as u8), "{token:?}");
             }
-            assert_eq!((bench.members.offloaded, bench.members.inline_bytes), (0, 0));
+            assert_eq!((bench.members.copying.offloaded, bench.members.copying.inline_bytes), (0, 0));
         }
     }
 

@@ -8,6 +8,7 @@
 
 mod access;
 mod aside;
+mod attached;
 mod created;
 mod device;
 mod engine;

@@ -75,7 +75,8 @@ impl SharedDevice {
     #[must_use]
     pub(crate) fn read_now(&self, buf: &mut [u8], offset: u64) -> bool {
         let Ok(offset) = libc::off_t::try_from(offset) else { return false };
-        // SAFETY: writes at most as many bytes as the slice has; the descriptor is open while a read is counted.
+        // SAFETY: writes at most as many bytes as the slice has; the descriptor is open while a read is
+        // counted.
         let read = unsafe { libc::pread(self.fd, buf.as_mut_ptr().cast(), buf.len(), offset) };
         usize::try_from(read).is_ok_and(|read| read == buf.len())
     }
@@ -88,8 +89,8 @@ impl SharedDevice {
 
 /// Reads of shared devices that the kernel has: of one reader, through its ring.
 ///
-/// Invariant: a buffer, and the count that keeps its device open, stay here until the completion was taken, and
-/// for ever if this is dropped before.
+/// Invariant: a buffer, and the count that keeps its device open, stay here until the completion was taken,
+/// and for ever if this is dropped before.
 #[derive(Debug)]
 pub(crate) struct DeviceReads {
     /// Upper 32 bits of the `user_data` of its entries.

@@ -346,7 +346,7 @@ fn of_two_arrays_of_one_name_a_dry_run_says_how_the_other_one_is_imported() {
 #[test]
 fn an_array_that_needs_more_memory_than_is_left_is_refused_alike_by_list_dry_run_and_import() {
     let dir = tempfile::tempdir().unwrap();
-    let serve = Serve::start_with(dir.path(), "metadata_memory = \"16MiB\"\n", "");
+    let serve = Serve::start_with(dir.path(), "metadata_memory = \"24MiB\"\n", "");
     let ask = |line: &str| both(&serve.ask(line)).split_whitespace().collect::<Vec<_>>().join(" ");
     // The map of the first is too large; that of the second is not, with a small cache.
     for (name, size, can_shrink) in [("map", "3GiB", false), ("cache", "2GiB", true)] {
@@ -356,7 +356,7 @@ fn an_array_that_needs_more_memory_than_is_left_is_refused_alike_by_list_dry_run
         run(create.args(["--size", size, &format!("{name}/m")]));
         for line in ["import -n NAME --dir NAME", "import NAME --dir NAME", "import --dir NAME"] {
             let told = ask(&line.replace("NAME", name));
-            assert!(told.contains("of memory, and 16 MiB of 16 MiB are left"), "{told}");
+            assert!(told.contains("of memory, and 24 MiB of 24 MiB are left"), "{told}");
             assert_eq!(told.contains("page_cache"), can_shrink, "{told}");
             assert!(!told.contains("can be imported"), "{told}");
         }

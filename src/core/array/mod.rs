@@ -75,6 +75,7 @@ pub use api::{
     NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest, StripeRequestId,
     ZERO_RUN_STRIPES,
 };
+pub use calpe_view::Orphan;
 pub use create::NewArray;
 pub use footprint::Footprint;
 use geometry::Map;

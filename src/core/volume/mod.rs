@@ -10,15 +10,14 @@ mod plain;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, AskArray, Job, JobDone, LogState, MemberCondition, MemberCounters,
-    MemberStatus, OpKey, PlanExtent, ReadPiece, ReadPlan, Rest, STOPPED_CLEANLY, ScrubResult, Urgency,
-    ViewReader, VolumeStatus, Work, WorkDone,
+    MemberStatus, OpKey, Orphan, PlanExtent, ReadPiece, ReadPlan, Rest, STOPPED_CLEANLY, ScrubResult,
+    Urgency, ViewReader, VolumeStatus, Work, WorkDone,
 };
 pub use api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
     ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeEvent,
     VolumeExtent, VolumeOutput,
 };
-pub use calpe_view::Orphan;
 pub use plain::PlainVolume;
 
 use crate::units::Timestamp;

@@ -409,8 +409,8 @@ impl Arrays {
         self.outcomes.push_back(Outcome::Dropped { order, waited: Some(ticket) });
     }
 
-    /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them. `hold`
-    /// has all reads come here meanwhile.
+    /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them.
+    /// `hold` has all reads come here meanwhile.
     pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester, mut hold: Option<Orphan>) {
         let Some(hosted) = self.get_mut(id) else { return };
         let block = hosted.block();

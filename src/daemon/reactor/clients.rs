@@ -62,8 +62,8 @@ pub(super) enum Taken {
 }
 
 impl Clients {
-    /// No clients yet. `memory`: for the requests and unread replies of all; `most`: clients of all reactors at
-    /// one time.
+    /// No clients yet. `memory`: for the requests and unread replies of all; `most`: clients of all reactors
+    /// at one time.
     pub(super) fn new(
         reactor: ReactorId,
         pool: Pool,

@@ -585,7 +585,8 @@ impl Connection {
         self.place.seat = self.place.array.as_ref().map(seat);
     }
 
-    /// Whether it is to be handed to the reactor that will serve it, and can be: the kernel has nothing of it.
+    /// Whether it is to be handed to the reactor that will serve it, and can be: the kernel has nothing of
+    /// it.
     pub(super) fn may_move(&self) -> bool {
         self.place.array.is_some()
             && self.place.seat.is_none()

@@ -22,12 +22,13 @@
 //!   sends a request again has hung up before.
 //!
 //! One thread parses for all clients of a reactor, so whatever was handed over before the check was handed
-//! over before anything that is read later; `fence` says how that holds between reactors. On a unix socket, a close can be told from the close of one half. On TCP it cannot,
-//! until something is sent: there an ended stream counts as hung up. Under TLS the network's socket is
-//! checked too, and so is TLS's own goodbye: data that the pump still holds must not make a client look
-//! present. A hang-up that the network has not delivered cannot be seen, above all one behind more requests
-//! than the kernel buffers for a connection that is not read. So TCP connections get the largest receive
-//! buffer that the system allows from the start (`listeners`).
+//! over before anything that is read later; `fence` says how that holds between reactors. On a unix socket, a
+//! close can be told from the close of one half. On TCP it cannot, until something is sent: there an ended
+//! stream counts as hung up. Under TLS the network's socket is checked too, and so is TLS's own goodbye: data
+//! that the pump still holds must not make a client look present. A hang-up that the network has not
+//! delivered cannot be seen, above all one behind more requests than the kernel buffers for a connection that
+//! is not read. So TCP connections get the largest receive buffer that the system allows from the start
+//! (`listeners`).
 //!
 //! Cost: one poll without waiting for each parse run with a modifying request, or while others modify; two
 //! entries in an index for each modifying request (`order`). Must not know what volumes do, or how the
@@ -119,6 +120,12 @@ pub(crate) struct ReactorConfig {
     pub gpu: Option<GpuRuntime>,
 }
 
+/// When volumes last got a tick, and member files were last checked.
+struct Last {
+    tick: Timestamp,
+    look: Timestamp,
+}
+
 /// See the head of this file.
 pub(super) struct Reactor {
     me: ReactorId,
@@ -135,8 +142,7 @@ pub(super) struct Reactor {
     posts: Vec<Post>,
     wake: Arc<OwnedFd>,
     now: Timestamp,
-    last_tick: Timestamp,
-    last_look: Timestamp,
+    last: Last,
     watchdog: Option<Watchdog>,
     /// Since when it is being shut down.
     stopping: Option<Timestamp>,
@@ -172,8 +178,7 @@ impl Reactor {
             posts: Vec::new(),
             wake,
             now,
-            last_tick: now,
-            last_look: now,
+            last: Last { tick: now, look: now },
             watchdog: Watchdog::from_environment(),
             stopping: None,
         })
@@ -400,8 +405,8 @@ impl Reactor {
 
 /// Orders and their outcomes.
 impl Reactor {
-    /// Hands an order to its volume, unless its client has hung up. `looked`: whether hang-ups were checked in
-    /// this parse run.
+    /// Hands an order to its volume, unless its client has hung up. `looked`: whether hang-ups were checked
+    /// in this parse run.
     fn begin(&mut self, order: Order, looked: &mut Looked) {
         let key = order.requester.connection;
         let Some(array) = self.clients.array_of(key).filter(|array| !array.is_gone()) else {
@@ -679,8 +684,8 @@ impl Reactor {
     fn tick_if_due(&mut self) {
         let (pace, now) = (self.pace().as_nanos() as u64, self.now);
         let is_due = self.arrays.due().is_some_and(|due| due <= now);
-        if is_due || now.nanos_since(self.last_tick) >= pace {
-            self.last_tick = now;
+        if is_due || now.nanos_since(self.last.tick) >= pace {
+            self.last.tick = now;
             self.arrays.tick(self.sockets.ring(), now);
             self.pass_on();
             self.clients.close_overdue(now);
@@ -695,8 +700,8 @@ impl Reactor {
             self.clients.leave_waiting();
             self.clients.leave_unheard();
         }
-        if now.nanos_since(self.last_look) >= LOOK_NANOS {
-            self.last_look = now;
+        if now.nanos_since(self.last.look) >= LOOK_NANOS {
+            self.last.look = now;
             self.arrays.look_after_files(self.sockets.ring());
         }
     }

@@ -1,5 +1,5 @@
-//! Running reactors as other threads see them: their threads, and their mailboxes. Must not touch what reactors
-//! own.
+//! Running reactors as other threads see them: their threads, and their mailboxes. Must not touch what
+//! reactors own.
 
 use super::error::ReactorError;
 use super::event_loop::{Reactor, ReactorConfig};

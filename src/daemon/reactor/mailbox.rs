@@ -119,8 +119,8 @@ pub(super) enum Post {
     Resume { array: ArrayId, ticket: Ticket },
     /// To the owner: a waiting order is given up.
     GiveUp { array: ArrayId, ticket: Ticket },
-    /// To the owner: a client has hung up, and later requests wait for its modifying ones. `hold` has all reads
-    /// go to the owner from the moment when that was found.
+    /// To the owner: a client has hung up, and later requests wait for its modifying ones. `hold` has all
+    /// reads go to the owner from the moment when that was found.
     Orphan { array: ArrayId, requester: Requester, hold: Option<Orphan> },
     /// From the owner.
     Outcome(Outcome),

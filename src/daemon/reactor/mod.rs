@@ -1,10 +1,10 @@
-//! Reactors: each is one thread, one io_uring, any number of arrays, their members, and any number of clients,
-//! also of arrays that other reactors own.
+//! Reactors: each is one thread, one io_uring, any number of arrays, their members, and any number of
+//! clients, also of arrays that other reactors own.
 //!
 //! `event_loop` carries orders from `clients` to `arrays` and their outcomes back; between reactors they are
 //! posts (`mailbox`). The first reactor accepts connections, and deals clients out to all (`peers`). All
-//! see the arrays of all in the `directory`. Other threads talk to reactors through `handle`. Modules depend on
-//! one another in one direction: `clients` reads what is listed of arrays, `arrays` knows no connection.
+//! see the arrays of all in the `directory`. Other threads talk to reactors through `handle`. Modules depend
+//! on one another in one direction: `clients` reads what is listed of arrays, `arrays` knows no connection.
 //!
 //! Invariants: `sockets` and the members of `arrays` own the memory that the kernel works on; a request given
 //! to a volume is answered exactly once, or its array is gone. With one reactor nothing is ever posted.

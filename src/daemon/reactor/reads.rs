@@ -6,8 +6,8 @@
 //! Small reads from memory of one parse run are verified together, because hashing many blocks side by side
 //! is faster. Large ones are cut into portions, which threads without work take over.
 //!
-//! Invariants: a read that is taken ends once, with its bytes or with its order given back; a device is counted
-//! as being read as long as the kernel or a thread may use it. Must not know connections.
+//! Invariants: a read that is taken ends once, with its bytes or with its order given back; a device is
+//! counted as being read as long as the kernel or a thread may use it. Must not know connections.
 
 use super::directory::Listed;
 use super::job_pool::{Errand, ErrandDone};

@@ -320,8 +320,8 @@ pub(super) fn charge_of(request: &Request) -> usize {
 /// Bytes charged for a BLOCK_STATUS: the runs of its answer as they are gathered, or encoded.
 pub(super) const STATUS_BYTES: usize = 32 << 10;
 
-/// Memory that all clients hold, and may hold, whichever reactor serves them. Two reactors that take from it at
-/// the same moment may both get the rest.
+/// Memory that all clients hold, and may hold, whichever reactor serves them. Two reactors that take from it
+/// at the same moment may both get the rest.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     bytes: AtomicUsize,
