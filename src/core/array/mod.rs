@@ -288,7 +288,7 @@ impl Array {
         });
         let exchanged = exchanged.collect();
         let scrub = superblock.scrub;
-        let start = superblock.redo.start;
+        let start = superblock.lanes[0].start;
         let facts = LogFacts::new(&superblock, start, &config, &pool);
         let pages = facts.empty_pages(geometry, superblock.array);
         let journal = facts.empty_journal(superblock.array, map.width());

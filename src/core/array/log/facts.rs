@@ -46,7 +46,7 @@ impl LogFacts {
     ) -> LogFacts {
         let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
         let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
-        let secret = superblock.redo.secret;
+        let secret = superblock.log_secret;
         let (_, slab) = pool.slab();
         LogFacts {
             key: LogKey::derive(superblock.array, secret),

@@ -232,7 +232,7 @@ impl Array {
         let was_failed = self.core.is_failed();
         if self.core.member(index).state == MemberState::Online {
             let tail = self.tail_of_leaving();
-            self.supers.note_leaving(index, tail);
+            self.supers.note_leaving(index, tail.map(|tail| vec![tail]));
         }
         let member = self.core.member_mut(index);
         let was = std::mem::replace(&mut member.state, to);
@@ -317,7 +317,7 @@ impl Array {
         // An update under way counts as written. If the member does not get it, it is rebuilt although its
         // content is right; with a lower tail the others would start their log above it when the update
         // completes, and what lies between would be missing from the log and from the map.
-        let told = self.supers.template().redo.start.sequence;
+        let told = self.supers.template().lanes[0].start.sequence;
         Some(self.redo.tail_to_show(told, tail))
     }
 

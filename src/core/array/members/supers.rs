@@ -126,7 +126,12 @@ impl Supers {
         let Assembled { sequence, update, update_complete, epoch_number, epoch_is_complete, .. } = *assembled;
         let template = Superblock { sequence, update, ..assembled.superblock.clone() };
         let dirty = !template.clean;
-        let departed = Departed::new(&template.left, &template.epoch, assembled.rolled_back);
+        let departed = Departed::new(
+            &template.left,
+            template.geometry.lanes.count,
+            &template.epoch,
+            assembled.rolled_back,
+        );
         Supers {
             template,
             epoch_number,
@@ -164,12 +169,12 @@ impl Supers {
         self.dirty |= !self.template.clean;
     }
 
-    /// Records that a member leaves service. `tail`: batches below are in place on it, as far as that is
-    /// known.
-    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
+    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far as
+    /// that is known.
+    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tails: Option<Vec<u64>>) {
         let Epoch { parent, live, .. } = self.template.epoch;
         let is_between = !self.epoch_is_complete && live.contains(member);
-        self.departed.leave(member, tail, if is_between { parent } else { 0 });
+        self.departed.leave(member, tails, if is_between { parent } else { 0 });
     }
 
     /// What members that are out of service held when they left.
@@ -215,7 +220,7 @@ impl Supers {
     /// empty.
     pub(in crate::array) fn note_join(&mut self, next: Option<u64>) {
         if let Some(sequence) = next {
-            self.template.redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
+            self.template.lanes[0].start = LogStart { sequence, epoch: self.epoch_number + 1 };
         }
         self.note_exchange();
     }
@@ -406,7 +411,8 @@ impl Supers {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.update_complete };
-        next.map_pages = facts.map_pages.unwrap_or(next.map_pages);
+        let map_pages = &mut next.lanes[0].map_pages;
+        *map_pages = facts.map_pages.unwrap_or(*map_pages);
         self.record_log(&mut next, facts.needless_log);
         next.scrub = facts.scrub;
         (next.members, next.replacements) = core.records(&next, finishes);
@@ -432,11 +438,11 @@ impl Supers {
             None => self.quiet_update = None,
         }
         if let (Some(sequence), true) = (needless, self.is_known_quiet()) {
-            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
+            next.lanes[0].start = LogStart { sequence, epoch: next.epoch.number };
         }
         match &mut self.new_log_start {
             Some((start, Some(since))) if *since <= self.update_complete => {
-                next.redo.start = *start;
+                next.lanes[0].start = *start;
                 self.new_log_start = None;
             }
             Some((_, since)) => *since = since.or(Some(next.update)),

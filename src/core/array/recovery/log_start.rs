@@ -23,7 +23,7 @@ pub(in crate::array) fn believed(
     all: &[&Superblock],
     record: &Superblock,
 ) -> LogStart {
-    let mut starts: Vec<LogStart> = seated.iter().map(|s| s.redo.start).collect();
+    let mut starts: Vec<LogStart> = seated.iter().map(|s| s.lanes[0].start).collect();
     starts.sort_unstable_by(|a, b| b.cmp(a));
     // In a clean array everything is in place, and only the numbers in use matter: the highest is above them
     // all.
@@ -37,7 +37,7 @@ pub(in crate::array) fn believed(
     if !parents.any(|parent| has_joined(record, parent)) {
         return confirmed;
     }
-    let of_epoch = all.iter().filter(|s| s.epoch == epoch).map(|s| s.redo.start);
+    let of_epoch = all.iter().filter(|s| s.epoch == epoch).map(|s| s.lanes[0].start);
     of_epoch.min().map_or(confirmed, |start| start.max(confirmed))
 }
 

@@ -219,7 +219,7 @@ impl Array {
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this
         // process did. Earlier pieces in the rings are void, also those that a device has brought along that
         // joined since.
-        facts.start = self.supers.template().redo.start;
+        facts.start = self.supers.template().lanes[0].start;
         let usable = self.core.online();
         let lifts = std::mem::take(&mut self.startup.lifts);
         let building = self.core.roster.members.iter().enumerate().flat_map(|(at, member)| {
@@ -254,7 +254,7 @@ impl Array {
                 start: facts.start,
                 durable: self.startup.durable_before,
                 clean: facts.clean,
-                map_pages: self.supers.template().map_pages,
+                map_pages: self.supers.template().lanes[0].map_pages,
             },
             force: facts.force,
             lift_max: lifts.then_some(2 * self.redo.overlay_max()),
@@ -294,7 +294,7 @@ impl Array {
             self.send_recovery_io(io);
         }
         if let (Some(_), Some(tail)) = (&outcome, tail) {
-            self.supers.departed_mut().learn_tail(tail);
+            self.supers.departed_mut().learn_tails(&[tail]);
         }
         match outcome {
             None => {}

@@ -195,7 +195,7 @@ impl Supers {
         self.durable = Durable {
             losses: job.losses,
             dirty: !job.template.clean,
-            log_start: Some(job.template.redo.start),
+            log_start: Some(job.template.lanes[0].start),
         };
         if self.acknowledgements_allowed(core) {
             let exchanged = std::mem::take(&mut core.roster.exchanged);
