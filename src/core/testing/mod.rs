@@ -7,6 +7,8 @@ mod disk;
 mod explorer;
 mod fate;
 mod faults;
+#[cfg(test)]
+mod lane_model;
 mod logs;
 mod noise;
 mod old_copies;
