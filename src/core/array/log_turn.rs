@@ -1,32 +1,35 @@
-//! Advances the log, under the permits of the superblocks.
+//! Advances the log, and carries the messages between it and the head.
+//!
+//! Each message is delivered before the array's call returns: the log takes the permits before each of its
+//! steps, and the head takes the reports after it.
 
-use crate::array::log::permits::Permits;
+use crate::array::log::permits::{Permits, Reports};
 use crate::array::log::settle::Settling;
 use crate::array::{Array, ClientError, Inflight};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::EpochStamp;
 
 impl Array {
-    /// The permits of the superblocks at present.
-    pub(in crate::array) fn permits(&self) -> Permits {
-        let epoch = self.supers.epoch();
-        Permits {
+    /// Delivers what the superblocks permit at present.
+    pub(in crate::array) fn tell_log(&mut self) {
+        let (supers, core) = (&self.supers, &self.core);
+        let epoch = supers.epoch();
+        self.redo.take_permits(Permits {
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
-            losses: self.supers.losses(),
-            acknowledge: self.supers.acknowledgements_allowed(&self.core),
-            in_place: self.supers.in_place_allowed(&self.core),
-            write: self.supers.is_durably_dirty() && self.supers.in_place_allowed(&self.core),
-            has_asked: false,
-            has_issued: false,
-        }
+            losses: supers.losses(),
+            acknowledge: supers.acknowledgements_allowed(core),
+            in_place: supers.in_place_allowed(core),
+            write: supers.is_durably_dirty() && supers.in_place_allowed(core),
+        });
     }
 
-    /// Passes the log's reports on to the superblocks.
-    fn report_to_supers(&mut self, permits: &Permits) {
-        if permits.has_asked {
+    /// Delivers the log's reports to the superblocks.
+    pub(in crate::array) fn hear_log(&mut self) {
+        let Reports { wants_write, has_issued } = self.redo.take_reports();
+        if wants_write {
             self.supers.want_dirty();
         }
-        if permits.has_issued {
+        if has_issued {
             self.supers.note_batch();
         }
     }
@@ -44,13 +47,13 @@ impl Array {
             return;
         }
         self.end_hold();
-        let mut permits = self.permits();
-        self.redo.pump_batches(&mut self.core, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.pump_batches(&mut self.core);
+        self.hear_log();
         self.pump_settling();
-        let mut permits = self.permits();
-        self.redo.pump_rest(&mut self.core, &mut self.pages, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.pump_rest(&mut self.core, &mut self.pages);
+        self.hear_log();
     }
 
     /// Advances the end of a replay.
@@ -73,16 +76,16 @@ impl Array {
 
     /// Tick: puts a quiet log in place, and notes that it is.
     pub(super) fn checkpoint_when_idle(&mut self) {
-        let mut permits = self.permits();
-        self.redo.checkpoint_when_idle(&mut self.core, &self.pages, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.checkpoint_when_idle(&mut self.core, &self.pages);
+        self.hear_log();
     }
 
     /// Takes the end of a flush of a round.
     pub(super) fn round_io(&mut self) {
-        let mut permits = self.permits();
-        self.redo.flush_done(&mut self.core, &mut self.pages, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.flush_done(&mut self.core, &mut self.pages);
+        self.hear_log();
     }
 
     /// Takes the end of giving back the space of a discarded slot on a device, which may have failed.

@@ -486,7 +486,7 @@ fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt
 
 #[cfg(test)]
 mod tests {
-    use super::super::superblock_bytes::tests::{counted_example, example};
+    use super::super::superblock_bytes::tests::{counted_example, example, lanes_example};
     use super::*;
 
     fn inspection() -> Inspection {
@@ -546,6 +546,23 @@ mod tests {
         let text = inspection.to_string();
         assert!(text.contains("stripe map: 17 pages written, at least"), "{text}");
         assert!(text.contains("current until epoch 76543210feebdaed  got no update after 37"), "{text}");
+    }
+
+    #[test]
+    fn lanes_are_told_where_there_are_several() {
+        let copy = || Ok(Ok(lanes_example()));
+        let inspection = Inspection::new("m".into(), 500 << 20, [copy(), copy(), copy(), copy()]);
+        let json = serde_json::to_value(&inspection).unwrap();
+        assert_eq!((&json["lanes"]["count"], &json["lanes"]["group_stripes"]), (&8.into(), &4.into()));
+        assert_eq!(json["lanes"]["records"][7]["start"], serde_json::json!({"epoch": 8, "sequence": 997}));
+        assert_eq!((&json["log_start"]["sequence"], &json["map_pages"]), (&990.into(), &7.into()));
+        assert_eq!(json["members"][5]["left_tails"][7], 987);
+        assert!(json["members"][4].get("left_tails").is_none());
+        let text = inspection.to_string();
+        assert!(text.contains("lanes: 8, 4 stripes at a time"), "{text}");
+        assert!(text.contains("log start: lane 7: batch 997, epoch 8"), "{text}");
+        let one = serde_json::to_value(self::inspection()).unwrap();
+        assert!(one.get("lanes").is_none() && one["members"][5].get("left_tails").is_none());
     }
 
     #[test]

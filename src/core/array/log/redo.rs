@@ -7,7 +7,6 @@
 //! acknowledged and nothing goes in place while a loss of a member is not recorded on the others.
 
 use super::life::Life;
-use super::permits::Permits;
 use super::{FlushRequest, Redo, Round};
 use crate::array::base::members::Which;
 use crate::array::mutation::{Mutation, is_off};
@@ -24,16 +23,16 @@ const GATHER_BYTES: usize = 256 << 10;
 
 impl Redo {
     /// Acknowledges operations that may be, and writes the open batch if it is its turn.
-    pub(in crate::array) fn pump_batches(&mut self, core: &mut Core, permits: &mut Permits) {
-        self.release_waiters(core, permits);
-        self.issue_open(core, permits);
+    pub(in crate::array) fn pump_batches(&mut self, core: &mut Core) {
+        self.release_waiters(core);
+        self.issue_open(core);
     }
 
     /// Advances the checkpoint, and the operations that depend on it.
-    pub(in crate::array) fn pump_rest(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
-        self.pump_checkpoint(core, pages, permits);
-        self.push_notes(core, pages, permits);
-        self.start_round(core, pages, permits);
+    pub(in crate::array) fn pump_rest(&mut self, core: &mut Core, pages: &mut Pages) {
+        self.pump_checkpoint(core, pages);
+        self.push_notes(core, pages);
+        self.start_round(core, pages);
     }
 
     /// Whether writes wait for space that a note or a new tail would free.
@@ -51,24 +50,24 @@ impl Redo {
     }
 
     /// Issues an empty batch when a note or tail is waited for and no other batch will carry it.
-    fn push_notes(&mut self, core: &mut Core, pages: &Pages, permits: &mut Permits) {
+    fn push_notes(&mut self, core: &mut Core, pages: &Pages) {
         if self.journal.in_flight() > 0 || !self.journal.has_news() {
             return;
         }
         if self.open.is_empty() && self.is_pressed(core, pages) {
-            self.issue_batch(core, permits);
+            self.issue_batch(core);
         } else if self.is_stuck && self.journal.tail_is_news() {
             // The reserve is for this batch: it carries the tail that frees space for the operations that
             // wait.
             let open = std::mem::take(&mut self.open);
-            self.issue_batch(core, permits);
+            self.issue_batch(core);
             self.open = open;
         }
     }
 
     /// Acknowledges operations that may be: they look at their batch themselves when they are advanced.
-    fn release_waiters(&mut self, core: &mut Core, permits: &Permits) {
-        if !permits.acknowledge && !is_off(Mutation::AckBeforeBump) {
+    fn release_waiters(&mut self, core: &mut Core) {
+        if !self.gate.permits().acknowledge && !is_off(Mutation::AckBeforeBump) {
             return;
         }
         self.journal.tell_written();
@@ -99,7 +98,7 @@ impl Redo {
     }
 
     /// Writes the open batch to the logs, if it is its turn.
-    fn issue_open(&mut self, core: &mut Core, permits: &mut Permits) {
+    fn issue_open(&mut self, core: &mut Core) {
         loop {
             if self.open.is_empty() {
                 return;
@@ -110,30 +109,29 @@ impl Redo {
                 return;
             }
             let gathered = self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES >= GATHER_BYTES;
-            if in_flight >= IN_FLIGHT_MAX || (in_flight > 0 && !gathered) || !self.issue_batch(core, permits)
-            {
+            if in_flight >= IN_FLIGHT_MAX || (in_flight > 0 && !gathered) || !self.issue_batch(core) {
                 return;
             }
         }
     }
 
     /// Issues the open batch. If that is empty it is a note. False: it cannot be issued now.
-    pub(super) fn issue_batch(&mut self, core: &mut Core, permits: &mut Permits) -> bool {
+    pub(super) fn issue_batch(&mut self, core: &mut Core) -> bool {
         // Until the log starts anew, batches that were replayed occupy its space.
-        if self.unsettled.is_some() || !permits.may_write() {
+        if self.unsettled.is_some() || !self.gate.may_write() {
             return false;
         }
         // An empty batch may use all but the last block, which is for the note of a replay.
         let reserve = if self.open.is_empty() { 1 } else { self.room.reserve };
         let sequence = self.journal.next();
-        let issued = self.journal.issue(permits.epoch, &core.online(), &self.open, reserve);
+        let issued = self.journal.issue(self.gate.permits().epoch, &core.online(), &self.open, reserve);
         let Some((manifest, pieces)) = issued else {
             self.checkpoint.want();
             self.is_stuck = true;
             return false;
         };
         self.is_stuck &= self.open.is_empty();
-        permits.has_issued = true;
+        self.gate.note_batch();
         let waiters = std::mem::take(&mut self.open).take_waiters();
         self.waits.waiters.extend(waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
         core.work.ready.extend(self.waits.waiting_for_batch.drain(..));
@@ -163,7 +161,7 @@ impl Redo {
     }
 
     /// Begins a flush of every member when an operation waits for one.
-    fn start_round(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
+    fn start_round(&mut self, core: &mut Core, pages: &mut Pages) {
         if self.rounds.round.is_some() {
             return;
         }
@@ -193,20 +191,20 @@ impl Redo {
         self.rounds.rounds_begun += 1;
         self.rounds.round = Some(Round { pending, upto: written });
         if pending == 0 {
-            self.end_round(core, pages, permits);
+            self.end_round(core, pages);
         }
     }
 
     /// Takes the end of one flush of a round.
-    pub(in crate::array) fn flush_done(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
+    pub(in crate::array) fn flush_done(&mut self, core: &mut Core, pages: &mut Pages) {
         let Some(round) = &mut self.rounds.round else { return };
         round.pending -= 1;
         if round.pending == 0 {
-            self.end_round(core, pages, permits);
+            self.end_round(core, pages);
         }
     }
 
-    fn end_round(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
+    fn end_round(&mut self, core: &mut Core, pages: &mut Pages) {
         let Some(round) = self.rounds.round.take() else { return };
         self.rounds.rounds_ended = self.rounds.rounds_begun;
         if core.is_failed() || !self.is_serving() {
@@ -214,19 +212,19 @@ impl Redo {
         }
         let free = self.journal.flushed(round.upto);
         self.slots.to_free.extend(free);
-        self.free_slots(pages, permits);
+        self.free_slots(pages);
         self.wake_waiting_for_room(core);
         // An acknowledgement or the checkpoint may have waited for the round.
-        self.release_waiters(core, permits);
-        self.pump_checkpoint(core, pages, permits);
+        self.release_waiters(core);
+        self.pump_checkpoint(core, pages);
         if !self.checkpoint.is_quiet() {
-            self.start_round(core, pages, permits);
+            self.start_round(core, pages);
         }
     }
 
     /// Gives slots back to the map that no checkpoint writes to (W3). Not while a loss is not recorded (E3).
-    pub(super) fn free_slots(&mut self, pages: &mut Pages, permits: &Permits) {
-        if !permits.acknowledge {
+    pub(super) fn free_slots(&mut self, pages: &mut Pages) {
+        if !self.gate.permits().acknowledge {
             return;
         }
         let (overlay, checkpoint) = (&self.overlay, &self.checkpoint);

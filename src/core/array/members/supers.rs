@@ -352,12 +352,6 @@ impl Supers {
         self.acknowledgements_allowed(core) || (is_off(Mutation::InPlaceBeforeBump) && !core.is_failed())
     }
 
-    /// Whether writes may touch members. Asks for the dirty mark when it is missing.
-    pub(in crate::array) fn writes_allowed(&mut self, core: &Core) -> bool {
-        self.want_dirty();
-        self.is_durably_dirty() && self.in_place_allowed(core)
-    }
-
     /// Whether an update is wanted and may begin.
     fn is_due(&self, core: &Core) -> bool {
         self.wanted && self.job.is_none() && !core.is_failed() && !core.is_stopped()
