@@ -8,6 +8,10 @@ use crate::array::log::settle::Settling;
 use crate::array::{Array, ClientError, Inflight};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::EpochStamp;
+use crate::units::LaneIndex;
+
+/// The lane that an array has.
+const THE_LANE: LaneIndex = LaneIndex(0);
 
 impl Array {
     /// Delivers what the superblocks permit at present.
@@ -30,8 +34,13 @@ impl Array {
             self.supers.want_dirty();
         }
         if has_issued {
-            self.supers.note_batch();
+            self.supers.note_batch(THE_LANE);
         }
+    }
+
+    /// Asks the log how it stands, and delivers the answer to the superblocks.
+    pub(in crate::array) fn ask_log(&mut self) {
+        self.supers.note_standing(THE_LANE, self.redo.standing(&self.pages));
     }
 
     /// Advances the log as far as it can go.
@@ -65,7 +74,7 @@ impl Array {
                 self.pump_supers();
             }
             Settling::Record(start)
-                if self.supers.durable_log_start() == Some(start)
+                if self.supers.have_log_starts(&[start])
                     && self.supers.acknowledgements_allowed(&self.core) =>
             {
                 self.redo.settled(&mut self.core);
@@ -104,17 +113,6 @@ impl Array {
     /// Wakes operations that wait for room; they look again.
     pub(in crate::array) fn wake_waiting_for_room(&mut self) {
         self.redo.wake_waiting_for_room(&mut self.core);
-    }
-
-    /// The sequence of the next batch, when the log is empty and everything is in place and durable, and no
-    /// copies of pages have to be written again.
-    pub(in crate::array) fn drained_log(&self) -> Option<u64> {
-        self.needless_log().filter(|_| self.pages.store().dirty_pages() == 0)
-    }
-
-    /// See [`crate::array::log::Redo::needless_end`].
-    pub(in crate::array) fn needless_log(&self) -> Option<u64> {
-        self.redo.needless_end(&self.pages)
     }
 
     /// Ends everything that waits for the log: the array has failed, and the content of its members decides

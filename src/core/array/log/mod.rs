@@ -25,7 +25,7 @@ use facts::LogFacts;
 use journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use life::Life;
 use overlay::Overlay;
-use permits::{Gate, Permits, Reports};
+use permits::{Gate, Permits, Reports, Standing};
 use settle::Unsettled;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -224,10 +224,15 @@ impl Redo {
         self.is_serving() && self.unsettled.is_none()
     }
 
-    /// Pages of the stripe map that have a version which is flushed on the members in service; none while the
-    /// map is being loaded.
-    pub(in crate::array) fn map_pages(&self, pages: &Pages) -> Option<u64> {
-        matches!(self.life, Life::Marking(_) | Life::Serving).then(|| pages.store().map_written())
+    /// How the log stands, for the superblocks.
+    pub(in crate::array) fn standing(&self, pages: &Pages) -> Standing {
+        let needless = self.needless_end(pages);
+        Standing {
+            needless,
+            is_drained: needless.is_some() && pages.store().dirty_pages() == 0,
+            map_pages: matches!(self.life, Life::Marking(_) | Life::Serving)
+                .then(|| pages.store().map_written()),
+        }
     }
 
     /// Starts of the log so far. An operation that began in an earlier life ends with an error.

@@ -1,7 +1,7 @@
 //! Messages between the head of the array, which owns the superblocks, and its log: what superblocks permit,
 //! and what the log reports for them.
 //!
-//! Both are values. The log goes by its own copy of the permits, which changes only when it takes a message;
+//! All are values. The log goes by its own copy of the permits, which changes only when it takes a message;
 //! its reports are kept until the head takes them. It never looks at a superblock.
 
 use crate::format::EpochStamp;
@@ -31,6 +31,20 @@ pub(in crate::array) struct Reports {
     pub wants_write: bool,
     /// A batch was issued: the content of the log is not in place everywhere.
     pub has_issued: bool,
+}
+
+/// From the log: how it stands, for the next update of the superblocks. True until the log issues a batch or a
+/// page changes.
+// Plain data: a message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::array) struct Standing {
+    /// The log's next batch, when a replay would find nothing to do below it.
+    pub needless: Option<u64>,
+    /// Whether that is so, and no copies of pages have to be written again.
+    pub is_drained: bool,
+    /// Pages of the stripe map that have a version which is flushed on the members in service; none while the
+    /// map is being loaded.
+    pub map_pages: Option<u64>,
 }
 
 /// The log's side of the exchange.

@@ -245,7 +245,7 @@ impl Redo {
     /// have to be written again do not count, since the log knows nothing of them: otherwise they would keep
     /// a member out of step that joins an array in which another one is being built, for it has no part in
     /// the batches so far.
-    pub(in crate::array) fn needless_end(&self, pages: &Pages) -> Option<u64> {
+    pub(super) fn needless_end(&self, pages: &Pages) -> Option<u64> {
         self.end_if_empty(pages).filter(|_| self.is_settled())
     }
 

@@ -371,11 +371,12 @@ impl Array {
             return;
         }
         let mut emptied = false;
+        self.ask_log();
         match self.redo.life() {
             Life::Starting | Life::Recovering | Life::Marking(_) => return,
             Life::Refused(_) if self.is_unjudged() => return self.finish_stop(id),
             Life::Refused(_) => {}
-            Life::Serving if self.drained_log().is_some() => emptied = true,
+            Life::Serving if self.supers.are_logs_drained() => emptied = true,
             Life::Serving => {
                 self.redo.want_checkpoint();
                 return;

@@ -141,9 +141,7 @@ impl Array {
             Life::Recovering => self.poll_recovery(),
             Life::Marking(start) => {
                 let start = *start;
-                if self.supers.durable_log_start() == Some(start)
-                    && self.supers.acknowledgements_allowed(&self.core)
-                {
+                if self.supers.have_log_starts(&[start]) && self.supers.acknowledgements_allowed(&self.core) {
                     self.begin_serving();
                 }
             }
@@ -211,7 +209,7 @@ impl Array {
         {
             return;
         }
-        self.supers.forget_log_start();
+        self.supers.forget_log_starts();
         // The array is judged anew.
         self.startup.yields_to_force = false;
         let epoch = self.supers.epoch();
@@ -539,7 +537,7 @@ impl Array {
     pub(in crate::array) fn start_log_anew(&mut self, sequence: u64) -> LogStart {
         let start = LogStart { sequence, epoch: self.supers.epoch().number };
         self.redo.starts_at(start);
-        self.supers.set_log_start(start);
+        self.supers.set_log_starts(vec![start]);
         start
     }
 
