@@ -63,6 +63,7 @@ impl Array {
         self.tell_log();
         self.redo.pump_rest(&mut self.core, &mut self.pages);
         self.hear_log();
+        self.pump_rounds();
     }
 
     /// Advances the end of a replay.
@@ -87,13 +88,6 @@ impl Array {
     pub(super) fn checkpoint_when_idle(&mut self) {
         self.tell_log();
         self.redo.checkpoint_when_idle(&mut self.core, &self.pages);
-        self.hear_log();
-    }
-
-    /// Takes the end of a flush of a round.
-    pub(super) fn round_io(&mut self) {
-        self.tell_log();
-        self.redo.flush_done(&mut self.core, &mut self.pages);
         self.hear_log();
     }
 
@@ -127,6 +121,7 @@ impl Array {
             let (durable, acknowledged) = self.redo.durable_and_acknowledged();
             self.startup.note_failure(durable, acknowledged);
         }
+        self.rounds.forget();
         let (waiting, mut ended) = self.redo.fail();
         self.core.load.client_ops -= ended.len();
         ended.extend(self.startup.take_queued().into_iter().map(|(id, ..)| id));

@@ -35,6 +35,7 @@ mod pages;
 mod passes;
 mod recovery;
 mod refusal;
+mod rounds;
 mod status;
 
 use crate::array::base::inflight::{Ended, Flight, Inflight, InflightTable};
@@ -65,6 +66,7 @@ use crate::array::passes::schedule::Passes;
 use crate::array::passes::super_scrub::SuperScrub;
 use crate::array::passes::walk::LoggedPass;
 use crate::array::recovery::startup::Startup;
+use crate::array::rounds::FlushRounds;
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
@@ -167,6 +169,7 @@ pub struct Array {
     waiting: WaitingRequests,
     redo: Box<Redo>,
     pages: Pages,
+    rounds: FlushRounds,
     startup: Startup,
 }
 
@@ -345,6 +348,7 @@ impl Array {
             waiting: WaitingRequests::default(),
             redo,
             pages,
+            rounds: FlushRounds::default(),
             startup,
         };
         array.run();

@@ -112,6 +112,11 @@ impl Checkpoint {
 }
 
 impl Redo {
+    /// Whether a checkpoint runs, or is asked for.
+    pub(in crate::array) fn has_checkpoint(&self) -> bool {
+        !self.checkpoint.is_quiet()
+    }
+
     /// Asks for a checkpoint of everything joined so far.
     pub(in crate::array) fn want_checkpoint(&mut self) {
         self.checkpoint.want();
@@ -238,7 +243,7 @@ impl Redo {
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
-            checkpoint.round = self.rounds.rounds_begun + 1;
+            checkpoint.round = self.rounds.begun + 1;
         }
     }
 
@@ -295,7 +300,7 @@ impl Redo {
         if !self.gate.permits().in_place {
             return;
         }
-        if self.rounds.rounds_ended < self.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
+        if self.rounds.ended < self.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
             return;
         }
         self.checkpoint.stage = Stage::Idle;

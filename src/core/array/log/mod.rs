@@ -95,11 +95,6 @@ struct FlushRequest {
     since: Timestamp,
 }
 
-struct Round {
-    pending: usize,
-    upto: u64,
-}
-
 /// Operations that wait for the log, and the room promised to those that were admitted.
 struct LogWaits {
     /// Operations by the sequence of the batch that they wait for, ascending, and whether it must be durable
@@ -119,12 +114,12 @@ struct LogWaits {
 }
 
 /// Flushes of clients and the rounds that answer them.
+#[derive(Default)]
 struct Rounds {
     flushes: Vec<FlushRequest>,
-    round: Option<Round>,
     /// Flush rounds begun and ended since the start.
-    rounds_begun: u64,
-    rounds_ended: u64,
+    begun: u64,
+    ended: u64,
 }
 
 /// Slots between two checkpoints: being written, to be freed, given back.
@@ -173,7 +168,7 @@ impl Redo {
                 promised: LogDemand::default(),
                 waiting_for_drain: Vec::new(),
             },
-            rounds: Rounds { flushes: Vec::new(), round: None, rounds_begun: 0, rounds_ended: 0 },
+            rounds: Rounds::default(),
             slots: SlotsInUse {
                 stripes_in_progress: 0,
                 fresh_bytes: 0,

@@ -47,6 +47,22 @@ pub(in crate::array) struct Standing {
     pub map_pages: Option<u64>,
 }
 
+/// From the log: it waits for a flush of the members.
+// Plain data: a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct RoundWish {
+    /// Devices under construction are to be flushed as well: what a checkpoint writes to them counts as built.
+    pub with_builds: bool,
+}
+
+/// From the log, when a round begins, and back to it when the round is over.
+// Plain data: a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct Written {
+    /// The pieces of all batches below have ended.
+    pub upto: u64,
+}
+
 /// The log's side of the exchange.
 #[derive(Default)]
 pub(super) struct Gate {

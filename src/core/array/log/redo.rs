@@ -1,4 +1,4 @@
-//! The running redo log: batches gather, are written, flushed and noted, and the operations that wait for
+//! The running redo log: batches gather, are written and noted, flushes are waited for, and the operations that wait for
 //! them go on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at
 //! start in `recovery/`.
 //!
@@ -7,13 +7,13 @@
 //! acknowledged and nothing goes in place while a loss of a member is not recorded on the others.
 
 use super::life::Life;
-use super::{FlushRequest, Redo, Round};
-use crate::array::base::members::Which;
+use super::permits::{RoundWish, Written};
+use super::{FlushRequest, Redo};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::Pages;
 use crate::array::{Core, Owner, StripeReply, StripeRequestId};
 use crate::block_io::IoOp;
-use crate::format::{LOG_BLOCK_BYTES, MemberState};
+use crate::format::LOG_BLOCK_BYTES;
 
 /// Most batches in flight at one time. Requests that come later gather in the open batch.
 const IN_FLIGHT_MAX: usize = 4;
@@ -32,7 +32,6 @@ impl Redo {
     pub(in crate::array) fn pump_rest(&mut self, core: &mut Core, pages: &mut Pages) {
         self.pump_checkpoint(core, pages);
         self.push_notes(core, pages);
-        self.start_round(core, pages);
     }
 
     /// Whether writes wait for space that a note or a new tail would free.
@@ -160,11 +159,8 @@ impl Redo {
         }
     }
 
-    /// Begins a flush of every member when an operation waits for one.
-    fn start_round(&mut self, core: &mut Core, pages: &mut Pages) {
-        if self.rounds.round.is_some() {
-            return;
-        }
+    /// Whether an operation waits for a flush of every member that covers what is written now.
+    pub(in crate::array) fn wants_round(&self, core: &Core, pages: &Pages) -> Option<RoundWish> {
         let journal = &self.journal;
         let (written, durable) = (journal.written(), journal.durable());
         let waited_for = self
@@ -173,53 +169,30 @@ impl Redo {
             .iter()
             .any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
             || self.rounds.flushes.iter().any(|flush| flush.target > durable && flush.target <= written)
-            || self.checkpoint.wants_round(journal, self.rounds.rounds_begun)
+            || self.checkpoint.wants_round(journal, self.rounds.begun)
             || (written > durable && self.is_pressed(core, pages));
-        if !waited_for {
-            return;
-        }
-        // The writes of a checkpoint to devices under construction must be durable too: they count as built.
-        let all = self.checkpoint.is_flushing();
-        let mut pending = 0;
-        for (member, which, device) in core.devices() {
-            let in_service = which == Which::Primary && core.member(member).state == MemberState::Online;
-            if (all || in_service) && device.is_unflushed() {
-                core.submit_io(Owner::Round, member, device.id, IoOp::Flush);
-                pending += 1;
-            }
-        }
-        self.rounds.rounds_begun += 1;
-        self.rounds.round = Some(Round { pending, upto: written });
-        if pending == 0 {
-            self.end_round(core, pages);
-        }
+        waited_for.then(|| RoundWish { with_builds: self.checkpoint.is_flushing() })
     }
 
-    /// Takes the end of one flush of a round.
-    pub(in crate::array) fn flush_done(&mut self, core: &mut Core, pages: &mut Pages) {
-        let Some(round) = &mut self.rounds.round else { return };
-        round.pending -= 1;
-        if round.pending == 0 {
-            self.end_round(core, pages);
-        }
+    /// Answers the head, which begins a round.
+    pub(in crate::array) fn ask_written(&mut self) -> Written {
+        self.rounds.begun += 1;
+        Written { upto: self.journal.written() }
     }
 
-    fn end_round(&mut self, core: &mut Core, pages: &mut Pages) {
-        let Some(round) = self.rounds.round.take() else { return };
-        self.rounds.rounds_ended = self.rounds.rounds_begun;
+    /// Takes the news that the round of this answer is over.
+    pub(in crate::array) fn flushed(&mut self, core: &mut Core, pages: &mut Pages, written: Written) {
+        self.rounds.ended = self.rounds.begun;
         if core.is_failed() || !self.is_serving() {
             return;
         }
-        let free = self.journal.flushed(round.upto);
+        let free = self.journal.flushed(written.upto);
         self.slots.to_free.extend(free);
         self.free_slots(pages);
         self.wake_waiting_for_room(core);
         // An acknowledgement or the checkpoint may have waited for the round.
         self.release_waiters(core);
         self.pump_checkpoint(core, pages);
-        if !self.checkpoint.is_quiet() {
-            self.start_round(core, pages);
-        }
     }
 
     /// Gives slots back to the map that no checkpoint writes to (W3). Not while a loss is not recorded (E3).
@@ -270,7 +243,6 @@ impl Redo {
         let flushes = self.take_flushes();
         self.life = Life::Starting;
         self.unsettled = None;
-        self.rounds.round = None;
         (waiting, flushes)
     }
 }
