@@ -265,10 +265,12 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
             // judges that.
             let in_service = |&at: &usize| is_in_service(&candidates[at], &assembled);
             let in_service: Vec<usize> = used.iter().copied().filter(in_service).collect();
-            if assembled.superblock.clean {
-                check_claim(candidates, &in_service, "batch", |s| s.lanes[0].start.sequence)?;
+            for lane in 0..assembled.superblock.lanes.len() {
+                if assembled.superblock.clean {
+                    check_claim(candidates, &in_service, "batch", |s| s.lanes[lane].start.sequence)?;
+                }
+                check_log_start(candidates, &used, &assembled, lane, force)?;
             }
-            check_log_start(candidates, &used, &assembled, force)?;
             return Ok(assembled);
         }
         Err(error) => error,
@@ -327,7 +329,7 @@ fn check_claim<K>(
     Err((AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() }, Some(claimant)))
 }
 
-/// T6: checks that no log starts in an epoch that has not begun yet, and that all devices with the same
+/// T6: checks that the log of a lane does not start in an epoch that has not begun yet, and that all devices with the same
 /// update record the same start, since one update writes the same to all. The claim is the start that fewer
 /// record, or the later of two with as many: believing it would skip content of the log. Updates of one
 /// number in two epochs are two updates: the device that alone got the first was not there for the second.
@@ -340,6 +342,7 @@ fn check_log_start<K: Clone>(
     candidates: &[Candidate<K>],
     used: &[usize],
     assembled: &Assembled<K>,
+    lane: usize,
     force: bool,
 ) -> Result<(), Refusal> {
     let of = |at: usize| &candidates[at].superblock;
@@ -352,8 +355,8 @@ fn check_log_start<K: Clone>(
             Some(claimant),
         ))
     };
-    if let Some(&claimant) = used.iter().find(|&&at| of(at).lanes[0].start.epoch > epoch.number) {
-        let start = of(claimant).lanes[0].start.epoch;
+    if let Some(&claimant) = used.iter().find(|&&at| of(at).lanes[lane].start.epoch > epoch.number) {
+        let start = of(claimant).lanes[lane].start.epoch;
         let claim = format!("claims that the log starts in epoch {start} and holds epoch {}", epoch.number);
         return refuse(claimant, claim);
     }
@@ -362,16 +365,17 @@ fn check_log_start<K: Clone>(
     let update = |at: usize| (of(at).epoch.id, of(at).update);
     let fellows = |at: usize| used.iter().copied().filter(move |&other| update(other) == update(at));
     let is_contradicted =
-        |at: usize| fellows(at).any(|other| of(other).lanes[0].start != of(at).lanes[0].start);
-    let confirmed =
-        |at: usize| fellows(at).filter(|&other| of(other).lanes[0].start == of(at).lanes[0].start).count();
+        |at: usize| fellows(at).any(|other| of(other).lanes[lane].start != of(at).lanes[lane].start);
+    let confirmed = |at: usize| {
+        fellows(at).filter(|&other| of(other).lanes[lane].start == of(at).lanes[lane].start).count()
+    };
     let least = counted
         .filter(|&at| is_contradicted(at))
-        .min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).lanes[0].start)));
+        .min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).lanes[lane].start)));
     let Some(claimant) = least else { return Ok(()) };
-    let believed = assembled.superblock.lanes[0].start;
+    let believed = assembled.superblock.lanes[lane].start;
     let mut in_service = used.iter().copied().filter(|&at| is_in_service(&candidates[at], assembled));
-    if in_service.any(|at| of(at).lanes[0].start == believed && !is_contradicted(at)) {
+    if in_service.any(|at| of(at).lanes[lane].start == believed && !is_contradicted(at)) {
         return Ok(());
     }
     let mut others = candidates.to_vec();
@@ -379,7 +383,7 @@ fn check_log_start<K: Clone>(
     if force && assemble_claims(&others, false).is_err() {
         return Ok(());
     }
-    let start = of(claimant).lanes[0].start.sequence;
+    let start = of(claimant).lanes[lane].start.sequence;
     let text = format!(
         "claims that the log starts at batch {start}, and others with the same update of the superblocks do not"
     );
@@ -550,13 +554,16 @@ fn assemble_current<K: Clone>(
         candidates.iter().filter(|c| seated(c)).map(|c| &c.superblock).collect();
     let all: Vec<&Superblock> = candidates.iter().map(|c| &c.superblock).collect();
     if !in_service.is_empty() {
-        superblock.lanes[0].start = log_start::believed(&in_service, &all, record);
         superblock.clean = log_start::is_clean(&in_service);
     }
-    // One update records the same on all: anything that one device records beyond the others is a claim (T6).
-    let newest = in_service.iter().filter(|s| s.epoch == epoch && s.update == record.update);
-    superblock.lanes[0].map_pages =
-        newest.map(|s| s.lanes[0].map_pages).min().unwrap_or(record.lanes[0].map_pages);
+    for (lane, found) in superblock.lanes.iter_mut().enumerate() {
+        if !in_service.is_empty() {
+            found.start = log_start::believed(&in_service, &all, record, lane);
+        }
+        // One update records the same on all: anything that one device records beyond the others is a claim (T6).
+        let newest = in_service.iter().filter(|s| s.epoch == epoch && s.update == record.update);
+        found.map_pages = newest.map(|s| s.lanes[lane].map_pages).min().unwrap_or(found.map_pages);
+    }
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
     let highest = |value: fn(&Superblock) -> u64| {
         used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)

@@ -7,7 +7,6 @@
 use crate::array::base::members::{PagesBuilt, Which};
 use crate::array::base::shortage::changes_nothing;
 use crate::array::blocks::{Missing, Why};
-use crate::array::log::journal::Journal;
 use crate::array::log::life::Life;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::{
@@ -512,14 +511,8 @@ impl Array {
         let array = self.supers.template().array;
         self.pages.replayed(recovered.stripes);
         let facts = self.redo.facts();
-        let journal = Journal::new(
-            facts.key,
-            array,
-            facts.ring_blocks(),
-            recovered.next_blocks,
-            recovered.next_sequence,
-            recovered.previous,
-        );
+        let journal =
+            facts.journal(array, recovered.next_blocks, recovered.next_sequence, recovered.previous);
         self.redo.replayed(journal);
         self.startup.end_recovery();
         if let Some(Lifted { images, stripes }) = lifted {
