@@ -3,7 +3,7 @@
 //! Each message is delivered before the array's call returns: the log takes the permits before each of its
 //! steps, and the head takes the reports after it.
 
-use crate::array::log::permits::{Permits, Reports};
+use crate::array::log::permits::{Ceased, Out, Permits, Reports, Written};
 use crate::array::log::settle::Settling;
 use crate::array::{Array, ClientError, Inflight};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
@@ -41,6 +41,32 @@ impl Array {
     /// Asks the log how it stands, and delivers the answer to the superblocks.
     pub(in crate::array) fn ask_log(&mut self) {
         self.supers.note_standing(THE_LANE, self.redo.standing(&self.pages));
+    }
+
+    /// Takes the news that a member is out of service.
+    pub(in crate::array) fn cease(&mut self, Out { member, told }: Out) -> Ceased {
+        let tail = told.and_then(|told| self.tail_of_leaving(told));
+        self.pages.left(member);
+        if self.redo.is_serving() {
+            self.redo.member_lost();
+        }
+        Ceased { tail }
+    }
+
+    /// The tail that a member that leaves must show when it comes back (T6). Not higher than the one that it
+    /// was given: what a checkpoint put in place is recorded with the next batch or the mark of an idle
+    /// array. A copy of the member from before the checkpoint shows the same tail, so the log keeps
+    /// everything from there on, and the map records that as written without the member.
+    ///
+    /// `told` is that of an update under way, if there is one. If the member does not get it, it is rebuilt
+    /// although its content is right; with a lower tail the others would start their log above it when the
+    /// update completes, and what lies between would be missing from the log and from the map.
+    fn tail_of_leaving(&mut self, told: u64) -> Option<u64> {
+        let tail = self.tail_in_place()?;
+        if !self.redo.is_settled() {
+            return Some(tail);
+        }
+        Some(self.redo.tail_to_show(told, tail))
     }
 
     /// Advances the log as far as it can go.
@@ -89,6 +115,34 @@ impl Array {
         self.tell_log();
         self.redo.checkpoint_when_idle(&mut self.core, &self.pages);
         self.hear_log();
+    }
+
+    /// Begins a round if the log waits for one and none is under way.
+    fn pump_rounds(&mut self) {
+        if !self.rounds.is_idle() {
+            return;
+        }
+        let Some(wish) = self.redo.wants_round(&self.core, &self.pages) else { return };
+        let written = self.redo.ask_written();
+        if let Some(written) = self.rounds.begin(&mut self.core, wish, written) {
+            self.end_round(written);
+        }
+    }
+
+    /// Takes the end of a flush of a round, whose fault, if any, was judged before.
+    pub(super) fn round_io(&mut self) {
+        if let Some(written) = self.rounds.flush_done() {
+            self.end_round(written);
+        }
+    }
+
+    fn end_round(&mut self, written: Written) {
+        self.tell_log();
+        self.redo.flushed(&mut self.core, &mut self.pages, written);
+        self.hear_log();
+        if self.redo.is_serving() && !self.core.is_failed() && self.redo.has_checkpoint() {
+            self.pump_rounds();
+        }
     }
 
     /// Takes the end of giving back the space of a discarded slot on a device, which may have failed.

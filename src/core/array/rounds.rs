@@ -10,7 +10,7 @@
 
 use crate::array::base::members::Which;
 use crate::array::log::permits::{RoundWish, Written};
-use crate::array::{Array, Core, Owner};
+use crate::array::{Core, Owner};
 use crate::block_io::IoOp;
 use crate::format::MemberState;
 
@@ -28,9 +28,14 @@ struct Round {
 }
 
 impl FlushRounds {
+    /// Whether none is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way.is_none()
+    }
+
     /// Begins a round after the lane has answered. Returns the answer if there is nothing to flush: the round is
     /// over.
-    fn begin(&mut self, core: &mut Core, wish: RoundWish, written: Written) -> Option<Written> {
+    pub(super) fn begin(&mut self, core: &mut Core, wish: RoundWish, written: Written) -> Option<Written> {
         let mut pending = 0;
         for (member, which, device) in core.devices() {
             let in_service = which == Which::Primary && core.member(member).state == MemberState::Online;
@@ -47,7 +52,7 @@ impl FlushRounds {
     }
 
     /// Counts a flush that has ended. Returns the lane's answer when it was the last one.
-    fn flush_done(&mut self) -> Option<Written> {
+    pub(super) fn flush_done(&mut self) -> Option<Written> {
         let round = self.under_way.as_mut()?;
         round.pending -= 1;
         if round.pending > 0 {
@@ -59,35 +64,5 @@ impl FlushRounds {
     /// Forgets the round under way: the array has failed.
     pub(super) fn forget(&mut self) {
         self.under_way = None;
-    }
-}
-
-impl Array {
-    /// Begins a round if the log waits for one and none is under way.
-    pub(super) fn pump_rounds(&mut self) {
-        if self.rounds.under_way.is_some() {
-            return;
-        }
-        let Some(wish) = self.redo.wants_round(&self.core, &self.pages) else { return };
-        let written = self.redo.ask_written();
-        if let Some(written) = self.rounds.begin(&mut self.core, wish, written) {
-            self.end_round(written);
-        }
-    }
-
-    /// Takes the end of a flush of a round, whose fault, if any, was judged before.
-    pub(super) fn round_io(&mut self) {
-        if let Some(written) = self.rounds.flush_done() {
-            self.end_round(written);
-        }
-    }
-
-    fn end_round(&mut self, written: Written) {
-        self.tell_log();
-        self.redo.flushed(&mut self.core, &mut self.pages, written);
-        self.hear_log();
-        if self.redo.is_serving() && !self.core.is_failed() && self.redo.has_checkpoint() {
-            self.pump_rounds();
-        }
     }
 }

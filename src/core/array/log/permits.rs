@@ -5,6 +5,7 @@
 //! its reports are kept until the head takes them. It never looks at a superblock.
 
 use crate::format::EpochStamp;
+use crate::units::MemberIndex;
 
 /// From the head: what the superblocks of the members permit.
 // Plain data: a message.
@@ -45,6 +46,25 @@ pub(in crate::array) struct Standing {
     /// Pages of the stripe map that have a version which is flushed on the members in service; none while the
     /// map is being loaded.
     pub map_pages: Option<u64>,
+}
+
+/// From the head: a member is out of service.
+// Plain data: a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct Out {
+    pub member: MemberIndex,
+    /// Where the newest update of the superblocks says that the log starts, one under way included; none for a
+    /// member that was not in service, whose tail does not count.
+    pub told: Option<u64>,
+}
+
+/// From the log, in answer: it does nothing that E3 forbids before it is permitted again, and the map will say
+/// that the member lacks what is behind the tail.
+// Plain data: a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct Ceased {
+    /// Batches below are in place on the member, and it was told so (T6); none where that is not known.
+    pub tail: Option<u64>,
 }
 
 /// From the log: it waits for a flush of the members.
