@@ -772,7 +772,7 @@ fn no_crash_loses_what_lanes_have_acknowledged() {
     is_sound(COPIED, [2, 0]);
 }
 
-/// Eight million states: half a minute and 3 GB when optimised.
+/// 7 million states: a minute and 3 GB when optimised.
 #[test]
 #[ignore = "takes minutes in a build for tests"]
 fn no_crash_loses_what_lanes_have_acknowledged_in_more_batches() {

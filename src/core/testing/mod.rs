@@ -20,6 +20,8 @@ mod random;
 mod reads;
 mod refused;
 mod regions;
+#[cfg(test)]
+mod round_model;
 mod samples;
 mod scenario;
 mod scenarios;
