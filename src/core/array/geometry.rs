@@ -1,5 +1,6 @@
 //! Where things are: columns to members, slots to device offsets, byte ranges of a stripe to column ranges.
-//! Slots and stripes are those of one lane; members and offsets go by a slot's place. Pure arithmetic. Must not know of states or I/O.
+//! Slots and stripes are those of one lane; members and offsets go by a slot's place. Pure arithmetic. Must
+//! not know of states or I/O.
 
 use crate::format::{Geometry, Lanes};
 use crate::units::{ByteOffset, ColumnIndex, LaneIndex, MemberIndex, SlotIndex};

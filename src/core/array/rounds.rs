@@ -2,8 +2,8 @@
 //!
 //! A lane says that it waits for a round; it is asked how far it has written, the members are flushed, and it
 //! is told. Rule W1: what a lane counts as durable after a round had ended on the members before the first of
-//! them was flushed, because the lane answered before that. A member that is lost meanwhile is the business of
-//! the lane, which acknowledges nothing before the loss is recorded (E3): it learns of the loss before it
+//! them was flushed, because the lane answered before that. A member that is lost meanwhile is the business
+//! of the lane, which acknowledges nothing before the loss is recorded (E3): it learns of the loss before it
 //! learns that the round is over.
 //!
 //! Must not know what lanes wait for.
@@ -33,8 +33,8 @@ impl FlushRounds {
         self.under_way.is_none()
     }
 
-    /// Begins a round after the lane has answered. Returns the answer if there is nothing to flush: the round is
-    /// over.
+    /// Begins a round after the lane has answered. Returns the answer if there is nothing to flush: the round
+    /// is over.
     pub(super) fn begin(&mut self, core: &mut Core, wish: RoundWish, written: Written) -> Option<Written> {
         let mut pending = 0;
         for (member, which, device) in core.devices() {

@@ -16,7 +16,8 @@ const STRIPE_MAP: u64 = 1 << 2;
 /// Incompat bit: updates are counted, and a member that left has its tail recorded. Always set by
 /// this version; an image without it has counted none, and is upgraded by its next update.
 pub(super) const UPDATE_COUNT: u64 = 1 << 4;
-/// Incompat bit: the array has more than one lane. A version that did not know it would take all rings for one.
+/// Incompat bit: the array has more than one lane. A version that did not know it would take all rings for
+/// one.
 pub(super) const LANES: u64 = 1 << 5;
 /// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this
 /// version's refusal can name them.

@@ -74,7 +74,8 @@ pub struct SuperblockReport {
     update_complete: u64,
     epoch: EpochReport,
     clean: bool,
-    /// Pages of the stripe map that have a version, at least, of all lanes; absent where they were not counted.
+    /// Pages of the stripe map that have a version, at least, of all lanes; absent where they were not
+    /// counted.
     map_pages: Option<u64>,
     members: Vec<MemberReport>,
     replacements: Vec<ReplacementReport>,

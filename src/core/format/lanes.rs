@@ -1,12 +1,11 @@
-//! How an array is cut into lanes: which stripes a lane has, where its slots lie, and its part of the regions.
-//! Pure arithmetic; docs/on-disk-format.md, "Lanes".
+//! How an array is cut into lanes: which stripes a lane has, and where its slots lie. Pure arithmetic;
+//! docs/on-disk-format.md, "Lanes".
 //!
-//! Within a lane stripes and slots are numbered from zero, as in an array of one lane. A slot's *place* is the
-//! chunk of the data region where it lies: places of an array are what slots are in an array of one lane. Must
-//! not know what a lane does.
+//! Within a lane stripes and slots are numbered from zero, as in an array of one lane. A slot's *place* is
+//! the chunk of the data region where it lies: places of an array are what slots are in an array of one lane.
+//! Must not know what a lane does.
 
-use super::{Geometry, LOG_BLOCK_BYTES, Region};
-use crate::units::{ByteOffset, LaneIndex, SlotIndex, StripeIndex};
+use crate::units::{LaneIndex, SlotIndex, StripeIndex};
 
 /// Most lanes of an array: more than any machine has use for, each with a ring of 16 MiB on every member; and
 /// as many as a superblock has room for.
@@ -65,8 +64,8 @@ impl Lanes {
         StripeIndex(self.spread(lane, stripe.0))
     }
 
-    /// The place of a slot of a lane. Stripes that are in the slots of their own numbers lie in the order of the
-    /// volume, whatever the number of lanes.
+    /// The place of a slot of a lane. Stripes that are in the slots of their own numbers lie in the order of
+    /// the volume, whatever the number of lanes.
     #[must_use]
     pub fn place_of(self, lane: LaneIndex, slot: SlotIndex) -> SlotIndex {
         SlotIndex(self.spread(lane, slot.0))
@@ -84,35 +83,13 @@ impl Lanes {
         let rest = stripes % self.turn();
         stripes / self.turn() * group + rest.saturating_sub(u64::from(lane.0) * group).min(group)
     }
-
-    /// A lane's part of the log region, or of the pages region: as many equal parts as there are lanes, of whole
-    /// blocks.
-    #[must_use]
-    pub fn part_of(self, region: Region, lane: LaneIndex) -> Region {
-        let block = LOG_BLOCK_BYTES as u64;
-        let len = region.len / u64::from(self.count) / block * block;
-        Region { offset: ByteOffset(region.offset.0 + u64::from(lane.0) * len), len, ..region }
-    }
-}
-
-impl Geometry {
-    /// The shape of one lane, as that of an array of its own that is not cut. The last stripe of the volume
-    /// counts as whole.
-    #[must_use]
-    pub fn of_lane(&self, lane: LaneIndex) -> Geometry {
-        if self.lanes.count == 1 {
-            return *self;
-        }
-        let volume_bytes = self.lanes.stripes_in(lane, self.stripes()) * self.stripe_bytes();
-        let slots = self.slots / u64::from(self.lanes.count);
-        Geometry { slots, volume_bytes, lanes: Lanes::ONE, ..*self }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::RegionKind;
+    use crate::format::{Region, RegionKind};
+    use crate::units::ByteOffset;
     use proptest::prelude::*;
     use std::collections::HashSet;
 
@@ -150,8 +127,8 @@ mod tests {
             let region = Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: blocks * 4096 };
             let mut end = region.offset.0;
             for lane in lanes.indices() {
-                let part = lanes.part_of(region, lane);
-                prop_assert!(part.offset.0 >= end && part.len > 0 && part.len % 4096 == 0);
+                let part = region.part(lanes, lane);
+                prop_assert!(part.offset.0 >= end && part.len > 0 && part.len.is_multiple_of(4096));
                 end = part.offset.0 + part.len;
             }
             prop_assert!(end <= region.offset.0 + region.len);
@@ -177,7 +154,7 @@ mod tests {
             assert_eq!(one.stripes_in(LaneIndex(0), stripe), stripe);
         }
         let region = Region { kind: RegionKind::Pages, offset: ByteOffset(1 << 20), len: 9 << 12 };
-        assert_eq!(one.part_of(region, LaneIndex(0)), region);
+        assert_eq!(region.part(one, LaneIndex(0)), region);
     }
 
     #[test]

@@ -302,7 +302,8 @@ impl ArrayShape {
 fn log_bytes(data_len: u64, chunk: u32, lanes: u16) -> u64 {
     let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX);
     if lanes > 1 {
-        // Each lane has a ring of its own; together they take as much as one would, if that is enough for all.
+        // Each lane has a ring of its own; together they take as much as one would, if that is enough for
+        // all.
         let ring = (wanted / u64::from(lanes)).max(LOG_MIN).max(LOG_CHUNKS_MIN * u64::from(chunk));
         return ring.next_multiple_of(REGION_ALIGN) * u64::from(lanes);
     }
@@ -366,9 +367,9 @@ mod tests {
         prop_assert_eq!(data.len, geometry.slots * u64::from(geometry.chunk));
         let of_lane = geometry.of_lane(LaneIndex(0));
         prop_assert!(of_lane.slots >= of_lane.stripes() + RESERVE_MIN);
-        let log = geometry.lanes.part_of(regions[0], LaneIndex(0));
+        let log = regions[0].part(geometry.lanes, LaneIndex(0));
         prop_assert!(geometry.lanes.count == 1 || log.len >= LOG_MIN);
-        let pages = geometry.lanes.part_of(regions[1], LaneIndex(0));
+        let pages = regions[1].part(geometry.lanes, LaneIndex(0));
         prop_assert!(pages.len >= PageLayout::new(of_lane, true).region_bytes());
         Ok(())
     }

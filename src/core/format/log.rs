@@ -173,8 +173,8 @@ impl LogKey {
         LogKey(blake3::derive_key(KEY_CONTEXT, &material))
     }
 
-    /// The key of a lane. Lane 0 has that of an array of one lane. No piece or page of one lane passes for one of
-    /// another, whose headers may be the same.
+    /// The key of a lane. Lane 0 has that of an array of one lane. No piece or page of one lane passes for
+    /// one of another, whose headers may be the same.
     #[must_use]
     pub fn of_lane(array: Uuid, secret: [u8; 16], lane: LaneIndex) -> LogKey {
         if lane.0 == 0 {

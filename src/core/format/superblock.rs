@@ -3,7 +3,7 @@
 
 use super::words::worded;
 use super::{COPY_BYTES, Lanes, MAX_NAME_BYTES, MemberSet};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex};
+use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use uuid::Uuid;
 
 /// Shape of an array: fixed at creation.
@@ -42,6 +42,20 @@ impl Geometry {
     #[must_use]
     pub fn stripes(&self) -> u64 {
         self.volume_bytes.div_ceil(self.stripe_bytes())
+    }
+}
+
+impl Geometry {
+    /// The shape of one lane, as that of an array of its own that is not cut. The last stripe of the volume
+    /// counts as whole.
+    #[must_use]
+    pub fn of_lane(&self, lane: LaneIndex) -> Geometry {
+        if self.lanes.count == 1 {
+            return *self;
+        }
+        let volume_bytes = self.lanes.stripes_in(lane, self.stripes()) * self.stripe_bytes();
+        let slots = self.slots / u64::from(self.lanes.count);
+        Geometry { slots, volume_bytes, lanes: Lanes::ONE, ..*self }
     }
 }
 
@@ -243,6 +257,16 @@ pub struct Region {
     pub offset: ByteOffset,
     /// Bytes.
     pub len: u64,
+}
+
+impl Region {
+    /// A lane's part of the log region, or of the pages region: of as many equal parts as there are lanes,
+    /// each of whole blocks.
+    #[must_use]
+    pub fn part(self, lanes: Lanes, lane: LaneIndex) -> Region {
+        let len = self.len / u64::from(lanes.count) / ROW_BYTES * ROW_BYTES;
+        Region { offset: ByteOffset(self.offset.0 + u64::from(lane.0) * len), len, ..self }
+    }
 }
 
 /// End of the last region of a member.

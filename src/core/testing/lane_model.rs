@@ -250,7 +250,8 @@ struct Model {
     events: Events,
     /// Batches that each lane may issue.
     batches: [u8; LANES],
-    /// Goes on from the newest state, which finds rare violations sooner; else the way to one is the shortest.
+    /// Goes on from the newest state, which finds rare violations sooner; else the way to one is the
+    /// shortest.
     deep: bool,
     states_max: usize,
 }

@@ -1,12 +1,11 @@
 //! Flush rounds of a head for two lanes, explored state by state: one batch in each lane, two members with
-//! volatile caches, a round that may begin at any time, one flush of a client, a failure of the second member,
-//! a power cut at
-//! every state.
+//! volatile caches, a round that may begin at any time, one flush of a client, a failure of the second
+//! member, a power cut at every state.
 //!
 //! Messages keep their order and are as late as they like. Each state is judged as if the power failed in it:
 //! if the client's flush has been answered, what was acknowledged before it was sent must be durable on every
-//! member that the epoch on disk counts. Mirrored members stand for any code, because each has to have its own
-//! piece.
+//! member that the epoch on disk counts. Mirrored members stand for any code, because each has to have its
+//! own piece.
 
 use std::collections::HashSet;
 
@@ -165,21 +164,28 @@ impl State {
 }
 
 fn steps(rules: &Rules, state: &State, out: &mut Vec<State>) {
-    let mut step = |change: &dyn Fn(&mut State) -> Option<()>| {
+    let mut step = |change: Change<'_>| {
         let mut next = *state;
         if change(&mut next).is_some() && next != *state {
             out.push(next);
         }
     };
     match state.trouble {
-        Trouble::Before => step(&|next| Some(next.trouble = Trouble::Now)),
-        Trouble::Now => step(&|next| Some(next.trouble = Trouble::Over)),
+        Trouble::Before => step(&|next| {
+            next.trouble = Trouble::Now;
+            Some(())
+        }),
+        Trouble::Now => step(&|next| {
+            next.trouble = Trouble::Over;
+            Some(())
+        }),
         Trouble::Over => {}
     }
     if state.promised.is_none() {
         step(&|next| {
             next.promised = Some(next.lanes.map(|lane| lane.is_acked));
-            Some(next.lanes.iter_mut().for_each(|lane| lane.flush = Flush::Sent))
+            next.lanes.iter_mut().for_each(|lane| lane.flush = Flush::Sent);
+            Some(())
         });
     }
     for at in 0..LANES {
@@ -192,27 +198,40 @@ fn steps(rules: &Rules, state: &State, out: &mut Vec<State>) {
                 // The head notices the loss by the fault, whenever it comes.
                 step(&|next| {
                     next.lanes[at].fault = !next.lanes[at].has_lost;
-                    Some(next.lanes[at].pieces[member] = Piece::Lost)
+                    next.lanes[at].pieces[member] = Piece::Lost;
+                    Some(())
                 });
             } else {
-                step(&|next| Some(next.lanes[at].pieces[member] = Piece::Cached));
+                step(&|next| {
+                    next.lanes[at].pieces[member] = Piece::Cached;
+                    Some(())
+                });
             }
         }
         if lane.fault {
             step(&|next| next.notice_loss());
         }
         if lane.is_written() && lane.may_answer(rules) {
-            step(&|next| Some(next.lanes[at].is_acked = true));
+            step(&|next| {
+                next.lanes[at].is_acked = true;
+                Some(())
+            });
         }
         if lane.flush == Flush::Sent {
             let target = lane.is_written() || lane.is_acked;
-            step(&|next| Some(next.lanes[at].flush = Flush::Waits { target }));
+            step(&|next| {
+                next.lanes[at].flush = Flush::Waits { target };
+                Some(())
+            });
         }
         if let Flush::Waits { target } = lane.flush
             && (!target || lane.is_durable)
             && lane.may_answer(rules)
         {
-            step(&|next| Some(next.lanes[at].flush = Flush::Answered));
+            step(&|next| {
+                next.lanes[at].flush = Flush::Answered;
+                Some(())
+            });
         }
         for place in 0..if rules.in_order { 1 } else { QUEUE } {
             step(&|next| hear(rules, next, at, place));
@@ -242,7 +261,10 @@ fn hear(rules: &Rules, next: &mut State, at: usize, place: usize) -> Option<()> 
     Some(())
 }
 
-fn head_steps(rules: &Rules, state: &State, step: &mut dyn FnMut(&dyn Fn(&mut State) -> Option<()>)) {
+/// A change of a state; none if it cannot happen now.
+type Change<'a> = &'a dyn Fn(&mut State) -> Option<()>;
+
+fn head_steps(rules: &Rules, state: &State, step: &mut dyn FnMut(Change<'_>)) {
     match state.round {
         Round::Idle => step(&|next| {
             next.round = Round::Asking;
@@ -279,7 +301,8 @@ fn head_steps(rules: &Rules, state: &State, step: &mut dyn FnMut(&dyn Fn(&mut St
                 step(&|next| {
                     next.flushing[member] = None;
                     let covered = next.lanes.iter_mut().zip(cached).filter(|(_, cached)| *cached);
-                    Some(covered.for_each(|(lane, _)| lane.pieces[member] = Piece::Durable))
+                    covered.for_each(|(lane, _)| lane.pieces[member] = Piece::Durable);
+                    Some(())
                 });
             }
             let have_answered = (0..LANES).all(|at| !state.asked[at] || state.answers[at].is_some());

@@ -48,7 +48,7 @@ impl LogFacts {
     ) -> LogFacts {
         let lanes = superblock.geometry.lanes;
         let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
-        let region = |kind| lanes.part_of(region(kind), lane);
+        let region = |kind| region(kind).part(lanes, lane);
         let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
         let secret = superblock.log_secret;
         let (_, slab) = pool.slab();

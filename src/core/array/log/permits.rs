@@ -34,8 +34,8 @@ pub(in crate::array) struct Reports {
     pub has_issued: bool,
 }
 
-/// From the log: how it stands, for the next update of the superblocks. True until the log issues a batch or a
-/// page changes.
+/// From the log: how it stands, for the next update of the superblocks. True until the log issues a batch or
+/// a page changes.
 // Plain data: a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::array) struct Standing {
@@ -53,13 +53,13 @@ pub(in crate::array) struct Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Out {
     pub member: MemberIndex,
-    /// Where the newest update of the superblocks says that the log starts, one under way included; none for a
-    /// member that was not in service, whose tail does not count.
+    /// Where the newest update of the superblocks says that the log starts, one under way included; none for
+    /// a member that was not in service, whose tail does not count.
     pub told: Option<u64>,
 }
 
-/// From the log, in answer: it does nothing that E3 forbids before it is permitted again, and the map will say
-/// that the member lacks what is behind the tail.
+/// From the log, in answer: it does nothing that E3 forbids before it is permitted again, and the map will
+/// say that the member lacks what is behind the tail.
 // Plain data: a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Ceased {
@@ -71,7 +71,8 @@ pub(in crate::array) struct Ceased {
 // Plain data: a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct RoundWish {
-    /// Devices under construction are to be flushed as well: what a checkpoint writes to them counts as built.
+    /// Devices under construction are to be flushed as well: what a checkpoint writes to them counts as
+    /// built.
     pub with_builds: bool,
 }
 

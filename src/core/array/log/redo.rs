@@ -1,6 +1,6 @@
-//! The running redo log: batches gather, are written and noted, flushes are waited for, and the operations that wait for
-//! them go on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at
-//! start in `recovery/`.
+//! The running redo log: batches gather, are written and noted, flushes are waited for, and the operations
+//! that wait for them go on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in
+//! `checkpoint.rs`, replay at start in `recovery/`.
 //!
 //! A batch is issued at once when none is under way, so a lone request never waits for others; requests that
 //! come while one is under way gather in the next. Invariant: no batch is issued, no operation is

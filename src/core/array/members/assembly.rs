@@ -329,10 +329,11 @@ fn check_claim<K>(
     Err((AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() }, Some(claimant)))
 }
 
-/// T6: checks that the log of a lane does not start in an epoch that has not begun yet, and that all devices with the same
-/// update record the same start, since one update writes the same to all. The claim is the start that fewer
-/// record, or the later of two with as many: believing it would skip content of the log. Updates of one
-/// number in two epochs are two updates: the device that alone got the first was not there for the second.
+/// T6: checks that the log of a lane does not start in an epoch that has not begun yet, and that all devices
+/// with the same update record the same start, since one update writes the same to all. The claim is the
+/// start that fewer record, or the later of two with as many: believing it would skip content of the log.
+/// Updates of one number in two epochs are two updates: the device that alone got the first was not there for
+/// the second.
 ///
 /// Two starts with different members, both cut off while they finished one epoch, can also have made two
 /// updates of one number. So a start goes on where a member in service records the start of the log that is
@@ -553,17 +554,7 @@ fn assemble_current<K: Clone>(
     let in_service: Vec<&Superblock> =
         candidates.iter().filter(|c| seated(c)).map(|c| &c.superblock).collect();
     let all: Vec<&Superblock> = candidates.iter().map(|c| &c.superblock).collect();
-    if !in_service.is_empty() {
-        superblock.clean = log_start::is_clean(&in_service);
-    }
-    for (lane, found) in superblock.lanes.iter_mut().enumerate() {
-        if !in_service.is_empty() {
-            found.start = log_start::believed(&in_service, &all, record, lane);
-        }
-        // One update records the same on all: anything that one device records beyond the others is a claim (T6).
-        let newest = in_service.iter().filter(|s| s.epoch == epoch && s.update == record.update);
-        found.map_pages = newest.map(|s| s.lanes[lane].map_pages).min().unwrap_or(found.map_pages);
-    }
+    log_start::record(&mut superblock, &in_service, &all, record);
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
     let highest = |value: fn(&Superblock) -> u64| {
         used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)

@@ -1,9 +1,9 @@
 //! What members that are out of service held when they left. This decides whether one is caught up or built
 //! anew.
 //!
-//! Per member: the last complete epoch in which it was current, and for each lane the sequence below which all
-//! batches of its log were in place on it. The superblocks keep it ([`Left`]), as far as they have room. Must not know
-//! of devices, logs or passes.
+//! Per member: the last complete epoch in which it was current, and for each lane the sequence below which
+//! all batches of its log were in place on it. The superblocks keep it ([`Left`]), as far as they have room.
+//! Must not know of devices, logs or passes.
 
 use crate::format::{Epoch, Left, MAX_LEFT_UPDATES, MemberSet, left_max};
 use crate::units::MemberIndex;
@@ -47,9 +47,9 @@ impl Departed {
         Departed { members: left.iter().enumerate().map(leaving).collect(), lanes }
     }
 
-    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far as
-    /// that is known. `epoch_before`: the epoch before the present one, while that is not on every member; else
-    /// 0.
+    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far
+    /// as that is known. `epoch_before`: the epoch before the present one, while that is not on every member;
+    /// else 0.
     pub(super) fn leave(&mut self, member: MemberIndex, tails: Option<Vec<u64>>, epoch_before: u64) {
         let left = &mut self.members[usize::from(member.0)];
         *left = Leaving { tails, epoch_before, update: left.update, ..Leaving::default() };

@@ -67,8 +67,8 @@ pub(in crate::array) struct Supers {
 struct LaneState {
     /// How its log stands, by its last answer.
     standing: Standing,
-    /// The first update made since everything in its log is in place. Once it is complete, the next may record
-    /// that.
+    /// The first update made since everything in its log is in place. Once it is complete, the next may
+    /// record that.
     quiet_update: Option<u64>,
 }
 
@@ -168,8 +168,8 @@ impl Supers {
         self.dirty |= !self.template.clean;
     }
 
-    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far as
-    /// that is known.
+    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far
+    /// as that is known.
     pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tails: Option<Vec<u64>>) {
         let Epoch { parent, live, .. } = self.template.epoch;
         let is_between = !self.epoch_is_complete && live.contains(member);
@@ -214,8 +214,8 @@ impl Supers {
     }
 
     /// Records that a device that was built is in service; the logs are empty. Earlier pieces in the rings of
-    /// the device are void from here on, whichever update first records the device: it may be one of the logs'
-    /// next life, in which it is not known any more that they were empty.
+    /// the device are void from here on, whichever update first records the device: it may be one of the
+    /// logs' next life, in which it is not known any more that they were empty.
     pub(in crate::array) fn note_join(&mut self) {
         let epoch = self.epoch_number + 1;
         for (record, lane) in self.template.lanes.iter_mut().zip(&self.lanes) {

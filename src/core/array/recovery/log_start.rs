@@ -8,8 +8,30 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::format::{LogStart, Superblock};
 use crate::units::MemberIndex;
 
-/// The start of the log of lane `lane` that is believed. `seated` are the superblocks of the members in service, at least
-/// one, `all` those of all devices of the array, and `record` is one of the epoch that is served.
+/// Sets in `superblock` what is believed of each lane, and whether the array is clean; the rest as in
+/// [`believed`]. Without a member in service nothing changes.
+pub(in crate::array) fn record(
+    superblock: &mut Superblock,
+    seated: &[&Superblock],
+    all: &[&Superblock],
+    record: &Superblock,
+) {
+    if seated.is_empty() {
+        return;
+    }
+    superblock.clean = is_clean(seated);
+    for (lane, found) in superblock.lanes.iter_mut().enumerate() {
+        found.start = believed(seated, all, record, lane);
+        // One update records the same on all: anything that one device records beyond the others is a claim
+        // (T6).
+        let newest = seated.iter().filter(|s| s.epoch == record.epoch && s.update == record.update);
+        found.map_pages = newest.map(|s| s.lanes[lane].map_pages).min().unwrap_or(found.map_pages);
+    }
+}
+
+/// The start of the log of lane `lane` that is believed. `seated` are the superblocks of the members in
+/// service, at least one, `all` those of all devices of the array, and `record` is one of the epoch that is
+/// served.
 ///
 /// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and two in any
 /// case: a wrong one would take that many wrong superblocks. An update that a power cut ended may have told
@@ -18,12 +40,7 @@ use crate::units::MemberIndex;
 /// A device that joined with the epoch has nothing in its log from before. If a member has only the parent of
 /// that epoch, because the update was cut off, the start in the epoch itself counts: the log was empty, and
 /// all members knew that, before the device joined.
-pub(in crate::array) fn believed(
-    seated: &[&Superblock],
-    all: &[&Superblock],
-    record: &Superblock,
-    lane: usize,
-) -> LogStart {
+fn believed(seated: &[&Superblock], all: &[&Superblock], record: &Superblock, lane: usize) -> LogStart {
     let mut starts: Vec<LogStart> = seated.iter().map(|s| s.lanes[lane].start).collect();
     starts.sort_unstable_by(|a, b| b.cmp(a));
     // In a clean array everything is in place, and only the numbers in use matter: the highest is above them
@@ -53,7 +70,7 @@ fn has_joined(record: &Superblock, parent: &Superblock) -> bool {
 }
 
 /// Whether everything in the log is in place: every member in service records that.
-pub(in crate::array) fn is_clean(seated: &[&Superblock]) -> bool {
+fn is_clean(seated: &[&Superblock]) -> bool {
     seated.iter().all(|s| s.clean)
 }
 
