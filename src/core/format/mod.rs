@@ -4,6 +4,7 @@
 mod copies;
 mod counts;
 mod features;
+mod field;
 mod format_error;
 mod inspect;
 mod lanes;

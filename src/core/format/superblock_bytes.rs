@@ -6,6 +6,7 @@
 //! Must not know where copies lie and which one counts.
 
 use super::features::{CHECKSUM_PAGES, KNOWN_COMPAT, KNOWN_INCOMPAT, LANES, UPDATE_COUNT, feature_names};
+use super::field::{Fault, boolean, coded, ensure, fault};
 use super::limits::{LANE_PLACES, LEFT_BYTES, MAX_REPLACEMENTS, left_record_bytes};
 use super::{
     COPY_BYTES, COUNT_END, ChecksumKind, Epoch, FORMAT_MAJOR, FORMAT_MINOR, FormatError, Geometry,
@@ -758,34 +759,6 @@ impl RawReplacement {
             rebuilt: SlotIndex(self.rebuilt.get()),
         }
     }
-}
-
-/// A field with an impossible value: an error when read, a panic when about to be written.
-struct Fault {
-    field: &'static str,
-    found: String,
-    expected: String,
-}
-
-fn fault(field: &'static str, found: impl ToString, expected: impl ToString) -> Fault {
-    Fault { field, found: found.to_string(), expected: expected.to_string() }
-}
-
-fn ensure(
-    holds: bool,
-    field: &'static str,
-    found: impl ToString,
-    expected: impl ToString,
-) -> Result<(), Fault> {
-    if holds { Ok(()) } else { Err(fault(field, found, expected)) }
-}
-
-fn coded<T>(field: &'static str, byte: u8, decode: fn(u8) -> Option<T>) -> Result<T, Fault> {
-    decode(byte).ok_or_else(|| fault(field, byte, "a code this version knows"))
-}
-
-fn boolean(field: &'static str, byte: u8) -> Result<bool, Fault> {
-    ensure(byte <= 1, field, byte, "0 or 1").map(|()| byte == 1)
 }
 
 /// BLAKE3 of a copy with its checksum field zero.
