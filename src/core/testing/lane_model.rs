@@ -749,54 +749,60 @@ fn judge_with(state: &State, present: u8) -> Option<String> {
     })
 }
 
-const NO_FAULT: Events = Events { fails: false, returns: false, copied: false };
-const FAILS: Events = Events { fails: true, ..NO_FAULT };
-const RETURNS: Events = Events { returns: true, ..FAILS };
-const COPIED: Events = Events { copied: true, ..RETURNS };
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn explored(rules: Rules, events: Events, batches: [u8; LANES], deep: bool) -> Explored {
-    Model { rules, events, batches, deep, states_max: 8_000_000 }.explore()
-}
+    const NO_FAULT: Events = Events { fails: false, returns: false, copied: false };
+    const FAILS: Events = Events { fails: true, ..NO_FAULT };
+    const RETURNS: Events = Events { returns: true, ..FAILS };
+    const COPIED: Events = Events { copied: true, ..RETURNS };
 
-fn is_sound(events: Events, batches: [u8; LANES]) {
-    let explored = explored(SOUND, events, batches, false);
-    println!("{events:?} {batches:?}: {} states", explored.states);
-    assert_eq!(explored.violation, None);
-    assert_eq!(explored.has_joined, events.returns, "whether a member joined again");
-}
+    fn explored(rules: Rules, events: Events, batches: [u8; LANES], deep: bool) -> Explored {
+        Model { rules, events, batches, deep, states_max: 8_000_000 }.explore()
+    }
 
-#[test]
-fn no_crash_loses_what_lanes_have_acknowledged() {
-    is_sound(NO_FAULT, [2, 1]);
-    is_sound(FAILS, [1, 1]);
-    is_sound(RETURNS, [1, 1]);
-    is_sound(COPIED, [2, 0]);
-}
+    fn is_sound(events: Events, batches: [u8; LANES]) {
+        let explored = explored(SOUND, events, batches, false);
+        println!("{events:?} {batches:?}: {} states", explored.states);
+        assert_eq!(explored.violation, None);
+        assert_eq!(explored.has_joined, events.returns, "whether a member joined again");
+    }
 
-/// 7 million states: a minute and 3 GB when optimised.
-#[test]
-#[ignore = "takes minutes in a build for tests"]
-fn no_crash_loses_what_lanes_have_acknowledged_in_more_batches() {
-    is_sound(COPIED, [1, 1]);
-    is_sound(COPIED, [2, 1]);
-}
+    #[test]
+    fn no_crash_loses_what_lanes_have_acknowledged() {
+        is_sound(NO_FAULT, [2, 1]);
+        is_sound(FAILS, [1, 1]);
+        is_sound(RETURNS, [1, 1]);
+        is_sound(COPIED, [2, 0]);
+    }
 
-#[test]
-fn every_rule_of_the_protocol_is_needed() {
-    let broken = [
-        ("report binds", NO_FAULT, Rules { report_binds: false, ..SOUND }),
-        ("open waits for update", NO_FAULT, Rules { open_waits_for_update: false, ..SOUND }),
-        ("asks once", NO_FAULT, Rules { asks_once: false, ..SOUND }),
-        ("in order", NO_FAULT, Rules { in_order: false, ..SOUND }),
-        ("lane ceases", FAILS, Rules { lane_ceases: false, ..SOUND }),
-        ("fault ceases", FAILS, Rules { fault_ceases: false, ..SOUND }),
-        ("join waits", RETURNS, Rules { join_waits: false, ..SOUND }),
-        ("loss revokes", COPIED, Rules { loss_revokes: false, ..SOUND }),
-        ("barrier waits", COPIED, Rules { barrier_waits: false, ..SOUND }),
-    ];
-    for (name, events, rules) in broken {
-        let explored = explored(rules, events, [1, 1], true);
-        let (why, way) = explored.violation.unwrap_or_else(|| panic!("without '{name}' nothing goes wrong"));
-        println!("without '{name}', after {} states and {} steps: {why}", explored.states, way.len());
+    /// 7 million states: a minute and 3 GB when optimised.
+    #[test]
+    #[ignore = "takes minutes in a build for tests"]
+    fn no_crash_loses_what_lanes_have_acknowledged_in_more_batches() {
+        is_sound(COPIED, [1, 1]);
+        is_sound(COPIED, [2, 1]);
+    }
+
+    #[test]
+    fn every_rule_of_the_protocol_is_needed() {
+        let broken = [
+            ("report binds", NO_FAULT, Rules { report_binds: false, ..SOUND }),
+            ("open waits for update", NO_FAULT, Rules { open_waits_for_update: false, ..SOUND }),
+            ("asks once", NO_FAULT, Rules { asks_once: false, ..SOUND }),
+            ("in order", NO_FAULT, Rules { in_order: false, ..SOUND }),
+            ("lane ceases", FAILS, Rules { lane_ceases: false, ..SOUND }),
+            ("fault ceases", FAILS, Rules { fault_ceases: false, ..SOUND }),
+            ("join waits", RETURNS, Rules { join_waits: false, ..SOUND }),
+            ("loss revokes", COPIED, Rules { loss_revokes: false, ..SOUND }),
+            ("barrier waits", COPIED, Rules { barrier_waits: false, ..SOUND }),
+        ];
+        for (name, events, rules) in broken {
+            let explored = explored(rules, events, [1, 1], true);
+            let (why, way) =
+                explored.violation.unwrap_or_else(|| panic!("without '{name}' nothing goes wrong"));
+            println!("without '{name}', after {} states and {} steps: {why}", explored.states, way.len());
+        }
     }
 }
