@@ -51,8 +51,8 @@ pub fn superblock(data: &[u8]) {
         let mut later = superblock;
         later.sequence += COUNTED_IN_A_LIFE - 1;
         later.epoch.number += COUNTED_IN_A_LIFE - 1;
-        later.redo.start.sequence += COUNTED_IN_A_LIFE - 1;
-        later.redo.start.epoch += COUNTED_IN_A_LIFE - 1;
+        later.lanes[0].start.sequence += COUNTED_IN_A_LIFE - 1;
+        later.lanes[0].start.epoch += COUNTED_IN_A_LIFE - 1;
         same(&later);
     }
 }

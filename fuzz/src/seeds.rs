@@ -17,7 +17,7 @@ type Seeds = Vec<(&'static str, Vec<u8>)>;
 #[must_use]
 pub fn superblock() -> Seeds {
     let first = |data, parity, checksum| {
-        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
+        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512, lanes: 1 };
         let volume = 64 << 20;
         let bytes = member_bytes_for(volume, shape).expect("a possible shape");
         let (geometry, regions) = geometry_for(bytes, shape, Some(volume)).expect("a layout");

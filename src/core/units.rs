@@ -60,6 +60,10 @@ unit!(
     SlotIndex(u64)
 );
 unit!(
+    /// Lane of an array, which has some of its stripes.
+    LaneIndex(u16)
+);
+unit!(
     /// Place of a member in its array, `0..k+m`. Fixed for the life of the array.
     MemberIndex(u16)
 );

@@ -534,7 +534,7 @@ fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_ta
     use std::os::unix::fs::FileExt;
     // Of the usual filesystems, only one in memory has files of any size.
     let dir = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap());
-    let shape = ArrayShape { data: 1, parity: 0, chunk: 65536, sector: 512 };
+    let shape = ArrayShape { data: 1, parity: 0, chunk: 65536, sector: 512, lanes: 1 };
     let (geometry, regions) = geometry_for(1 << 53, shape, Some(1 << 52)).unwrap();
     assert!(geometry.slots >= 1 << 36);
     let new = NewArray { geometry, regions, ..calpe_core::testing::small_array(1, 0) };

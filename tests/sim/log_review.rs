@@ -908,7 +908,7 @@ fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
                 let Some(superblock) = superblock_if_any(&array.sim, disk) else { continue };
                 *live = superblock.epoch.live.contains(MemberIndex(member));
                 if *live {
-                    let start = superblock.redo.start;
+                    let start = superblock.lanes[0].start;
                     assert_eq!(
                         start.epoch, superblock.epoch.number,
                         "seed {seed}: it has no part in older batches"
@@ -969,7 +969,7 @@ fn pages_of_an_earlier_build_are_served_with_a_member_missing() {
     for gone in 0..3u32 {
         let mut array = Checked::filled(shape(2, 1, 8, ChecksumKind::Crc32c), 79);
         let sb = superblock(&array.sim, 1);
-        let secret = sb.redo.secret;
+        let secret = sb.log_secret;
         let key = LogKey::derive(sb.array, secret);
         let mut plain = 0;
         for page in 0..layout(&array.sim).pages() {
@@ -995,7 +995,7 @@ fn pages_of_an_earlier_build_are_served_with_a_member_missing() {
 /// The newest version of the first page of the stripe map rots on every disk that has a copy but `spared`.
 fn rot_map_page(sim: &mut SimArray, spared: u32) {
     let sb = superblock(sim, 1);
-    let key = calpe_core::format::LogKey::derive(sb.array, sb.redo.secret);
+    let key = calpe_core::format::LogKey::derive(sb.array, sb.log_secret);
     for (disk, range) in copies(sim, 0).into_iter().filter(|(disk, _)| *disk != spared) {
         let disk = sim.disks.get_mut(&disk).expect("a disk");
         let newest = (range.start..range.end).step_by(PAGE_BYTES).max_by_key(|&at| {
@@ -1180,7 +1180,7 @@ fn a_replay_that_only_a_replacement_knows_to_be_over_is_done_again_however_often
     model[last..last + BLOCK].fill(2);
     let write = sim.submit_write(last as u64, &[2; BLOCK], true);
     sim.wait(write).expect("written");
-    let log_start = |sim: &SimArray, disk| superblock(sim, disk).redo.start;
+    let log_start = |sim: &SimArray, disk| superblock(sim, disk).lanes[0].start;
     let pages = pages_region(&sim);
     let disks = sim.wreck().settle(true, |_, _| Fate::Kept);
     let mut first = world.start(disks, false, Random::new(1)).expect("it assembles");

@@ -103,7 +103,13 @@ impl Build {
 
     fn layout(&self) -> ArrayShape {
         let Shape { data, parity } = self.shape;
-        ArrayShape { data: data as u16, parity: parity as u16, chunk: self.chunk as u32, sector: 512 }
+        ArrayShape {
+            data: data as u16,
+            parity: parity as u16,
+            chunk: self.chunk as u32,
+            sector: 512,
+            lanes: 1,
+        }
     }
 
     fn member_bytes(&self) -> u64 {

@@ -141,7 +141,7 @@ impl Image {
     /// Every header of the log, with the block it starts at.
     fn headers(&self) -> Vec<(u64, SegmentHeader)> {
         let region = self.superblock.region(RegionKind::Log).expect("a logged array");
-        let key = LogKey::derive(self.superblock.array, self.superblock.redo.secret);
+        let key = LogKey::derive(self.superblock.array, self.superblock.log_secret);
         let ring = self.read(region.offset.0, region.len as usize);
         let decode = |block: usize| {
             let rest = &ring[block * LOG_BLOCK_BYTES..];
@@ -188,7 +188,7 @@ impl Aligned {
 /// For each member, the blocks of its log that a replay needs and that are noted as flushed.
 pub(crate) fn live_log(images: &[Image]) -> Vec<Vec<u64>> {
     let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
-    let start = images.iter().map(|image| image.superblock.redo.start).max().expect("a member");
+    let start = images.iter().map(|image| image.superblock.lanes[0].start).max().expect("a member");
     let counts = |header: &&SegmentHeader| header.batch.epoch.number >= start.epoch;
     let all = || headers.iter().flatten().map(|(_, header)| header).filter(counts);
     let tail = all().map(|header| header.batch.tail).max().unwrap_or(0).max(start.sequence);

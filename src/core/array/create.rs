@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberSet,
-    MemberState, RedoRecord, Region, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, LaneRecord, Left, LogStart, MatrixId, MemberRecord,
+    MemberSet, MemberState, Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -43,10 +43,11 @@ impl NewArray {
         let members: Vec<MemberRecord> = devices.iter().map(record).collect();
         // The first epoch and the first batch are both number 1: 0 is neither.
         let start = LogStart { epoch: 1, sequence: 1 };
+        let lanes = vec![LaneRecord { start, map_pages: 0 }; usize::from(self.geometry.lanes.count)];
         let superblock = |(at, device): (usize, &Uuid)| Superblock {
             features_compat: 0,
             features_ro_compat: 0,
-            features_incompat: Superblock::incompat_features(self.checksum),
+            features_incompat: Superblock::incompat_features(self.checksum, self.geometry.lanes.count),
             array: self.uuid,
             name: self.name.clone(),
             created_unix: self.created_unix,
@@ -61,13 +62,13 @@ impl NewArray {
             sequence: FIRST_SEQUENCE,
             update: 1,
             update_complete: 0,
-            map_pages: 0,
             epoch: Epoch { number: 1, id: self.epoch_id, parent: 0, live },
             clean: true,
             members: members.clone(),
             replacements: Vec::new(),
             scrub: ScrubRecord::default(),
-            redo: RedoRecord { secret: self.secret, start },
+            log_secret: self.secret,
+            lanes: lanes.clone(),
             left: vec![Left::default(); usize::from(width)],
         };
         devices.iter().enumerate().map(superblock).collect()

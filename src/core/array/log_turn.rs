@@ -1,34 +1,72 @@
-//! Advances the log, under the permits of the superblocks.
+//! Advances the log, and carries the messages between it and the head.
+//!
+//! Each message is delivered before the array's call returns: the log takes the permits before each of its
+//! steps, and the head takes the reports after it.
 
-use crate::array::log::permits::Permits;
+use crate::array::log::permits::{Ceased, Out, Permits, Reports, Written};
 use crate::array::log::settle::Settling;
 use crate::array::{Array, ClientError, Inflight};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::EpochStamp;
+use crate::units::LaneIndex;
+
+/// The lane that an array has.
+const THE_LANE: LaneIndex = LaneIndex(0);
 
 impl Array {
-    /// The permits of the superblocks at present.
-    pub(in crate::array) fn permits(&self) -> Permits {
-        let epoch = self.supers.epoch();
-        Permits {
+    /// Delivers what the superblocks permit at present.
+    pub(in crate::array) fn tell_log(&mut self) {
+        let (supers, core) = (&self.supers, &self.core);
+        let epoch = supers.epoch();
+        self.redo.take_permits(Permits {
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
-            losses: self.supers.losses(),
-            acknowledge: self.supers.acknowledgements_allowed(&self.core),
-            in_place: self.supers.in_place_allowed(&self.core),
-            write: self.supers.is_durably_dirty() && self.supers.in_place_allowed(&self.core),
-            has_asked: false,
-            has_issued: false,
+            losses: supers.losses(),
+            acknowledge: supers.acknowledgements_allowed(core),
+            in_place: supers.in_place_allowed(core),
+            write: supers.is_durably_dirty() && supers.in_place_allowed(core),
+        });
+    }
+
+    /// Delivers the log's reports to the superblocks.
+    pub(in crate::array) fn hear_log(&mut self) {
+        let Reports { wants_write, has_issued } = self.redo.take_reports();
+        if wants_write {
+            self.supers.want_dirty();
+        }
+        if has_issued {
+            self.supers.note_batch(THE_LANE);
         }
     }
 
-    /// Passes the log's reports on to the superblocks.
-    fn report_to_supers(&mut self, permits: &Permits) {
-        if permits.has_asked {
-            self.supers.want_dirty();
+    /// Asks the log how it stands, and delivers the answer to the superblocks.
+    pub(in crate::array) fn ask_log(&mut self) {
+        self.supers.note_standing(THE_LANE, self.redo.standing(&self.pages));
+    }
+
+    /// Takes the news that a member is out of service.
+    pub(in crate::array) fn cease(&mut self, Out { member, told }: Out) -> Ceased {
+        let tail = told.and_then(|told| self.tail_of_leaving(told));
+        self.pages.left(member);
+        if self.redo.is_serving() {
+            self.redo.member_lost();
         }
-        if permits.has_issued {
-            self.supers.note_batch();
+        Ceased { tail }
+    }
+
+    /// The tail that a member that leaves must show when it comes back (T6). Not higher than the one that it
+    /// was given: what a checkpoint put in place is recorded with the next batch or the mark of an idle
+    /// array. A copy of the member from before the checkpoint shows the same tail, so the log keeps
+    /// everything from there on, and the map records that as written without the member.
+    ///
+    /// `told` is that of an update under way, if there is one. If the member does not get it, it is rebuilt
+    /// although its content is right; with a lower tail the others would start their log above it when the
+    /// update completes, and what lies between would be missing from the log and from the map.
+    fn tail_of_leaving(&mut self, told: u64) -> Option<u64> {
+        let tail = self.tail_in_place()?;
+        if !self.redo.is_settled() {
+            return Some(tail);
         }
+        Some(self.redo.tail_to_show(told, tail))
     }
 
     /// Advances the log as far as it can go.
@@ -44,13 +82,14 @@ impl Array {
             return;
         }
         self.end_hold();
-        let mut permits = self.permits();
-        self.redo.pump_batches(&mut self.core, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.pump_batches(&mut self.core);
+        self.hear_log();
         self.pump_settling();
-        let mut permits = self.permits();
-        self.redo.pump_rest(&mut self.core, &mut self.pages, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.pump_rest(&mut self.core, &mut self.pages);
+        self.hear_log();
+        self.pump_rounds();
     }
 
     /// Advances the end of a replay.
@@ -62,7 +101,7 @@ impl Array {
                 self.pump_supers();
             }
             Settling::Record(start)
-                if self.supers.durable_log_start() == Some(start)
+                if self.supers.have_log_starts(&[start])
                     && self.supers.acknowledgements_allowed(&self.core) =>
             {
                 self.redo.settled(&mut self.core);
@@ -73,16 +112,37 @@ impl Array {
 
     /// Tick: puts a quiet log in place, and notes that it is.
     pub(super) fn checkpoint_when_idle(&mut self) {
-        let mut permits = self.permits();
-        self.redo.checkpoint_when_idle(&mut self.core, &self.pages, &mut permits);
-        self.report_to_supers(&permits);
+        self.tell_log();
+        self.redo.checkpoint_when_idle(&mut self.core, &self.pages);
+        self.hear_log();
     }
 
-    /// Takes the end of a flush of a round.
+    /// Begins a round if the log waits for one and none is under way.
+    fn pump_rounds(&mut self) {
+        if !self.rounds.is_idle() {
+            return;
+        }
+        let Some(wish) = self.redo.wants_round(&self.core, &self.pages) else { return };
+        let written = self.redo.ask_written();
+        if let Some(written) = self.rounds.begin(&mut self.core, wish, written) {
+            self.end_round(written);
+        }
+    }
+
+    /// Takes the end of a flush of a round, whose fault, if any, was judged before.
     pub(super) fn round_io(&mut self) {
-        let mut permits = self.permits();
-        self.redo.flush_done(&mut self.core, &mut self.pages, &mut permits);
-        self.report_to_supers(&permits);
+        if let Some(written) = self.rounds.flush_done() {
+            self.end_round(written);
+        }
+    }
+
+    fn end_round(&mut self, written: Written) {
+        self.tell_log();
+        self.redo.flushed(&mut self.core, &mut self.pages, written);
+        self.hear_log();
+        if self.redo.is_serving() && !self.core.is_failed() && self.redo.has_checkpoint() {
+            self.pump_rounds();
+        }
     }
 
     /// Takes the end of giving back the space of a discarded slot on a device, which may have failed.
@@ -103,17 +163,6 @@ impl Array {
         self.redo.wake_waiting_for_room(&mut self.core);
     }
 
-    /// The sequence of the next batch, when the log is empty and everything is in place and durable, and no
-    /// copies of pages have to be written again.
-    pub(in crate::array) fn drained_log(&self) -> Option<u64> {
-        self.needless_log().filter(|_| self.pages.store().dirty_pages() == 0)
-    }
-
-    /// See [`crate::array::log::Redo::needless_end`].
-    pub(in crate::array) fn needless_log(&self) -> Option<u64> {
-        self.redo.needless_end(&self.pages)
-    }
-
     /// Ends everything that waits for the log: the array has failed, and the content of its members decides
     /// from here on.
     pub(in crate::array) fn log_failed(&mut self) {
@@ -126,6 +175,7 @@ impl Array {
             let (durable, acknowledged) = self.redo.durable_and_acknowledged();
             self.startup.note_failure(durable, acknowledged);
         }
+        self.rounds.forget();
         let (waiting, mut ended) = self.redo.fail();
         self.core.load.client_ops -= ended.len();
         ended.extend(self.startup.take_queued().into_iter().map(|(id, ..)| id));

@@ -35,6 +35,7 @@ mod pages;
 mod passes;
 mod recovery;
 mod refusal;
+mod rounds;
 mod status;
 mod view_reader;
 
@@ -66,10 +67,11 @@ use crate::array::passes::schedule::Passes;
 use crate::array::passes::super_scrub::SuperScrub;
 use crate::array::passes::walk::LoggedPass;
 use crate::array::recovery::startup::Startup;
+use crate::array::rounds::FlushRounds;
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{SlotIndex, Timestamp};
+use crate::units::{LaneIndex, SlotIndex, Timestamp};
 pub use api::{
     AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health, NewDevice,
     NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest, StripeRequestId,
@@ -172,6 +174,7 @@ pub struct Array {
     waiting: WaitingRequests,
     redo: Box<Redo>,
     pages: Pages,
+    rounds: FlushRounds,
     startup: Startup,
 }
 
@@ -293,9 +296,9 @@ impl Array {
         });
         let exchanged = exchanged.collect();
         let scrub = superblock.scrub;
-        let start = superblock.redo.start;
-        let facts = LogFacts::new(&superblock, start, &config, &pool);
-        let pages = facts.empty_pages(geometry, superblock.array);
+        let lane = LaneIndex(0);
+        let facts = LogFacts::new(&superblock, lane, &config, &pool);
+        let pages = facts.empty_pages(geometry.of_lane(lane), superblock.array);
         let journal = facts.empty_journal(superblock.array, map.width());
         let redo = Box::new(Redo::new(facts, journal));
         let unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
@@ -351,6 +354,7 @@ impl Array {
             waiting: WaitingRequests::default(),
             redo,
             pages,
+            rounds: FlushRounds::default(),
             startup,
         };
         array.run();

@@ -2,7 +2,7 @@
 //! features forbid it. Pure. Must not know where the fields lie.
 
 use super::features::{KNOWN_RO_COMPAT, bit_names};
-use super::{COUNT_END, COUNTED_IN_A_LIFE, Superblock};
+use super::{COUNT_END, COUNTED_IN_A_LIFE, LaneRecord, Superblock};
 
 /// Why a member that can be read must not be written to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +23,12 @@ pub enum Unfit {
         /// What was found.
         value: u64,
     },
+    /// The array is cut into lanes.
+    #[error("its array has {count} lanes, and this Calpe serves arrays of one; use a newer Calpe")]
+    Lanes {
+        /// How many.
+        count: u16,
+    },
 }
 
 impl Superblock {
@@ -33,6 +39,10 @@ impl Superblock {
         if unknown != 0 {
             return Some(Unfit::RoCompatFeatures { features: bit_names("ro-compat", unknown, &[]) });
         }
+        let count = self.geometry.lanes.count;
+        if count > 1 {
+            return Some(Unfit::Lanes { count });
+        }
         let end = COUNT_END - COUNTED_IN_A_LIFE;
         let (what, value) = self.counts().find(|(_, value)| *value >= end)?;
         Some(Unfit::CountAtItsEnd { what, value })
@@ -40,14 +50,12 @@ impl Superblock {
 
     /// Every count, by name.
     pub(super) fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let (start, scrub) = (self.redo.start, self.scrub);
+        let scrub = self.scrub;
         let counts = [
             ("sequence", self.sequence),
             ("epoch number", self.epoch.number),
             ("update", self.update),
             ("update complete", self.update_complete),
-            ("log start sequence", start.sequence),
-            ("log start epoch", start.epoch),
             ("created", self.created_unix),
             ("scrub errors so far", scrub.errors_so_far),
             ("scrub repaired so far", scrub.repaired_so_far),
@@ -55,7 +63,13 @@ impl Superblock {
             ("scrub errors", scrub.errors),
             ("scrub repaired", scrub.repaired),
         ];
-        let left = self.left.iter().flat_map(|left| [("left tail", left.tail), ("left update", left.update)]);
-        counts.into_iter().chain(left)
+        let starts = self.lanes.iter().flat_map(|LaneRecord { start, .. }| {
+            [("log start sequence", start.sequence), ("log start epoch", start.epoch)]
+        });
+        let left = self.left.iter().flat_map(|left| {
+            let tails = left.tails.iter().map(|tail| ("left tail", *tail));
+            tails.chain([("left update", left.update)])
+        });
+        counts.into_iter().chain(starts).chain(left)
     }
 }

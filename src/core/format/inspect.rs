@@ -3,8 +3,8 @@
 //! bytes unless their name says slots.
 
 use super::{
-    CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
-    all_copy_offsets, leftover_bytes, newest,
+    CopyPlace, FormatError, LaneRecord, Lanes, LogStart, MemberSet, MemberState, Region, RegionKind, Role,
+    Superblock, all_copy_offsets, leftover_bytes, newest,
 };
 use crate::units::{Count, HumanSize, Printable, UnixTime, two_sizes};
 use serde::Serialize;
@@ -74,15 +74,28 @@ pub struct SuperblockReport {
     update_complete: u64,
     epoch: EpochReport,
     clean: bool,
-    /// Pages of the stripe map that have a version, at least; absent where they were not counted.
+    /// Pages of the stripe map that have a version, at least, of all lanes; absent where they were not
+    /// counted.
     map_pages: Option<u64>,
     members: Vec<MemberReport>,
     replacements: Vec<ReplacementReport>,
     regions: Vec<RegionReport>,
     scrub: ScrubReport,
-    /// Where the redo log starts.
+    /// Where the redo log starts; of several, that of lane 0.
     log_start: LogStart,
+    /// Absent in an array of one lane.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lanes: Option<LanesReport>,
     features: FeatureReport,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct LanesReport {
+    count: u16,
+    /// Stripes that go to a lane at a time.
+    group_stripes: u32,
+    /// Per lane.
+    records: Vec<LaneRecord>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -101,8 +114,11 @@ struct MemberReport {
     rebuilt_slots: u64,
     /// Identity of the last epoch in which a member out of service was current, absent where there is none.
     left_epoch_id: Option<String>,
-    /// Batches below were in place on it then.
+    /// Batches below were in place on it then; of several lanes, in lane 0.
     left_tail: Option<u64>,
+    /// The same for each lane; absent in an array of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_tails: Option<Vec<u64>>,
     /// The newest update of the superblocks that its device can have got, absent where that is not known.
     left_update: Option<u64>,
 }
@@ -203,6 +219,8 @@ impl SuperblockReport {
         let data = superblock.data_region();
         let feature = |bits: u64| format!("{bits:#x}");
         let incompat_names = superblock.feature_names();
+        let Lanes { count, group } = superblock.geometry.lanes;
+        let map_pages = superblock.lanes.iter().map(|lane| lane.map_pages).sum();
         SuperblockReport {
             array_uuid: superblock.array,
             name: superblock.name,
@@ -232,7 +250,7 @@ impl SuperblockReport {
                 live: superblock.epoch.live,
             },
             clean: superblock.clean,
-            map_pages: (superblock.map_pages != 0).then_some(superblock.map_pages),
+            map_pages: Some(map_pages).filter(|&pages| pages != 0),
             members: (0..)
                 .zip(superblock.members)
                 .zip(superblock.left)
@@ -242,7 +260,8 @@ impl SuperblockReport {
                     state: member.state.as_str(),
                     rebuilt_slots: member.rebuilt.0,
                     left_epoch_id: (left.epoch != 0).then(|| epoch_id(left.epoch)),
-                    left_tail: (left.epoch != 0).then_some(left.tail),
+                    left_tail: left.tails.first().copied(),
+                    left_tails: (left.tails.len() > 1).then_some(left.tails),
                     left_update: (left.update != 0).then_some(left.update),
                 })
                 .collect(),
@@ -268,7 +287,12 @@ impl SuperblockReport {
                 errors: superblock.scrub.errors,
                 repaired: superblock.scrub.repaired,
             },
-            log_start: superblock.redo.start,
+            log_start: superblock.lanes[0].start,
+            lanes: (count > 1).then_some(LanesReport {
+                count,
+                group_stripes: group,
+                records: superblock.lanes,
+            }),
             features: FeatureReport {
                 compat: feature(superblock.features_compat),
                 ro_compat: feature(superblock.features_ro_compat),
@@ -358,8 +382,21 @@ impl fmt::Display for SuperblockReport {
         )?;
         line(f, "update", format_args!("{}, {} was complete", self.update, self.update_complete))?;
         line(f, "clean", if self.clean { "yes" } else { "no" })?;
-        let LogStart { epoch, sequence } = self.log_start;
-        line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
+        match &self.lanes {
+            None => {
+                let LogStart { epoch, sequence } = self.log_start;
+                line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
+            }
+            Some(LanesReport { count, group_stripes, records }) => {
+                let group = Count(u64::from(*group_stripes), "stripe");
+                line(f, "lanes", format_args!("{count}, {group} at a time"))?;
+                for (lane, LaneRecord { start: LogStart { epoch, sequence }, .. }) in
+                    records.iter().enumerate()
+                {
+                    line(f, "log start", format_args!("lane {lane}: batch {sequence}, epoch {epoch}"))?;
+                }
+            }
+        }
         if let Some(pages) = self.map_pages {
             line(f, "stripe map", format_args!("{} written, at least", Count(pages, "page")))?;
         }
@@ -450,7 +487,7 @@ fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt
 
 #[cfg(test)]
 mod tests {
-    use super::super::superblock_bytes::tests::{counted_example, example};
+    use super::super::superblock_bytes::tests::{counted_example, example, lanes_example};
     use super::*;
 
     fn inspection() -> Inspection {
@@ -510,6 +547,23 @@ mod tests {
         let text = inspection.to_string();
         assert!(text.contains("stripe map: 17 pages written, at least"), "{text}");
         assert!(text.contains("current until epoch 76543210feebdaed  got no update after 37"), "{text}");
+    }
+
+    #[test]
+    fn lanes_are_told_where_there_are_several() {
+        let copy = || Ok(Ok(lanes_example()));
+        let inspection = Inspection::new("m".into(), 500 << 20, [copy(), copy(), copy(), copy()]);
+        let json = serde_json::to_value(&inspection).unwrap();
+        assert_eq!((&json["lanes"]["count"], &json["lanes"]["group_stripes"]), (&8.into(), &4.into()));
+        assert_eq!(json["lanes"]["records"][7]["start"], serde_json::json!({"epoch": 8, "sequence": 997}));
+        assert_eq!((&json["log_start"]["sequence"], &json["map_pages"]), (&990.into(), &7.into()));
+        assert_eq!(json["members"][5]["left_tails"][7], 987);
+        assert!(json["members"][4].get("left_tails").is_none());
+        let text = inspection.to_string();
+        assert!(text.contains("lanes: 8, 4 stripes at a time"), "{text}");
+        assert!(text.contains("log start: lane 7: batch 997, epoch 8"), "{text}");
+        let one = serde_json::to_value(self::inspection()).unwrap();
+        assert!(one.get("lanes").is_none() && one["members"][5].get("left_tails").is_none());
     }
 
     #[test]

@@ -7,10 +7,10 @@
 //! nothing of what the regions hold.
 
 use super::{
-    COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, PageLayout,
-    Region, RegionKind, region_end,
+    COPY_BYTES, Geometry, Lanes, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LANES, MAX_MEMBERS, MIN_CHUNK_BYTES,
+    PageLayout, Region, RegionKind, region_end,
 };
-use crate::units::{ByteOffset, Count, HumanSize, ROW_BYTES};
+use crate::units::{ByteOffset, Count, HumanSize, LaneIndex, ROW_BYTES};
 
 const MIB: u64 = 1 << 20;
 
@@ -26,9 +26,9 @@ const TAIL_BYTES: u64 = 2 * COPY_BYTES as u64;
 const LOG_FRACTION: u64 = 64;
 /// A smaller ring would be truncated, hence every metadata page written back, several times a second.
 const LOG_MIN: u64 = 16 * MIB;
-/// A larger ring would only lengthen replay: at 200 MB/s this one is read in five seconds.
+/// More log would only lengthen replay: at 200 MB/s this much is read in five seconds.
 const LOG_MAX: u64 = 1 << 30;
-/// On a small member the log takes no more than this part of the data region...
+/// On a small member of an array of one lane the log takes no more than this part of the data region...
 const LOG_SMALL_FRACTION: u64 = 4;
 /// ...but never less than this: two batches of the largest payload, with their headers.
 const LOG_SMALL_MIN: u64 = 4 * MIB;
@@ -56,6 +56,8 @@ pub struct ArrayShape {
     pub chunk: u32,
     /// Smallest unit of I/O in bytes, 512 or 4096: the largest sector of the members.
     pub sector: u32,
+    /// Lanes that the stripes are dealt out to.
+    pub lanes: u16,
 }
 
 /// Why there is no layout.
@@ -88,6 +90,20 @@ pub enum LayoutError {
     Sector {
         /// What was asked for.
         found: u32,
+    },
+    /// Number of lanes out of range.
+    #[error("an array of {found} lanes is not possible: use 1 to {MAX_LANES}")]
+    Lanes {
+        /// What was asked for.
+        found: u16,
+    },
+    /// Some lane would have no stripe.
+    #[error("a volume of {} is too small for {lanes} lanes: use fewer", HumanSize(*.volume_bytes))]
+    EmptyLanes {
+        /// What was asked for.
+        volume_bytes: u64,
+        /// Lanes.
+        lanes: u16,
     },
     /// Volume size out of range.
     #[error("a volume of {} is not possible: use a multiple of 4 KiB above zero", Count(*found, "byte"))]
@@ -134,21 +150,26 @@ pub fn geometry_for(
     shape.check()?;
     let member_bytes = member_bytes.min(MAX_DEVICE_BYTES) & !(ROW_BYTES - 1);
     let fits = |slots: u64| shape.member_bytes(slots).is_some_and(|needed| needed <= member_bytes);
+    let turn = shape.cut().turn();
     let slots = match volume_bytes {
         Some(bytes) => shape.slots_for(bytes)?,
-        None => partition_point(member_bytes / u64::from(shape.chunk), |slots| fits(slots + 1)),
+        None => {
+            let turns = member_bytes / u64::from(shape.chunk) / turn;
+            turn * partition_point(turns, |turns| fits((turns + 1) * turn))
+        }
     };
     let volume_bytes = match volume_bytes {
         Some(bytes) => bytes,
         None => {
-            let stripes = partition_point(slots, |stripes| stripes + 1 + reserve_for(stripes + 1) <= slots);
+            let stripes = partition_point(slots, |stripes| shape.slots_of(stripes + 1) <= slots);
             // A volume beyond what offsets can address loses its last stripes, and is still created.
             let bytes = u128::from(stripes) * u128::from(shape.stripe_bytes());
             u64::try_from(bytes).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES)
         }
     };
-    if volume_bytes == 0 || !fits(slots) {
-        let smallest = volume_bytes.max(shape.stripe_bytes());
+    let smallest = shape.stripes_min() * shape.stripe_bytes();
+    if volume_bytes.div_ceil(shape.stripe_bytes()) < shape.stripes_min() || !fits(slots) {
+        let smallest = volume_bytes.max(smallest);
         return Err(LayoutError::TooSmall {
             found: member_bytes,
             needed: member_bytes_for(smallest, shape)?,
@@ -161,6 +182,7 @@ pub fn geometry_for(
         sector: shape.sector,
         slots,
         volume_bytes,
+        lanes: shape.cut(),
     };
     Ok((geometry, shape.regions(slots).expect("a layout that fits has regions")))
 }
@@ -190,7 +212,7 @@ impl ArrayShape {
     /// # Errors
     /// Which number is out of range.
     pub fn check(&self) -> Result<(), LayoutError> {
-        let &ArrayShape { data, parity, chunk, sector } = self;
+        let &ArrayShape { data, parity, chunk, sector, lanes } = self;
         if data == 0 {
             return Err(LayoutError::NoData);
         }
@@ -202,6 +224,9 @@ impl ArrayShape {
         }
         if !matches!(sector, 512 | 4096) {
             return Err(LayoutError::Sector { found: sector });
+        }
+        if !(1..=MAX_LANES).contains(&lanes) {
+            return Err(LayoutError::Lanes { found: lanes });
         }
         Ok(())
     }
@@ -215,7 +240,28 @@ impl ArrayShape {
             return Err(LayoutError::Impossible { volume_bytes });
         }
         let stripes = volume_bytes.div_ceil(self.stripe_bytes());
-        Ok(stripes + reserve_for(stripes))
+        if stripes < self.stripes_min() {
+            return Err(LayoutError::EmptyLanes { volume_bytes, lanes: self.lanes });
+        }
+        Ok(self.slots_of(stripes))
+    }
+
+    /// How the stripes are dealt out.
+    fn cut(&self) -> Lanes {
+        Lanes::of(self.lanes, self.stripe_bytes())
+    }
+
+    /// The fewest stripes with which every lane has one.
+    fn stripes_min(&self) -> u64 {
+        let Lanes { count, group } = self.cut();
+        u64::from(count - 1) * u64::from(group) + 1
+    }
+
+    /// Slots for this many stripes: all lanes have as many as the one with the most stripes needs.
+    fn slots_of(&self, stripes: u64) -> u64 {
+        let lanes = self.cut();
+        let of_lane = lanes.stripes_in(LaneIndex(0), stripes);
+        (of_lane + reserve_for(of_lane)).next_multiple_of(u64::from(lanes.group)) * u64::from(lanes.count)
     }
 
     /// Bytes of a member with this many slots; none beyond the largest device.
@@ -227,7 +273,7 @@ impl ArrayShape {
     fn regions(&self, slots: u64) -> Option<Vec<Region>> {
         let data_len = slots.checked_mul(u64::from(self.chunk)).filter(|&len| len <= MAX_DEVICE_BYTES)?;
         let lengths = [
-            (RegionKind::Log, log_bytes(data_len, self.chunk)),
+            (RegionKind::Log, log_bytes(data_len, self.chunk, self.lanes)),
             (RegionKind::Pages, self.page_bytes(slots)?),
             (RegionKind::Data, data_len),
         ];
@@ -243,15 +289,24 @@ impl ArrayShape {
     /// Bytes of metadata pages on each member. Room for checksums is included even if none are kept: it is
     /// small beside the data, and so a layout depends on the shape alone.
     fn page_bytes(&self, slots: u64) -> Option<u64> {
-        let &ArrayShape { data, parity, chunk, sector } = self;
+        let &ArrayShape { data, parity, chunk, sector, .. } = self;
+        let count = u64::from(self.lanes);
         // The size of the volume does not matter here.
-        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0 };
-        PageLayout::new(geometry, true).region_bytes().checked_next_multiple_of(REGION_ALIGN)
+        let slots = slots / count;
+        let of_lane = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0, lanes: Lanes::ONE };
+        let of_lane = PageLayout::new(of_lane, true).region_bytes();
+        of_lane.checked_mul(count)?.checked_next_multiple_of(REGION_ALIGN)
     }
 }
 
-fn log_bytes(data_len: u64, chunk: u32) -> u64 {
+fn log_bytes(data_len: u64, chunk: u32, lanes: u16) -> u64 {
     let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX);
+    if lanes > 1 {
+        // Each lane has a ring of its own; together they take as much as one would, if that is enough for
+        // all.
+        let ring = (wanted / u64::from(lanes)).max(LOG_MIN).max(LOG_CHUNKS_MIN * u64::from(chunk));
+        return ring.next_multiple_of(REGION_ALIGN) * u64::from(lanes);
+    }
     let small = (data_len / LOG_SMALL_FRACTION).max(LOG_SMALL_MIN);
     wanted.min(small).max(LOG_CHUNKS_MIN * u64::from(chunk)).next_multiple_of(REGION_ALIGN)
 }
@@ -280,16 +335,18 @@ mod tests {
     use proptest::prelude::*;
 
     fn shape(data: u16, parity: u16) -> ArrayShape {
-        ArrayShape { data, parity, chunk: 65536, sector: 512 }
+        ArrayShape { data, parity, chunk: 65536, sector: 512, lanes: 1 }
     }
 
     fn shapes() -> impl Strategy<Value = ArrayShape> {
-        (1u16..=255, 12u32..=22, any::<bool>()).prop_flat_map(|(data, chunk, sector)| {
+        let lanes = prop_oneof![Just(1u16), 2..=MAX_LANES];
+        (1u16..=255, 12u32..=22, any::<bool>(), lanes).prop_flat_map(|(data, chunk, sector, lanes)| {
             (0..=255 - data).prop_map(move |parity| ArrayShape {
                 data,
                 parity,
                 chunk: 1 << chunk,
                 sector: if sector { 512 } else { 4096 },
+                lanes,
             })
         })
     }
@@ -308,7 +365,12 @@ mod tests {
         prop_assert!(end + TAIL_BYTES <= member_bytes, "{regions:?} beyond {member_bytes}");
         let data = regions.iter().find(|region| region.kind == RegionKind::Data).unwrap();
         prop_assert_eq!(data.len, geometry.slots * u64::from(geometry.chunk));
-        prop_assert!(geometry.slots >= geometry.stripes() + RESERVE_MIN);
+        let of_lane = geometry.of_lane(LaneIndex(0));
+        prop_assert!(of_lane.slots >= of_lane.stripes() + RESERVE_MIN);
+        let log = regions[0].part(geometry.lanes, LaneIndex(0));
+        prop_assert!(geometry.lanes.count == 1 || log.len >= LOG_MIN);
+        let pages = regions[1].part(geometry.lanes, LaneIndex(0));
+        prop_assert!(pages.len >= PageLayout::new(of_lane, true).region_bytes());
         Ok(())
     }
 
@@ -316,6 +378,7 @@ mod tests {
         #[test]
         fn members_sized_for_a_volume_hold_it_exactly(shape in shapes(), blocks in 1u64..1 << 34) {
             let volume = blocks * ROW_BYTES;
+            prop_assume!(volume.div_ceil(shape.stripe_bytes()) >= shape.stripes_min());
             let member = member_bytes_for(volume, shape).unwrap();
             let (geometry, regions) = geometry_for(member, shape, Some(volume)).unwrap();
             prop_assert_eq!(geometry.volume_bytes, volume);
@@ -362,6 +425,21 @@ mod tests {
     }
 
     #[test]
+    fn lanes_cost_a_ring_each_and_a_little_more() {
+        let one = shape(4, 2);
+        let (geometry, regions) = geometry_for(16 << 30, ArrayShape { lanes: 8, ..one }, None).unwrap();
+        assert_eq!(geometry.lanes, Lanes { count: 8, group: 4 });
+        // Together what one lane has, 1/64 of the data region, up to the last mebibyte of each.
+        assert_eq!(regions[0].len, 8 * 31 * MIB);
+        let (whole, _) = geometry_for(16 << 30, one, None).unwrap();
+        let lost = whole.volume_bytes - geometry.volume_bytes;
+        assert!(lost < whole.volume_bytes / 500, "{}", HumanSize(lost));
+        let small = member_bytes_for(1 << 30, ArrayShape { lanes: 8, ..one }).unwrap();
+        let more = small - member_bytes_for(1 << 30, one).unwrap();
+        assert!((7 * LOG_MIN..9 * LOG_MIN).contains(&more), "{}", HumanSize(more));
+    }
+
+    #[test]
     fn a_large_member_spends_little_on_metadata() {
         let (geometry, regions) = geometry_for(4 << 40, shape(8, 2), None).unwrap();
         let metadata = (4u64 << 40) - geometry.slots * u64::from(geometry.chunk);
@@ -386,6 +464,13 @@ mod tests {
             assert_eq!(refused(ArrayShape { chunk: found, ..good }, 4096), LayoutError::Chunk { found });
         }
         assert_eq!(refused(ArrayShape { sector: 520, ..good }, 4096), LayoutError::Sector { found: 520 });
+        for found in [0, MAX_LANES + 1] {
+            assert_eq!(refused(ArrayShape { lanes: found, ..good }, 4096), LayoutError::Lanes { found });
+        }
+        // Eight lanes of four stripes at a time: the last one has a stripe from the 29th stripe on.
+        let (eight, stripe) = (ArrayShape { lanes: 8, ..good }, 256 << 10);
+        assert!(matches!(refused(eight, 28 * stripe), LayoutError::EmptyLanes { lanes: 8, .. }));
+        assert!(member_bytes_for(28 * stripe + 4096, eight).is_ok());
         for found in [0, 4097, u64::MAX] {
             assert_eq!(refused(good, found), LayoutError::VolumeSize { found });
         }

@@ -2,8 +2,8 @@
 //! types; their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
 use super::words::worded;
-use super::{COPY_BYTES, MAX_NAME_BYTES, MemberSet};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex};
+use super::{COPY_BYTES, Lanes, MAX_NAME_BYTES, MemberSet};
+use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use uuid::Uuid;
 
 /// Shape of an array: fixed at creation.
@@ -21,6 +21,8 @@ pub struct Geometry {
     pub slots: u64,
     /// Size of the volume in bytes, at most `slots * data * chunk`; a multiple of 4 KiB.
     pub volume_bytes: u64,
+    /// How its stripes are dealt out to lanes, which have equal shares of the slots.
+    pub lanes: Lanes,
 }
 
 impl Geometry {
@@ -40,6 +42,20 @@ impl Geometry {
     #[must_use]
     pub fn stripes(&self) -> u64 {
         self.volume_bytes.div_ceil(self.stripe_bytes())
+    }
+}
+
+impl Geometry {
+    /// The shape of one lane, as that of an array of its own that is not cut. The last stripe of the volume
+    /// counts as whole.
+    #[must_use]
+    pub fn of_lane(&self, lane: LaneIndex) -> Geometry {
+        if self.lanes.count == 1 {
+            return *self;
+        }
+        let volume_bytes = self.lanes.stripes_in(lane, self.stripes()) * self.stripe_bytes();
+        let slots = self.slots / u64::from(self.lanes.count);
+        Geometry { slots, volume_bytes, lanes: Lanes::ONE, ..*self }
     }
 }
 
@@ -195,22 +211,25 @@ pub struct LogStart {
     pub sequence: u64,
 }
 
-/// What an array keeps of its redo log in its superblock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RedoRecord {
-    /// Source of the key of log and pages; random, fixed at creation.
-    pub secret: [u8; 16],
-    /// Where the log starts.
+/// What a superblock records of one lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct LaneRecord {
+    /// Where its log starts.
     pub start: LogStart,
+    /// Pages of its stripe map that have a version on the members, at least; 0 if they were not counted. A
+    /// start that finds fewer knows that copies which look as if they were never written have lost their
+    /// content.
+    pub map_pages: u64,
 }
 
 /// What a member held when it left service. The stripe map shows what it has missed since.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Left {
     /// Identity of the last complete epoch in which it was current, 0 for none: then it is rebuilt.
     pub epoch: u64,
-    /// Batches below were in place on it, and a batch in its log said so.
-    pub tail: u64,
+    /// For each lane: batches below were in place on it, and a batch in its log said so. Empty without an
+    /// epoch.
+    pub tails: Vec<u64>,
     /// The newest update of the superblocks that it can have got before the array went on without it; 0 where
     /// unknown.
     pub update: u64,
@@ -238,6 +257,16 @@ pub struct Region {
     pub offset: ByteOffset,
     /// Bytes.
     pub len: u64,
+}
+
+impl Region {
+    /// A lane's part of the log region, or of the pages region: of as many equal parts as there are lanes,
+    /// each of whole blocks.
+    #[must_use]
+    pub fn part(self, lanes: Lanes, lane: LaneIndex) -> Region {
+        let len = self.len / u64::from(lanes.count) / ROW_BYTES * ROW_BYTES;
+        Region { offset: ByteOffset(self.offset.0 + u64::from(lane.0) * len), len, ..self }
+    }
 }
 
 /// End of the last region of a member.
@@ -286,10 +315,6 @@ pub struct Superblock {
     /// The newest update that all members in service had when this one began. A device with an older one was
     /// rolled back.
     pub update_complete: u64,
-    /// Pages of the stripe map that have a version on the members, at least; 0 if they were not counted. A
-    /// start that finds fewer knows that copies which look as if they were never written have lost their
-    /// content.
-    pub map_pages: u64,
     /// Epoch.
     pub epoch: Epoch,
     /// No write is under way.
@@ -300,8 +325,10 @@ pub struct Superblock {
     pub replacements: Vec<ReplacementRecord>,
     /// Scrubs.
     pub scrub: ScrubRecord,
-    /// The redo log.
-    pub redo: RedoRecord,
+    /// Source of the keys of log and pages; random, fixed at creation.
+    pub log_secret: [u8; 16],
+    /// Per lane.
+    pub lanes: Vec<LaneRecord>,
     /// Per member, while it is out of service: what it must hold to be caught up.
     pub left: Vec<Left>,
 }

@@ -5,15 +5,17 @@
 //! whose numbers are consistent, so that arithmetic on them (`slots * chunk`, region ends) cannot overflow.
 //! Must not know where copies lie and which one counts.
 
-use super::features::{CHECKSUM_PAGES, KNOWN_COMPAT, KNOWN_INCOMPAT, UPDATE_COUNT, feature_names};
+use super::features::{CHECKSUM_PAGES, KNOWN_COMPAT, KNOWN_INCOMPAT, LANES, UPDATE_COUNT, feature_names};
+use super::field::{Fault, boolean, coded, ensure, fault};
+use super::limits::{LANE_PLACES, LEFT_BYTES, MAX_REPLACEMENTS, left_record_bytes};
 use super::{
     COPY_BYTES, COUNT_END, ChecksumKind, Epoch, FORMAT_MAJOR, FORMAT_MINOR, FormatError, Geometry,
-    LOG_BLOCK_BYTES, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT, MAX_LEFT_UPDATES,
-    MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, MatrixId, MemberRecord,
-    MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, RedoRecord, Region, RegionKind,
-    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, valid_name,
+    LOG_BLOCK_BYTES, LaneRecord, Lanes, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_GROUP,
+    MAX_LANES, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MIN_CHUNK_BYTES, MatrixId,
+    MemberRecord, MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, Region, RegionKind,
+    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, left_max, replacements_max, valid_name,
 };
-use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
 use std::fmt;
 use uuid::Uuid;
@@ -66,7 +68,7 @@ struct RawCopy {
     parity: U16,
     chunk: U32,
     sector: U32,
-    reserved_1: U32,
+    lane_group: U32,
     slots: U64,
     volume_bytes: U64,
     epoch_number: U64,
@@ -94,13 +96,17 @@ struct RawCopy {
     update_complete: U64,
     map_pages: U64,
     left_updates: [RawLeftUpdate; MAX_LEFT_UPDATES],
-    reserved_4: [u8; 4],
+    lane_count: U16,
+    reserved_4: [u8; 2],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
     scrub_unchecked: [U64; 4],
-    replacements: [RawReplacement; MAX_REPLACEMENTS],
+    replacements: [RawReplacement; MAX_REPLACEMENTS - LANE_PLACES],
+    /// More replacements, or the records of lanes.
+    lane_places: [[u8; 32]; LANE_PLACES],
     left_epochs: [U64; MAX_MEMBERS as usize],
-    left_tails: [RawLeft; MAX_LEFT],
+    /// For each member that left its number, 2 bytes, and a tail for each lane, 8 bytes each.
+    left_tails: [u8; LEFT_BYTES],
     scrub_unchecked_before: [U64; 4],
 }
 
@@ -134,9 +140,11 @@ struct RawReplacement {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawLeft {
-    member: U16,
-    tail: U64,
+struct RawLane {
+    log_start_sequence: U64,
+    log_start_epoch: U64,
+    map_pages: U64,
+    reserved: U64,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -151,19 +159,24 @@ const _: () = {
     assert!(size_of::<RawRegion>() == 32);
     assert!(size_of::<RawMember>() == 32);
     assert!(size_of::<RawReplacement>() == 32);
+    assert!(size_of::<RawLane>() == 32);
+    assert!(LANE_PLACES >= MAX_LANES as usize);
     assert!(std::mem::offset_of!(RawCopy, checksum) == CHECKSUM_AT.start);
     assert!(std::mem::offset_of!(RawCopy, sequence) == CHECKSUM_AT.end);
     assert!(std::mem::offset_of!(RawCopy, name) == 0x70);
     assert!(std::mem::offset_of!(RawCopy, data) == 0xc0);
+    assert!(std::mem::offset_of!(RawCopy, lane_group) == 0xcc);
     assert!(std::mem::offset_of!(RawCopy, epoch_number) == 0xe0);
     assert!(std::mem::offset_of!(RawCopy, scrub_active) == 0x120);
     assert!(std::mem::offset_of!(RawCopy, region_count) == 0x158);
     assert!(std::mem::offset_of!(RawCopy, log_start_sequence) == 0x160);
     assert!(std::mem::offset_of!(RawCopy, log_secret) == 0x170);
+    assert!(std::mem::offset_of!(RawCopy, lane_count) == 0x1fc);
     assert!(std::mem::offset_of!(RawCopy, regions) == 0x200);
     assert!(std::mem::offset_of!(RawCopy, members) == 0x400);
     assert!(std::mem::offset_of!(RawCopy, scrub_unchecked) == 0x23e0);
     assert!(std::mem::offset_of!(RawCopy, replacements) == 0x2400);
+    assert!(std::mem::offset_of!(RawCopy, lane_places) == 0x3000);
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
     assert!(std::mem::offset_of!(RawCopy, scrub_unchecked_before) == 0x3fe0);
@@ -269,19 +282,22 @@ impl Superblock {
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
-        raw.log_start_sequence = self.redo.start.sequence.into();
-        raw.log_start_epoch = self.redo.start.epoch.into();
-        raw.log_secret = self.redo.secret;
+        raw.log_secret = self.log_secret;
         raw.update = self.update.into();
         raw.update_complete = self.update_complete.into();
-        raw.map_pages = self.map_pages.into();
-        let mut tails = raw.left_tails.iter_mut();
+        self.fill_lanes(raw);
+        let mut tails = raw.left_tails.chunks_exact_mut(left_record_bytes(self.geometry.lanes.count));
+        let mut left_count = 0;
         for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.epoch != 0) {
             raw.left_epochs[at] = left.epoch.into();
-            let tail = tails.next().expect("no more records than there is room for");
-            (tail.member, tail.tail) = ((at as u16).into(), left.tail.into());
+            let record = tails.next().expect("no more records than there is room for");
+            record[..2].copy_from_slice(&(at as u16).to_le_bytes());
+            for (place, tail) in record[2..].chunks_exact_mut(8).zip(&left.tails) {
+                place.copy_from_slice(&tail.to_le_bytes());
+            }
+            left_count += 1;
         }
-        raw.left_count = ((MAX_LEFT - tails.len()) as u16).into();
+        raw.left_count = left_count.into();
         let mut updates = raw.left_updates.iter_mut();
         for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.update != 0) {
             let record = updates.next().expect("no more records than there is room for");
@@ -297,10 +313,39 @@ impl Superblock {
             raw.rebuilt = member.rebuilt.0.into();
             raw.state = member.state.byte();
         }
-        for (raw, replacement) in raw.replacements.iter_mut().zip(&self.replacements) {
-            raw.uuid = replacement.uuid.into_bytes();
-            raw.rebuilt = replacement.rebuilt.0.into();
-            raw.member = replacement.member.0.into();
+        let replacement = |replacement: &ReplacementRecord| RawReplacement {
+            uuid: replacement.uuid.into_bytes(),
+            rebuilt: replacement.rebuilt.0.into(),
+            member: replacement.member.0.into(),
+            reserved: [0; 6],
+        };
+        let mut replacements = self.replacements.iter().map(replacement);
+        raw.replacements.iter_mut().zip(&mut replacements).for_each(|(raw, record)| *raw = record);
+        // Only in an array of one lane are there more.
+        for (raw, record) in raw.lane_places.iter_mut().zip(replacements) {
+            raw.copy_from_slice(record.as_bytes());
+        }
+    }
+
+    /// One lane has its record where all arrays had it before there were lanes; several have a table.
+    fn fill_lanes(&self, raw: &mut RawCopy) {
+        let Lanes { count, group } = self.geometry.lanes;
+        if let (1, [LaneRecord { start, map_pages }]) = (count, &self.lanes[..]) {
+            raw.log_start_sequence = start.sequence.into();
+            raw.log_start_epoch = start.epoch.into();
+            raw.map_pages = (*map_pages).into();
+            return;
+        }
+        raw.lane_count = count.into();
+        raw.lane_group = group.into();
+        for (raw, LaneRecord { start, map_pages }) in raw.lane_places.iter_mut().zip(&self.lanes) {
+            let record = RawLane {
+                log_start_sequence: start.sequence.into(),
+                log_start_epoch: start.epoch.into(),
+                map_pages: (*map_pages).into(),
+                reserved: 0.into(),
+            };
+            raw.copy_from_slice(record.as_bytes());
         }
     }
 
@@ -315,9 +360,7 @@ impl Superblock {
         for (what, value) in self.counts() {
             ensure(value < COUNT_END, what, value, "a number below 2^62")?;
         }
-        let pages = slots.div_ceil(PAGE_ENTRIES as u64);
-        let pages_limit = format_args!("at most {pages}, the pages of the stripe map");
-        ensure(self.map_pages <= pages, "map pages", self.map_pages, pages_limit)?;
+        self.validate_lanes()?;
         let update = self.update;
         ensure(
             self.update_complete <= update,
@@ -344,7 +387,7 @@ impl Superblock {
         }
         self.validate_members(slot_limit, member_limit)?;
         self.validate_regions()?;
-        let features = Superblock::incompat_features(self.checksum);
+        let features = Superblock::incompat_features(self.checksum, self.geometry.lanes.count);
         ensure(
             self.features_incompat | UPDATE_COUNT == features,
             "incompat features",
@@ -366,9 +409,35 @@ impl Superblock {
             longest,
             format_args!("at most {most}, whose blocks can be numbered"),
         )?;
-        let needed = PageLayout::new(self.geometry, self.checksum != ChecksumKind::None).region_bytes();
+        let Lanes { count, .. } = self.geometry.lanes;
+        let shortest = logs().map(|region| region.len).min().unwrap_or_default();
+        let least = u64::from(count) * LOG_BLOCK_BYTES as u64;
+        ensure(shortest >= least, "log region length", shortest, "a block or more for each lane")?;
+        // All lanes have the same number of slots.
+        let of_lane = self.geometry.of_lane(LaneIndex(0));
+        let of_lane = PageLayout::new(of_lane, self.checksum != ChecksumKind::None).region_bytes();
+        let needed = of_lane.saturating_mul(u64::from(count));
         let len = self.region(RegionKind::Pages).map_or(0, |region| region.len);
         ensure(len >= needed, "pages region length", len, format_args!("{needed} bytes or more"))
+    }
+
+    /// Checks that each lane has its share of the slots, and a record.
+    fn validate_lanes(&self) -> Result<(), Fault> {
+        let Lanes { count, group } = self.geometry.lanes;
+        ensure(self.lanes.len() == usize::from(count), "lane records", self.lanes.len(), count)?;
+        let pages = (self.geometry.slots / u64::from(count)).div_ceil(PAGE_ENTRIES as u64);
+        let pages_limit = format_args!("at most {pages}, the pages of the stripe map");
+        for &LaneRecord { map_pages, .. } in &self.lanes {
+            ensure(map_pages <= pages, "map pages", map_pages, pages_limit)?;
+        }
+        if count == 1 {
+            return ensure(group == 1, "lane group", group, "1 for one lane");
+        }
+        let of_lane = self.geometry.of_lane(LaneIndex(0));
+        let last = self.geometry.lanes.stripes_in(LaneIndex(count - 1), self.geometry.stripes());
+        ensure(last > 0, "volume bytes", self.geometry.volume_bytes, "a stripe or more for each lane")?;
+        let limit = format_args!("slots for the {} stripes of a lane", of_lane.stripes());
+        ensure(of_lane.stripes() <= of_lane.slots, "slots", self.geometry.slots, limit)
     }
 
     fn validate_members(
@@ -386,9 +455,13 @@ impl Superblock {
         )?;
         ensure(self.left.len() == usize::from(width), "left", self.left.len(), width.to_string())?;
         let left = self.left.iter().filter(|left| left.epoch != 0).count();
-        ensure(left <= MAX_LEFT, "left count", left, format_args!("at most {MAX_LEFT}"))?;
-        let unheld = self.left.iter().any(|left| left.epoch == 0 && left.tail != 0);
+        let lanes = self.geometry.lanes.count;
+        ensure(left <= left_max(lanes), "left count", left, format_args!("at most {}", left_max(lanes)))?;
+        let unheld = self.left.iter().any(|left| left.epoch == 0 && !left.tails.is_empty());
         ensure(!unheld, "left tail", "of a member without an epoch", "none")?;
+        let mut held = self.left.iter().filter(|left| left.epoch != 0);
+        let is_whole = held.all(|left| left.tails.len() == usize::from(lanes));
+        ensure(is_whole, "left tails", "fewer or more than lanes", "one for each lane")?;
         let updates = self.left.iter().filter(|left| left.update != 0).count();
         let limit = format_args!("at most {MAX_LEFT_UPDATES}");
         ensure(updates <= MAX_LEFT_UPDATES, "left updates", updates, limit)?;
@@ -397,11 +470,12 @@ impl Superblock {
             ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit)?;
             ensure(devices.insert(record.uuid), "member uuid", record.uuid, "different for each device")?;
         }
+        let most = replacements_max(lanes);
         ensure(
-            self.replacements.len() <= MAX_REPLACEMENTS,
+            self.replacements.len() <= most,
             "replacement count",
             self.replacements.len(),
-            format_args!("at most {MAX_REPLACEMENTS}"),
+            format_args!("at most {most}"),
         )?;
         let mut replaced = HashSet::new();
         for record in &self.replacements {
@@ -495,6 +569,12 @@ impl Geometry {
         // Bounds slots * chunk, hence every offset inside a member.
         let most = MAX_DEVICE_BYTES / u64::from(self.chunk);
         ensure((1..=most).contains(&self.slots), "slots", self.slots, format_args!("from 1 to {most}"))?;
+        let Lanes { count, group } = self.lanes;
+        ensure((1..=MAX_LANES).contains(&count), "lane count", count, format_args!("from 1 to {MAX_LANES}"))?;
+        let is_group = group.is_power_of_two() && group <= MAX_GROUP;
+        ensure(is_group, "lane group", group, format_args!("a power of two, at most {MAX_GROUP}"))?;
+        let turn = self.lanes.turn();
+        ensure(self.slots.is_multiple_of(turn), "slots", self.slots, format_args!("a multiple of {turn}"))?;
         let capacity = u128::from(self.slots) * u128::from(self.stripe_bytes());
         ensure(
             self.volume_bytes >= ROW_BYTES
@@ -534,7 +614,15 @@ impl RawCopy {
         };
         let regions = counted("region count", self.region_count, MAX_REGIONS)?;
         let members = counted("member count", self.member_count, usize::from(MAX_MEMBERS))?;
-        let replacements = counted("replacement count", self.replacement_count, MAX_REPLACEMENTS)?;
+        let lanes = match self.features_incompat.get() & LANES {
+            0 => Lanes::ONE,
+            _ => Lanes { count: self.lane_count.get(), group: self.lane_group.get() },
+        };
+        let has_table = self.features_incompat.get() & LANES != 0;
+        let several = format_args!("from 2 to {MAX_LANES}");
+        ensure(!has_table || (2..=MAX_LANES).contains(&lanes.count), "lane count", lanes.count, several)?;
+        let most = replacements_max(lanes.count);
+        let replacements = counted("replacement count", self.replacement_count, most)?;
         let scrub_active = boolean("scrub active", self.scrub_active)?;
         let features_incompat = self.features_incompat.get();
         let has_updates = features_incompat & UPDATE_COUNT != 0;
@@ -542,7 +630,6 @@ impl RawCopy {
             0 => ChecksumKind::None,
             _ => coded("checksum kind", self.checksum_kind, ChecksumKind::from_byte)?,
         };
-        let start = LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() };
         Ok(Superblock {
             features_compat: self.features_compat.get(),
             features_ro_compat: self.features_ro_compat.get(),
@@ -560,6 +647,7 @@ impl RawCopy {
                 sector: self.sector.get(),
                 slots: self.slots.get(),
                 volume_bytes: self.volume_bytes.get(),
+                lanes,
             },
             matrix: coded("matrix", self.matrix, MatrixId::from_byte)?,
             checksum,
@@ -568,7 +656,6 @@ impl RawCopy {
             sequence: self.sequence.get(),
             update: if has_updates { self.update.get() } else { 0 },
             update_complete: if has_updates { self.update_complete.get() } else { 0 },
-            map_pages: self.map_pages.get(),
             epoch: Epoch {
                 number: self.epoch_number.get(),
                 id: self.epoch_id.get(),
@@ -577,7 +664,7 @@ impl RawCopy {
             },
             clean: boolean("clean", self.clean)?,
             members: self.members[..members].iter().map(RawMember::read).collect::<Result<_, _>>()?,
-            replacements: self.replacements[..replacements].iter().map(RawReplacement::read).collect(),
+            replacements: self.read_replacements(replacements),
             scrub: ScrubRecord {
                 position: scrub_active.then_some(SlotIndex(self.scrub_position.get())),
                 errors_so_far: self.scrub_errors_so_far.get(),
@@ -588,23 +675,51 @@ impl RawCopy {
                 unchecked: MemberSet(self.scrub_unchecked.map(U64::get)),
                 unchecked_before: MemberSet(self.scrub_unchecked_before.map(U64::get)),
             },
-            redo: RedoRecord { secret: self.log_secret, start },
-            left: if has_updates { self.read_left(members)? } else { vec![Left::default(); members] },
+            log_secret: self.log_secret,
+            lanes: self.read_lanes(lanes.count),
+            left: match has_updates {
+                true => self.read_left(members, lanes.count)?,
+                false => vec![Left::default(); members],
+            },
         })
+    }
+
+    fn read_replacements(&self, count: usize) -> Vec<ReplacementRecord> {
+        let more =
+            self.lane_places.iter().map(|place| RawReplacement::ref_from_bytes(place).expect("its size"));
+        self.replacements.iter().chain(more).take(count).map(RawReplacement::read).collect()
+    }
+
+    fn read_lanes(&self, count: u16) -> Vec<LaneRecord> {
+        if count == 1 {
+            let start =
+                LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() };
+            return vec![LaneRecord { start, map_pages: self.map_pages.get() }];
+        }
+        let raw = self.lane_places.iter().map(|place| RawLane::ref_from_bytes(place).expect("its size"));
+        let record = |raw: &RawLane| LaneRecord {
+            start: LogStart { epoch: raw.log_start_epoch.get(), sequence: raw.log_start_sequence.get() },
+            map_pages: raw.map_pages.get(),
+        };
+        raw.take(usize::from(count)).map(record).collect()
     }
 
     /// The members with an epoch and a tail. A member with an epoch alone, as earlier builds wrote it, counts
     /// as one that left nothing to go by.
-    fn read_left(&self, members: usize) -> Result<Vec<Left>, Fault> {
+    fn read_left(&self, members: usize, lanes: u16) -> Result<Vec<Left>, Fault> {
         let count = usize::from(self.left_count.get());
-        ensure(count <= MAX_LEFT, "left count", count, format_args!("at most {MAX_LEFT}"))?;
+        let most = left_max(lanes);
+        ensure(count <= most, "left count", count, format_args!("at most {most}"))?;
         let mut left = vec![Left::default(); members];
-        for raw in &self.left_tails[..count] {
-            let member = usize::from(raw.member.get());
+        for record in self.left_tails.chunks_exact(left_record_bytes(lanes)).take(count) {
+            let (member, tails) = record.split_at(2);
+            let member = usize::from(u16::from_le_bytes([member[0], member[1]]));
+            let (tails, _) = tails.as_chunks();
+            let tails = tails.iter().map(|tail| u64::from_le_bytes(*tail)).collect();
             let free = left.get(member).is_some_and(|left| left.epoch == 0);
             let epoch = self.left_epochs.get(member).map_or(0, |epoch| epoch.get());
             ensure(free && epoch != 0, "left member", member, "a member with an epoch, once")?;
-            left[member] = Left { epoch, tail: raw.tail.get(), update: 0 };
+            left[member] = Left { epoch, tails, update: 0 };
         }
         for raw in self.left_updates.iter().filter(|raw| raw.update.get() != 0) {
             let member = usize::from(raw.member.get());
@@ -646,34 +761,6 @@ impl RawReplacement {
     }
 }
 
-/// A field with an impossible value: an error when read, a panic when about to be written.
-struct Fault {
-    field: &'static str,
-    found: String,
-    expected: String,
-}
-
-fn fault(field: &'static str, found: impl ToString, expected: impl ToString) -> Fault {
-    Fault { field, found: found.to_string(), expected: expected.to_string() }
-}
-
-fn ensure(
-    holds: bool,
-    field: &'static str,
-    found: impl ToString,
-    expected: impl ToString,
-) -> Result<(), Fault> {
-    if holds { Ok(()) } else { Err(fault(field, found, expected)) }
-}
-
-fn coded<T>(field: &'static str, byte: u8, decode: fn(u8) -> Option<T>) -> Result<T, Fault> {
-    decode(byte).ok_or_else(|| fault(field, byte, "a code this version knows"))
-}
-
-fn boolean(field: &'static str, byte: u8) -> Result<bool, Fault> {
-    ensure(byte <= 1, field, byte, "0 or 1").map(|()| byte == 1)
-}
-
 /// BLAKE3 of a copy with its checksum field zero.
 fn checksum(bytes: &[u8]) -> [u8; 32] {
     // In one piece: sixteen chunks of the hash side by side are much faster than pieces of odd lengths allow.
@@ -696,8 +783,15 @@ pub(super) mod tests {
 
     /// A superblock with something in every field, and the same at every run.
     pub(in crate::format) fn example(role: Role) -> Superblock {
-        let geometry =
-            Geometry { data: 4, parity: 3, chunk: 65536, sector: 4096, slots: 4112, volume_bytes: 1 << 30 };
+        let geometry = Geometry {
+            data: 4,
+            parity: 3,
+            chunk: 65536,
+            sector: 4096,
+            slots: 4112,
+            volume_bytes: 1 << 30,
+            lanes: Lanes::ONE,
+        };
         let uuid = |number: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_0000 + number);
         let mut members: Vec<_> = (0..7)
             .map(|i| MemberRecord { uuid: uuid(i), state: MemberState::Online, rebuilt: SlotIndex(0) })
@@ -706,7 +800,7 @@ pub(super) mod tests {
         members[2].rebuilt = SlotIndex(77);
         members[5].state = MemberState::Faulted;
         let left = |member| match member {
-            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980, update: 0 },
+            5 => Left { epoch: 0x7654_3210_feeb_daed, tails: vec![980], update: 0 },
             _ => Left::default(),
         };
         Superblock {
@@ -735,7 +829,6 @@ pub(super) mod tests {
             sequence: 42,
             update: 41,
             update_complete: 39,
-            map_pages: 0,
             epoch: Epoch {
                 number: 9,
                 id: 0xdead_beef_0123_4567,
@@ -759,16 +852,41 @@ pub(super) mod tests {
                 unchecked: MemberSet::new(),
                 unchecked_before: MemberSet::new(),
             },
-            redo: RedoRecord { secret: *b"0123456789abcdef", start: LogStart { epoch: 8, sequence: 990 } },
+            log_secret: *b"0123456789abcdef",
+            lanes: vec![LaneRecord { start: LogStart { epoch: 8, sequence: 990 }, map_pages: 0 }],
             left: (0..7).map(left).collect(),
         }
     }
 
     /// The example with the pages of its stripe map counted, and updates at which members left.
     pub(in crate::format) fn counted_example(role: Role) -> Superblock {
-        let mut counted = Superblock { map_pages: 17, ..example(role) };
+        let mut counted = example(role);
+        counted.lanes[0].map_pages = 17;
         (counted.left[5].update, counted.left[6].update) = (37, 33);
         counted
+    }
+
+    /// The example of an array with eight lanes.
+    pub(in crate::format) fn lanes_example() -> Superblock {
+        let one = example(Role::Member);
+        let lanes = Lanes { count: 8, group: 4 };
+        let record = |lane: LaneIndex| LaneRecord {
+            start: LogStart { epoch: 8, sequence: 990 + u64::from(lane.0) },
+            map_pages: u64::from(lane.0 % 3),
+        };
+        let mut superblock = Superblock {
+            features_incompat: 0x37,
+            geometry: Geometry { slots: 4160, lanes, ..one.geometry },
+            regions: vec![
+                Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: 128 << 20 },
+                Region { kind: RegionKind::Pages, offset: ByteOffset(129 << 20), len: 17 << 20 },
+                Region { kind: RegionKind::Data, offset: ByteOffset(146 << 20), len: 260 << 20 },
+            ],
+            lanes: lanes.indices().map(record).collect(),
+            ..one
+        };
+        superblock.left[5].tails = (980..988).collect();
+        superblock
     }
 
     /// The example as it was written before updates were counted, and the superblock that it is read as.
@@ -804,8 +922,10 @@ pub(super) mod tests {
 
     /// The same after everything was counted further by `by`.
     fn counted_on(superblock: Superblock, by: u64) -> Superblock {
-        let Superblock { sequence, epoch, scrub, redo, .. } = superblock.clone();
-        let start = LogStart { epoch: redo.start.epoch + by, sequence: redo.start.sequence + by };
+        let Superblock { sequence, epoch, scrub, mut lanes, .. } = superblock.clone();
+        for LaneRecord { start, .. } in &mut lanes {
+            *start = LogStart { epoch: start.epoch + by, sequence: start.sequence + by };
+        }
         Superblock {
             sequence: sequence + by,
             update: superblock.update + by,
@@ -816,7 +936,7 @@ pub(super) mod tests {
                 errors: scrub.errors + by,
                 ..scrub
             },
-            redo: RedoRecord { start, ..redo },
+            lanes,
             ..superblock
         }
     }
@@ -830,8 +950,15 @@ pub(super) mod tests {
                 let count_of = |number: u64| number % COUNT_END;
                 let uuid = |number: u128| Uuid::from_u128(base.wrapping_add(number));
                 let chunk = 1u32 << chunk_log2;
+                let lanes = match numbers[7] % 3 {
+                    0 => {
+                        Lanes { count: 2 + (numbers[7] >> 8) as u16 % 31, group: 1 << (numbers[7] >> 16 & 7) }
+                    }
+                    _ => Lanes::ONE,
+                };
+                let slots = slots.next_multiple_of(lanes.turn());
                 let pick = |number: u64| SlotIndex(number % (slots + 1));
-                let count = (numbers[0] % u64::from(width)) as usize % MAX_REPLACEMENTS;
+                let count = (numbers[0] % u64::from(width)) as usize % replacements_max(lanes.count);
                 let replacements: Vec<_> = (0..count)
                     .map(|i| ReplacementRecord {
                         member: MemberIndex(i as u16),
@@ -847,22 +974,28 @@ pub(super) mod tests {
                 let member = MemberIndex((numbers[2] % (count.max(1) as u64)) as u16);
                 let capacity = u128::from(slots) * u128::from(chunk) * u128::from(data);
                 let capacity = u64::try_from(capacity).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES);
+                let before_last = u64::from(lanes.count - 1) * u64::from(lanes.group);
+                let volume_min = before_last * u64::from(chunk) * u64::from(data) + ROW_BYTES;
                 let geometry = Geometry {
                     data,
                     parity: width - data,
                     chunk,
                     sector: if sector { 512 } else { 4096 },
                     slots,
-                    volume_bytes: (numbers[4] % capacity).max(ROW_BYTES) & !(ROW_BYTES - 1),
+                    volume_bytes: (numbers[4] % capacity).max(volume_min) & !(ROW_BYTES - 1),
+                    lanes,
                 };
                 let data_start = 1 << 20;
                 let data_end = data_start + slots * u64::from(chunk);
-                let pages = PageLayout::new(geometry, true).region_bytes();
+                let pages = PageLayout::new(geometry.of_lane(LaneIndex(0)), true).region_bytes();
+                let pages = pages * u64::from(lanes.count);
+                let lane_slots = slots / u64::from(lanes.count);
+                let map_pages = numbers[5] % (lane_slots.div_ceil(PAGE_ENTRIES as u64) + 1);
                 let checksum = ChecksumKind::ALL[kind];
                 Superblock {
                     features_compat: 0,
                     features_ro_compat: 0,
-                    features_incompat: Superblock::incompat_features(checksum),
+                    features_incompat: Superblock::incompat_features(checksum, lanes.count),
                     array: uuid(5000),
                     name,
                     created_unix: count_of(numbers[3]),
@@ -878,7 +1011,11 @@ pub(super) mod tests {
                     checksum,
                     volume: VolumeKind::ALL[kind % 2],
                     regions: vec![
-                        Region { kind: RegionKind::Log, offset: ByteOffset(32768), len: 4096 },
+                        Region {
+                            kind: RegionKind::Log,
+                            offset: ByteOffset(32768),
+                            len: u64::from(lanes.count) * 4096,
+                        },
                         Region {
                             kind: RegionKind::Data,
                             offset: ByteOffset(data_start),
@@ -889,7 +1026,6 @@ pub(super) mod tests {
                     sequence: count_of(numbers[5]),
                     update: count_of(numbers[6]),
                     update_complete: count_of(numbers[6]) / 2,
-                    map_pages: numbers[5] % (slots.div_ceil(PAGE_ENTRIES as u64) + 1),
                     epoch: Epoch {
                         number: count_of(numbers[6]),
                         id: numbers[7],
@@ -929,17 +1065,25 @@ pub(super) mod tests {
                         .map(|i| {
                             let update = if i % 3 == 0 && i < 30 { count_of(numbers[6]) } else { 0 };
                             match numbers[5].rotate_left(u32::from(i)) {
-                                epoch if i < MAX_LEFT as u16 && epoch != 0 => {
-                                    Left { epoch, tail: count_of(!epoch), update }
+                                epoch if usize::from(i) < left_max(lanes.count) && epoch != 0 => {
+                                    let tail = |lane: LaneIndex| count_of(!epoch.rotate_left(lane.0.into()));
+                                    Left { epoch, tails: lanes.indices().map(tail).collect(), update }
                                 }
                                 _ => Left { update, ..Left::default() },
                             }
                         })
                         .collect(),
-                    redo: RedoRecord {
-                        secret: base.to_le_bytes(),
-                        start: LogStart { epoch: count_of(numbers[1]), sequence: count_of(numbers[2]) },
-                    },
+                    log_secret: base.to_le_bytes(),
+                    lanes: lanes
+                        .indices()
+                        .map(|lane| LaneRecord {
+                            start: LogStart {
+                                epoch: count_of(numbers[1].rotate_left(lane.0.into())),
+                                sequence: count_of(numbers[2].rotate_right(lane.0.into())),
+                            },
+                            map_pages,
+                        })
+                        .collect(),
                 }
             },
         )
@@ -1032,6 +1176,57 @@ pub(super) mod tests {
         let counted = counted_example(Role::Member);
         let bytes = golden("superblock-map-pages-member.bin", counted.encode().as_slice());
         assert_eq!(Superblock::decode(&bytes), Ok(counted));
+        let lanes = lanes_example();
+        let bytes = golden("superblock-lanes-member.bin", lanes.encode().as_slice());
+        assert_eq!(Superblock::decode(&bytes), Ok(lanes));
+    }
+
+    #[test]
+    fn an_array_of_several_lanes_is_read_and_not_served() {
+        let lanes = lanes_example();
+        assert_eq!(lanes.unfit(), Some(Unfit::Lanes { count: 8 }));
+        assert!(lanes.unfit().is_some_and(|unfit| unfit.to_string().contains("8 lanes")));
+        assert_eq!(lanes.feature_names(), "redo-log, checksum-pages, stripe-map, update-count, lanes");
+    }
+
+    #[test]
+    fn impossible_lanes_are_refused_by_name() {
+        let cases: &[(usize, &[u8], &str)] = &[
+            (0x1fc, &[1, 0], "lane count"),
+            (0x1fc, &[0, 0], "lane count"),
+            (0x1fc, &[33, 0], "lane count"),
+            (0xcc, &[3, 0, 0, 0], "lane group"),
+            (0xcc, &[0, 0, 0, 0], "lane group"),
+            (0xcc, &[0, 0, 2, 0], "lane group"),
+            (0xcc, &[64, 0, 0, 0], "slots"),
+            (0xd8, &[0, 0, 0x70, 0], "volume bytes"),
+            (0x15c, &[97, 0], "replacement count"),
+            (0x15e, &[16, 0], "left count"),
+            (0x3000, &[0xff; 8], "log start sequence"),
+            (0x3000 + 7 * 32 + 8, &[0xff; 8], "log start epoch"),
+            (0x3000 + 7 * 32 + 16, &[4], "map pages"),
+            (0x3bfa + 7 * 8, &[0xff; 8], "left tail"),
+            (0x210, &[0, 0x70, 0, 0], "log region length"),
+            (0x230, &[0, 0, 8, 0], "pages region length"),
+        ];
+        for (at, bytes, expected) in cases {
+            let copy = forged(&lanes_example(), *at, bytes);
+            match Superblock::decode(copy.as_slice()) {
+                Err(FormatError::Field { field, .. }) => assert_eq!(field, *expected, "byte {at:#x}"),
+                other => panic!("byte {at:#x}: expected a fault in '{expected}', got {other:?}"),
+            }
+        }
+        // Without the feature these bytes are reserved.
+        for at in [0xcc, 0x1fc, 0x3000] {
+            let copy = forged(&example(Role::Member), at, &[7]);
+            assert_eq!(Superblock::decode(copy.as_slice()), Ok(example(Role::Member)), "byte {at:#x}");
+        }
+    }
+
+    #[test]
+    fn the_records_of_lanes_take_the_place_of_replacements_and_tails() {
+        assert_eq!([1, 2, 8, 16, 32].map(left_max), [100, 55, 15, 7, 3]);
+        assert_eq!([1, 2].map(replacements_max), [128, 96]);
     }
 
     #[test]

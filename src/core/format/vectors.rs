@@ -52,7 +52,7 @@ fn the_documented_superblock_is_what_is_written() {
     assert_quoted("checksum", &bytes[0x10..0x30]);
     let read = Superblock::decode(&bytes).unwrap();
     assert_quoted("array", read.array.as_bytes());
-    let secret = std::str::from_utf8(&read.redo.secret).unwrap();
+    let secret = std::str::from_utf8(&read.log_secret).unwrap();
     assert!(document().contains(&format!("`{secret}`")), "log_secret");
     assert_quoted("key", &key().0);
 }

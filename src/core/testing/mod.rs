@@ -8,6 +8,8 @@ mod elsewhere;
 mod explorer;
 mod fate;
 mod faults;
+#[cfg(test)]
+mod lane_model;
 mod logs;
 mod noise;
 mod old_copies;
@@ -19,6 +21,8 @@ mod random;
 mod reads;
 mod refused;
 mod regions;
+#[cfg(test)]
+mod round_model;
 mod samples;
 mod scenario;
 mod scenarios;

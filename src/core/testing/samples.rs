@@ -8,7 +8,7 @@ use uuid::Uuid;
 /// An array of 16 MiB, without checksums.
 #[must_use]
 pub fn small_array(data: u16, parity: u16) -> NewArray {
-    let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
+    let shape = ArrayShape { data, parity, chunk: 65536, sector: 512, lanes: 1 };
     let volume_bytes = 1 << 24;
     let bytes = member_bytes_for(volume_bytes, shape).expect("a shape that is possible");
     let (geometry, regions) =

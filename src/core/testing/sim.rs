@@ -54,7 +54,7 @@ impl SimWorld {
     pub fn new_disks(&self, random: &mut Random) -> BTreeMap<u32, SimDisk> {
         let shape = self.shape;
         let array_shape =
-            ArrayShape { data: shape.data, parity: shape.parity, chunk: shape.chunk, sector: 512 };
+            ArrayShape { data: shape.data, parity: shape.parity, chunk: shape.chunk, sector: 512, lanes: 1 };
         let bytes = member_bytes_for(shape.volume_bytes, array_shape).expect("a possible shape");
         let (mut geometry, mut regions) =
             geometry_for(bytes, array_shape, Some(shape.volume_bytes)).expect("a layout");

@@ -149,12 +149,12 @@ mod tests {
         let before = newest(disk).expect("a superblock");
         assert_eq!(disk.forge_superblock(Claim::EpochNumber, |number| number + 7), Some(before.epoch.number));
         assert_eq!(disk.forge_superblock(Claim::EpochParent, |_| 99), Some(before.epoch.parent));
-        let redo = before.redo;
-        assert_eq!(disk.forge_superblock(Claim::LogStartSequence, |n| n + 1), Some(redo.start.sequence));
+        let sequence = before.lanes[0].start.sequence;
+        assert_eq!(disk.forge_superblock(Claim::LogStartSequence, |n| n + 1), Some(sequence));
         let mut expected = before;
         expected.epoch.number += 7;
         expected.epoch.parent = 99;
-        expected.redo.start.sequence += 1;
+        expected.lanes[0].start.sequence += 1;
         assert_eq!(newest(disk), Some(expected));
     }
 
@@ -167,7 +167,7 @@ mod tests {
         sim.settle();
         let superblock = newest(&sim.disks[&0]).expect("a superblock");
         let said = |claim| sim.disks[&0].clone().forge_superblock(claim, |word| word).expect("a superblock");
-        let redo = superblock.redo;
+        let start = superblock.lanes[0].start;
         let expected = [
             superblock.sequence,
             superblock.features_ro_compat,
@@ -175,8 +175,8 @@ mod tests {
             superblock.epoch.id,
             superblock.epoch.parent,
             superblock.epoch.live.0[0],
-            redo.start.sequence,
-            redo.start.epoch,
+            start.sequence,
+            start.epoch,
         ];
         assert_eq!(Claim::ALL.map(said), expected);
     }

@@ -502,7 +502,8 @@ const LEFTOVER_TOLD: u64 = 4 << 20;
 
 impl CreateRequest {
     fn shape(&self) -> ArrayShape {
-        ArrayShape { data: self.data, parity: self.parity, chunk: self.chunk, sector: SECTOR_BYTES as u32 }
+        let (sector, lanes) = (SECTOR_BYTES as u32, 1);
+        ArrayShape { data: self.data, parity: self.parity, chunk: self.chunk, sector, lanes }
     }
 
     fn check_supported(&self) -> Result<(), CreateError> {

@@ -99,7 +99,7 @@ pub(crate) fn first_hash_page(disk: &SimDisk) -> PageIndex {
 /// The place of a copy with the newest version.
 pub(crate) fn newest_place(disk: &SimDisk, page: PageIndex, copy: &Range<u64>) -> Range<u64> {
     let superblock = superblock(disk);
-    let key = LogKey::derive(superblock.array, superblock.redo.secret);
+    let key = LogKey::derive(superblock.array, superblock.log_secret);
     let places = (copy.start..copy.end).step_by(PAGE_BYTES);
     let sequence = |at: u64| {
         Page::decode(&key, superblock.array, page, &disk.peek(at, PAGE_BYTES)).map_or(0, |page| page.sequence)

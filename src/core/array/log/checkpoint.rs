@@ -10,7 +10,6 @@
 
 use super::journal::Journal;
 use super::overlay::Run;
-use super::permits::Permits;
 use super::{Redo, hides_images};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::Pages;
@@ -113,6 +112,11 @@ impl Checkpoint {
 }
 
 impl Redo {
+    /// Whether a checkpoint runs, or is asked for.
+    pub(in crate::array) fn has_checkpoint(&self) -> bool {
+        !self.checkpoint.is_quiet()
+    }
+
     /// Asks for a checkpoint of everything joined so far.
     pub(in crate::array) fn want_checkpoint(&mut self) {
         self.checkpoint.want();
@@ -148,14 +152,14 @@ impl Redo {
             || pages.store().is_dirty_beyond(2)
     }
 
-    pub(super) fn pump_checkpoint(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
+    pub(super) fn pump_checkpoint(&mut self, core: &mut Core, pages: &mut Pages) {
         loop {
             let before = self.checkpoint.stage;
             match before {
-                Stage::Idle => self.begin_checkpoint(core, pages, permits),
-                Stage::Note => self.note_checkpoint(core, pages, permits),
-                Stage::Write => self.write_checkpoint(core, pages, permits),
-                Stage::Flush => self.end_checkpoint(core, pages, permits),
+                Stage::Idle => self.begin_checkpoint(core, pages),
+                Stage::Note => self.note_checkpoint(core, pages),
+                Stage::Write => self.write_checkpoint(core, pages),
+                Stage::Flush => self.end_checkpoint(core, pages),
             }
             if self.checkpoint.stage == before {
                 return;
@@ -163,19 +167,19 @@ impl Redo {
         }
     }
 
-    fn begin_checkpoint(&mut self, core: &mut Core, pages: &mut Pages, permits: &Permits) {
+    fn begin_checkpoint(&mut self, core: &mut Core, pages: &mut Pages) {
         let wanted = self.checkpoint.wanted || self.checkpoint_due(pages);
-        if !wanted || !self.open.is_empty() || !permits.in_place {
+        if !wanted || !self.open.is_empty() || !self.gate.permits().in_place {
             return;
         }
-        let epoch = permits.epoch.number;
+        let epoch = self.gate.permits().epoch.number;
         self.checkpoint.wanted = false;
         let remark = std::mem::take(&mut self.checkpoint.remark);
         let is_empty = self.overlay.is_empty() && pages.store().dirty_pages() == 0;
         if self.journal.is_drained() && remark.is_empty() && is_empty {
             self.checkpoint.begun += 1;
             // While the loss was not recorded slots were not freed; some may be free by now.
-            self.free_slots(pages, permits);
+            self.free_slots(pages);
             self.checkpoint_ended(core);
             return;
         }
@@ -196,35 +200,35 @@ impl Redo {
         pages.freeze(epoch);
         self.slots.fresh_bytes = 0;
         self.checkpoint.upto = self.journal.next();
-        self.checkpoint.losses = permits.losses;
+        self.checkpoint.losses = self.gate.permits().losses;
         self.checkpoint.stage = Stage::Note;
         self.checkpoint.begun += 1;
         // A new generation has begun: there is room again.
         self.wake_waiting_for_room(core);
     }
 
-    fn note_checkpoint(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
+    fn note_checkpoint(&mut self, core: &mut Core, pages: &mut Pages) {
         if is_off(Mutation::PagesBeforeDurable) {
-            self.write_pages(core, pages, permits);
+            self.write_pages(core, pages);
         }
         let journal = &self.journal;
         let upto = self.checkpoint.upto;
         let broken = is_off(Mutation::DestageBeforeDurable)
             || (is_off(Mutation::NoNoteBeforeDestage) && journal.durable() >= upto);
         if journal.noted() >= upto || broken {
-            if !permits.in_place {
+            if !self.gate.permits().in_place {
                 return;
             }
             self.checkpoint.runs = self.overlay.frozen_runs().into();
             self.checkpoint.stage = Stage::Write;
         } else if journal.durable() >= upto && journal.carried_note() < upto && self.open.is_empty() {
-            self.issue_batch(core, permits);
+            self.issue_batch(core);
         }
     }
 
     /// Sends writes in place while the window permits.
-    fn write_checkpoint(&mut self, core: &mut Core, pages: &mut Pages, permits: &Permits) {
-        while permits.in_place && self.checkpoint.in_flight < IN_FLIGHT_MAX {
+    fn write_checkpoint(&mut self, core: &mut Core, pages: &mut Pages) {
+        while self.gate.permits().in_place && self.checkpoint.in_flight < IN_FLIGHT_MAX {
             if let Some(run) = self.checkpoint.runs.pop_front() {
                 self.write_run(core, &run);
             } else if let Some(slot) = self.checkpoint.punches.pop_front() {
@@ -233,19 +237,19 @@ impl Redo {
                 break;
             }
         }
-        self.write_pages(core, pages, permits);
+        self.write_pages(core, pages);
         let checkpoint = &mut self.checkpoint;
         let done = checkpoint.runs.is_empty() && checkpoint.punches.is_empty() && pages.store().is_written();
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
-            checkpoint.round = self.rounds.rounds_begun + 1;
+            checkpoint.round = self.rounds.begun + 1;
         }
     }
 
     /// Sends writes of frozen pages while the window permits.
-    fn write_pages(&self, core: &mut Core, pages: &mut Pages, permits: &Permits) {
-        if permits.in_place {
+    fn write_pages(&self, core: &mut Core, pages: &mut Pages) {
+        if self.gate.permits().in_place {
             pages.write_back(core, IN_FLIGHT_MAX);
         }
     }
@@ -292,11 +296,11 @@ impl Redo {
     }
 
     /// Ends the writes of a checkpoint: all is in place, and the tail moves once that is flushed.
-    fn end_checkpoint(&mut self, core: &mut Core, pages: &mut Pages, permits: &Permits) {
-        if !permits.in_place {
+    fn end_checkpoint(&mut self, core: &mut Core, pages: &mut Pages) {
+        if !self.gate.permits().in_place {
             return;
         }
-        if self.rounds.rounds_ended < self.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
+        if self.rounds.ended < self.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
             return;
         }
         self.checkpoint.stage = Stage::Idle;
@@ -304,7 +308,7 @@ impl Redo {
         pages.thaw();
         let in_place = self.overlay.drop_frozen().filter(|_| !hides_images());
         in_place.for_each(|slot| pages.show_images(slot, false));
-        if self.checkpoint.losses == permits.losses || is_off(Mutation::InPlaceBeforeBump) {
+        if self.checkpoint.losses == self.gate.permits().losses || is_off(Mutation::InPlaceBeforeBump) {
             self.journal.in_place(self.checkpoint.upto);
         } else {
             // The lost member may lack what this checkpoint wrote: the map must say so before the log forgets
@@ -312,7 +316,7 @@ impl Redo {
             self.checkpoint.wanted = true;
         }
         self.checkpoint_ended(core);
-        self.free_slots(pages, permits);
+        self.free_slots(pages);
         self.wake_waiting_for_room(core);
     }
 
@@ -327,12 +331,7 @@ impl Redo {
     }
 
     /// Tick: puts a quiet log in place, and notes that it is.
-    pub(in crate::array) fn checkpoint_when_idle(
-        &mut self,
-        core: &mut Core,
-        pages: &Pages,
-        permits: &mut Permits,
-    ) {
+    pub(in crate::array) fn checkpoint_when_idle(&mut self, core: &mut Core, pages: &Pages) {
         let quiet = core.now.nanos_since(core.load.last_write) >= IDLE_NS;
         if !self.is_serving() || core.load.write_ops > 0 {
             return;
@@ -347,7 +346,7 @@ impl Redo {
             && self.open.is_empty()
             && !self.journal.is_drained()
         {
-            self.issue_batch(core, permits);
+            self.issue_batch(core);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The facts about an array that its log is made with.
 
 use crate::array::ArrayConfig;
-use crate::array::log::journal::Journal;
+use crate::array::log::journal::{Journal, LogSite};
 use crate::array::pages::Pages;
 use crate::block_io::Pool;
 use crate::codec::BlockHasher;
@@ -9,13 +9,15 @@ use crate::format::{
     BatchHash, ChecksumKind, Geometry, LOG_BLOCK_BYTES, LogKey, LogStart, PAGE_BYTES, Region, RegionKind,
     Superblock,
 };
-use crate::units::ByteOffset;
+use crate::units::{ByteOffset, LaneIndex};
 use uuid::Uuid;
 
 /// Facts about a log that never change, except for where it starts.
 // Plain data: given to a log when it is made, and by it to a replay.
 #[derive(Clone)]
 pub(in crate::array) struct LogFacts {
+    /// The lane whose log it is.
+    pub lane: LaneIndex,
     pub key: LogKey,
     /// Checksums of blocks, if the array has any.
     pub checksums: Option<BlockHasher>,
@@ -40,16 +42,19 @@ const OVERLAY_MAX: usize = 64 << 20;
 impl LogFacts {
     pub(in crate::array) fn new(
         superblock: &Superblock,
-        start: LogStart,
+        lane: LaneIndex,
         config: &ArrayConfig,
         pool: &Pool,
     ) -> LogFacts {
+        let lanes = superblock.geometry.lanes;
         let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
+        let region = |kind| region(kind).part(lanes, lane);
         let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
-        let secret = superblock.redo.secret;
+        let secret = superblock.log_secret;
         let (_, slab) = pool.slab();
         LogFacts {
-            key: LogKey::derive(superblock.array, secret),
+            lane,
+            key: LogKey::of_lane(superblock.array, secret, lane),
             checksums: match superblock.checksum {
                 ChecksumKind::None => None,
                 ChecksumKind::Crc32c => Some(BlockHasher::Crc32c),
@@ -60,7 +65,7 @@ impl LogFacts {
             overlay_max: OVERLAY_MAX.min(slab / 4),
             members_of_write: 1 + usize::from(superblock.geometry.parity),
             cache_pages_max: (config.page_cache / PAGE_BYTES).max(1),
-            start,
+            start: superblock.lanes[usize::from(lane.0)].start,
             clean: superblock.clean,
             force: config.force,
         }
@@ -75,7 +80,19 @@ impl LogFacts {
     pub(in crate::array) fn empty_journal(&self, array: Uuid, width: usize) -> Journal {
         let heads = vec![0; width];
         let first = self.start.sequence;
-        Journal::new(self.key, array, self.ring_blocks(), heads, first, BatchHash::default())
+        self.journal(array, heads, first, BatchHash::default())
+    }
+
+    /// A log of such an array whose next batch is `next`; `heads`: where it goes in each ring.
+    pub(in crate::array) fn journal(
+        &self,
+        array: Uuid,
+        heads: Vec<u32>,
+        next: u64,
+        previous: BatchHash,
+    ) -> Journal {
+        let site = LogSite { lane: self.lane, key: self.key, array, ring_blocks: self.ring_blocks() };
+        Journal::new(site, heads, next, previous)
     }
 
     pub(in crate::array) fn ring_blocks(&self) -> u32 {

@@ -12,21 +12,30 @@ use crate::block_io::Buf;
 use crate::format::{
     Batch, BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, Manifest, MemberSet, NO_PLACE,
 };
-use crate::units::{MemberIndex, SlotIndex, StripeIndex};
+use crate::units::{LaneIndex, MemberIndex, SlotIndex, StripeIndex};
 use std::collections::VecDeque;
 use uuid::Uuid;
 
 /// See the head of this file.
 pub(in crate::array) struct Journal {
-    key: LogKey,
-    array: Uuid,
-    ring_blocks: u32,
+    site: LogSite,
     rings: Vec<Ring>,
     next: u64,
     previous: BatchHash,
     issued: VecDeque<Issued>,
     marks: Marks,
     slots_waiting: usize,
+}
+
+/// What a log is, and never changes.
+// Plain data: given to a journal when it is made.
+#[derive(Clone, Copy)]
+pub(in crate::array) struct LogSite {
+    pub lane: LaneIndex,
+    pub key: LogKey,
+    pub array: Uuid,
+    /// Blocks of every member's ring.
+    pub ring_blocks: u32,
 }
 
 /// Which batches have reached which state.
@@ -174,19 +183,10 @@ pub(in crate::array) fn record_bytes(record: &LogRecord) -> usize {
 
 impl Journal {
     /// An empty log of `width` members whose next batch is `next`.
-    pub(in crate::array) fn new(
-        key: LogKey,
-        array: Uuid,
-        ring_blocks: u32,
-        heads: Vec<u32>,
-        next: u64,
-        previous: BatchHash,
-    ) -> Journal {
+    pub(in crate::array) fn new(site: LogSite, heads: Vec<u32>, next: u64, previous: BatchHash) -> Journal {
         let rings = heads.into_iter().map(|head| Ring { head, used: 0 }).collect();
         Journal {
-            key,
-            array,
-            ring_blocks,
+            site,
             rings,
             next,
             previous,
@@ -267,12 +267,12 @@ impl Journal {
 
     /// The part of the fullest ring that is taken, in 1/256.
     pub(super) fn fullness(&self) -> u32 {
-        (u64::from(self.used_blocks()) * 256 / u64::from(self.ring_blocks)) as u32
+        (u64::from(self.used_blocks()) * 256 / u64::from(self.site.ring_blocks)) as u32
     }
 
     /// Blocks of every member's ring.
     pub(super) fn ring_blocks(&self) -> u32 {
-        self.ring_blocks
+        self.site.ring_blocks
     }
 
     /// Logical stripes that batches not yet in place have touched.
@@ -293,7 +293,7 @@ impl Journal {
     ) -> Option<(Manifest, Vec<Piece>)> {
         let width = self.rings.len();
         let mut batch = Batch {
-            lane: 0,
+            lane: self.site.lane.0,
             sequence: self.next,
             epoch,
             durable_upto: self.marks.durable,
@@ -308,9 +308,9 @@ impl Journal {
             let blocks = header_blocks + open.payload_blocks(member);
             let ring = self.rings[member];
             // A piece is never cut by the end of the ring: the blocks left there are skipped.
-            let wraps = ring.head + blocks > self.ring_blocks;
-            let skip = if wraps { self.ring_blocks - ring.head } else { 0 };
-            if ring.used + skip + blocks + reserve > self.ring_blocks {
+            let wraps = ring.head + blocks > self.site.ring_blocks;
+            let skip = if wraps { self.site.ring_blocks - ring.head } else { 0 };
+            if ring.used + skip + blocks + reserve > self.site.ring_blocks {
                 return None;
             }
             batch.places[member] = if wraps { 0 } else { ring.head };
@@ -330,7 +330,7 @@ impl Journal {
                 }
             })
             .collect();
-        let manifest = batch.manifest(&self.key, self.array);
+        let manifest = batch.manifest(&self.site.key, self.site.array);
         self.previous = manifest.hash();
         let mut stripes: Vec<StripeIndex> = open.stripes().collect();
         stripes.dedup();

@@ -2,7 +2,7 @@
 //! checkpoints, and the operations that wait for these.
 //!
 //! Lies above the pages, which it changes as its batches say. The steps of its work are in `redo.rs`,
-//! `checkpoint.rs` and `settle.rs`. Must not know of superblocks, whose permits come with each call, nor of
+//! `checkpoint.rs` and `settle.rs`. Must not know of superblocks, whose permits come as messages, nor of
 //! the purposes of clients and passes: to it they are requests to answer and operations to wake.
 
 mod checkpoint;
@@ -25,7 +25,7 @@ use facts::LogFacts;
 use journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use life::Life;
 use overlay::Overlay;
-use permits::Permits;
+use permits::{Gate, Permits, Reports, Standing};
 use settle::Unsettled;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -42,6 +42,8 @@ pub(in crate::array) struct Redo {
     life: Life,
     /// Counts starts of the log. An operation that began in an earlier life ends with an error.
     lives: u64,
+    /// What the head permits, and what it has to be told.
+    gate: Gate,
     journal: Journal,
     overlay: Overlay,
     checkpoint: Checkpoint,
@@ -93,11 +95,6 @@ struct FlushRequest {
     since: Timestamp,
 }
 
-struct Round {
-    pending: usize,
-    upto: u64,
-}
-
 /// Operations that wait for the log, and the room promised to those that were admitted.
 struct LogWaits {
     /// Operations by the sequence of the batch that they wait for, ascending, and whether it must be durable
@@ -117,12 +114,12 @@ struct LogWaits {
 }
 
 /// Flushes of clients and the rounds that answer them.
+#[derive(Default)]
 struct Rounds {
     flushes: Vec<FlushRequest>,
-    round: Option<Round>,
     /// Flush rounds begun and ended since the start.
-    rounds_begun: u64,
-    rounds_ended: u64,
+    begun: u64,
+    ended: u64,
 }
 
 /// Slots between two checkpoints: being written, to be freed, given back.
@@ -157,6 +154,7 @@ impl Redo {
         Redo {
             life: Life::Starting,
             lives: 1,
+            gate: Gate::default(),
             journal,
             overlay: Overlay::default(),
             checkpoint: Checkpoint::default(),
@@ -170,7 +168,7 @@ impl Redo {
                 promised: LogDemand::default(),
                 waiting_for_drain: Vec::new(),
             },
-            rounds: Rounds { flushes: Vec::new(), round: None, rounds_begun: 0, rounds_ended: 0 },
+            rounds: Rounds::default(),
             slots: SlotsInUse {
                 stripes_in_progress: 0,
                 fresh_bytes: 0,
@@ -182,6 +180,26 @@ impl Redo {
             is_stuck: false,
             facts,
         }
+    }
+
+    /// Takes a message of the head: what the superblocks permit from now on.
+    pub(in crate::array) fn take_permits(&mut self, permits: Permits) {
+        self.gate.take(permits);
+    }
+
+    /// The reports for the head since the last ones were taken.
+    pub(in crate::array) fn take_reports(&mut self) -> Reports {
+        self.gate.take_reports()
+    }
+
+    /// Whether operations may be acknowledged, by the last message of the head.
+    pub(in crate::array) fn may_acknowledge(&self) -> bool {
+        self.gate.permits().acknowledge
+    }
+
+    /// Whether writes may change members, by the last message of the head. If not, this asks for it.
+    pub(in crate::array) fn may_write(&mut self) -> bool {
+        self.gate.may_write()
     }
 
     pub(in crate::array) fn is_serving(&self) -> bool {
@@ -201,10 +219,15 @@ impl Redo {
         self.is_serving() && self.unsettled.is_none()
     }
 
-    /// Pages of the stripe map that have a version which is flushed on the members in service; none while the
-    /// map is being loaded.
-    pub(in crate::array) fn map_pages(&self, pages: &Pages) -> Option<u64> {
-        matches!(self.life, Life::Marking(_) | Life::Serving).then(|| pages.store().map_written())
+    /// How the log stands, for the superblocks.
+    pub(in crate::array) fn standing(&self, pages: &Pages) -> Standing {
+        let needless = self.needless_end(pages);
+        Standing {
+            needless,
+            is_drained: needless.is_some() && pages.store().dirty_pages() == 0,
+            map_pages: matches!(self.life, Life::Marking(_) | Life::Serving)
+                .then(|| pages.store().map_written()),
+        }
     }
 
     /// Starts of the log so far. An operation that began in an earlier life ends with an error.
@@ -239,11 +262,10 @@ impl Redo {
         pages: &mut Pages,
         record: &LogRecord,
         images: &[(u16, Buf)],
-        permits: &Permits,
         rows: usize,
     ) {
-        let epoch = permits.epoch.number;
-        if !permits.acknowledge {
+        let epoch = self.gate.permits().epoch.number;
+        if !self.gate.permits().acknowledge {
             // The epoch in which it will be written has not begun.
             self.checkpoint.remark(std::iter::once(stripe_of(record)));
         }

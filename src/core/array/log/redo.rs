@@ -1,20 +1,19 @@
-//! The running redo log: batches gather, are written, flushed and noted, and the operations that wait for
-//! them go on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at
-//! start in `recovery/`.
+//! The running redo log: batches gather, are written and noted, flushes are waited for, and the operations
+//! that wait for them go on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in
+//! `checkpoint.rs`, replay at start in `recovery/`.
 //!
 //! A batch is issued at once when none is under way, so a lone request never waits for others; requests that
 //! come while one is under way gather in the next. Invariant: no batch is issued, no operation is
 //! acknowledged and nothing goes in place while a loss of a member is not recorded on the others.
 
 use super::life::Life;
-use super::permits::Permits;
-use super::{FlushRequest, Redo, Round};
-use crate::array::base::members::Which;
+use super::permits::{RoundWish, Written};
+use super::{FlushRequest, Redo};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::Pages;
 use crate::array::{Core, Owner, StripeReply, StripeRequestId};
 use crate::block_io::IoOp;
-use crate::format::{LOG_BLOCK_BYTES, MemberState};
+use crate::format::LOG_BLOCK_BYTES;
 
 /// Most batches in flight at one time. Requests that come later gather in the open batch.
 const IN_FLIGHT_MAX: usize = 4;
@@ -24,16 +23,15 @@ const GATHER_BYTES: usize = 256 << 10;
 
 impl Redo {
     /// Acknowledges operations that may be, and writes the open batch if it is its turn.
-    pub(in crate::array) fn pump_batches(&mut self, core: &mut Core, permits: &mut Permits) {
-        self.release_waiters(core, permits);
-        self.issue_open(core, permits);
+    pub(in crate::array) fn pump_batches(&mut self, core: &mut Core) {
+        self.release_waiters(core);
+        self.issue_open(core);
     }
 
     /// Advances the checkpoint, and the operations that depend on it.
-    pub(in crate::array) fn pump_rest(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
-        self.pump_checkpoint(core, pages, permits);
-        self.push_notes(core, pages, permits);
-        self.start_round(core, pages, permits);
+    pub(in crate::array) fn pump_rest(&mut self, core: &mut Core, pages: &mut Pages) {
+        self.pump_checkpoint(core, pages);
+        self.push_notes(core, pages);
     }
 
     /// Whether writes wait for space that a note or a new tail would free.
@@ -51,24 +49,24 @@ impl Redo {
     }
 
     /// Issues an empty batch when a note or tail is waited for and no other batch will carry it.
-    fn push_notes(&mut self, core: &mut Core, pages: &Pages, permits: &mut Permits) {
+    fn push_notes(&mut self, core: &mut Core, pages: &Pages) {
         if self.journal.in_flight() > 0 || !self.journal.has_news() {
             return;
         }
         if self.open.is_empty() && self.is_pressed(core, pages) {
-            self.issue_batch(core, permits);
+            self.issue_batch(core);
         } else if self.is_stuck && self.journal.tail_is_news() {
             // The reserve is for this batch: it carries the tail that frees space for the operations that
             // wait.
             let open = std::mem::take(&mut self.open);
-            self.issue_batch(core, permits);
+            self.issue_batch(core);
             self.open = open;
         }
     }
 
     /// Acknowledges operations that may be: they look at their batch themselves when they are advanced.
-    fn release_waiters(&mut self, core: &mut Core, permits: &Permits) {
-        if !permits.acknowledge && !is_off(Mutation::AckBeforeBump) {
+    fn release_waiters(&mut self, core: &mut Core) {
+        if !self.gate.permits().acknowledge && !is_off(Mutation::AckBeforeBump) {
             return;
         }
         self.journal.tell_written();
@@ -99,7 +97,7 @@ impl Redo {
     }
 
     /// Writes the open batch to the logs, if it is its turn.
-    fn issue_open(&mut self, core: &mut Core, permits: &mut Permits) {
+    fn issue_open(&mut self, core: &mut Core) {
         loop {
             if self.open.is_empty() {
                 return;
@@ -110,30 +108,29 @@ impl Redo {
                 return;
             }
             let gathered = self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES >= GATHER_BYTES;
-            if in_flight >= IN_FLIGHT_MAX || (in_flight > 0 && !gathered) || !self.issue_batch(core, permits)
-            {
+            if in_flight >= IN_FLIGHT_MAX || (in_flight > 0 && !gathered) || !self.issue_batch(core) {
                 return;
             }
         }
     }
 
     /// Issues the open batch. If that is empty it is a note. False: it cannot be issued now.
-    pub(super) fn issue_batch(&mut self, core: &mut Core, permits: &mut Permits) -> bool {
+    pub(super) fn issue_batch(&mut self, core: &mut Core) -> bool {
         // Until the log starts anew, batches that were replayed occupy its space.
-        if self.unsettled.is_some() || !permits.may_write() {
+        if self.unsettled.is_some() || !self.gate.may_write() {
             return false;
         }
         // An empty batch may use all but the last block, which is for the note of a replay.
         let reserve = if self.open.is_empty() { 1 } else { self.room.reserve };
         let sequence = self.journal.next();
-        let issued = self.journal.issue(permits.epoch, &core.online(), &self.open, reserve);
+        let issued = self.journal.issue(self.gate.permits().epoch, &core.online(), &self.open, reserve);
         let Some((manifest, pieces)) = issued else {
             self.checkpoint.want();
             self.is_stuck = true;
             return false;
         };
         self.is_stuck &= self.open.is_empty();
-        permits.has_issued = true;
+        self.gate.note_batch();
         let waiters = std::mem::take(&mut self.open).take_waiters();
         self.waits.waiters.extend(waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
         core.work.ready.extend(self.waits.waiting_for_batch.drain(..));
@@ -162,11 +159,8 @@ impl Redo {
         }
     }
 
-    /// Begins a flush of every member when an operation waits for one.
-    fn start_round(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
-        if self.rounds.round.is_some() {
-            return;
-        }
+    /// Whether an operation waits for a flush of every member that covers what is written now.
+    pub(in crate::array) fn wants_round(&self, core: &Core, pages: &Pages) -> Option<RoundWish> {
         let journal = &self.journal;
         let (written, durable) = (journal.written(), journal.durable());
         let waited_for = self
@@ -175,58 +169,35 @@ impl Redo {
             .iter()
             .any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
             || self.rounds.flushes.iter().any(|flush| flush.target > durable && flush.target <= written)
-            || self.checkpoint.wants_round(journal, self.rounds.rounds_begun)
+            || self.checkpoint.wants_round(journal, self.rounds.begun)
             || (written > durable && self.is_pressed(core, pages));
-        if !waited_for {
-            return;
-        }
-        // The writes of a checkpoint to devices under construction must be durable too: they count as built.
-        let all = self.checkpoint.is_flushing();
-        let mut pending = 0;
-        for (member, which, device) in core.devices() {
-            let in_service = which == Which::Primary && core.member(member).state == MemberState::Online;
-            if (all || in_service) && device.is_unflushed() {
-                core.submit_io(Owner::Round, member, device.id, IoOp::Flush);
-                pending += 1;
-            }
-        }
-        self.rounds.rounds_begun += 1;
-        self.rounds.round = Some(Round { pending, upto: written });
-        if pending == 0 {
-            self.end_round(core, pages, permits);
-        }
+        waited_for.then(|| RoundWish { with_builds: self.checkpoint.is_flushing() })
     }
 
-    /// Takes the end of one flush of a round.
-    pub(in crate::array) fn flush_done(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
-        let Some(round) = &mut self.rounds.round else { return };
-        round.pending -= 1;
-        if round.pending == 0 {
-            self.end_round(core, pages, permits);
-        }
+    /// Answers the head, which begins a round.
+    pub(in crate::array) fn ask_written(&mut self) -> Written {
+        self.rounds.begun += 1;
+        Written { upto: self.journal.written() }
     }
 
-    fn end_round(&mut self, core: &mut Core, pages: &mut Pages, permits: &mut Permits) {
-        let Some(round) = self.rounds.round.take() else { return };
-        self.rounds.rounds_ended = self.rounds.rounds_begun;
+    /// Takes the news that the round of this answer is over.
+    pub(in crate::array) fn flushed(&mut self, core: &mut Core, pages: &mut Pages, written: Written) {
+        self.rounds.ended = self.rounds.begun;
         if core.is_failed() || !self.is_serving() {
             return;
         }
-        let free = self.journal.flushed(round.upto);
+        let free = self.journal.flushed(written.upto);
         self.slots.to_free.extend(free);
-        self.free_slots(pages, permits);
+        self.free_slots(pages);
         self.wake_waiting_for_room(core);
         // An acknowledgement or the checkpoint may have waited for the round.
-        self.release_waiters(core, permits);
-        self.pump_checkpoint(core, pages, permits);
-        if !self.checkpoint.is_quiet() {
-            self.start_round(core, pages, permits);
-        }
+        self.release_waiters(core);
+        self.pump_checkpoint(core, pages);
     }
 
     /// Gives slots back to the map that no checkpoint writes to (W3). Not while a loss is not recorded (E3).
-    pub(super) fn free_slots(&mut self, pages: &mut Pages, permits: &Permits) {
-        if !permits.acknowledge {
+    pub(super) fn free_slots(&mut self, pages: &mut Pages) {
+        if !self.gate.permits().acknowledge {
             return;
         }
         let (overlay, checkpoint) = (&self.overlay, &self.checkpoint);
@@ -247,7 +218,7 @@ impl Redo {
     /// have to be written again do not count, since the log knows nothing of them: otherwise they would keep
     /// a member out of step that joins an array in which another one is being built, for it has no part in
     /// the batches so far.
-    pub(in crate::array) fn needless_end(&self, pages: &Pages) -> Option<u64> {
+    pub(super) fn needless_end(&self, pages: &Pages) -> Option<u64> {
         self.end_if_empty(pages).filter(|_| self.is_settled())
     }
 
@@ -272,7 +243,6 @@ impl Redo {
         let flushes = self.take_flushes();
         self.life = Life::Starting;
         self.unsettled = None;
-        self.rounds.round = None;
         (waiting, flushes)
     }
 }

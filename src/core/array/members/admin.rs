@@ -249,7 +249,7 @@ impl Array {
     pub(super) fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
         let left = self.supers.departed().of(index)?;
         let held = superblock.epoch;
-        let mark = Mark { epoch: held, update: 0, tail: left.tail };
+        let mark = Mark { epoch: held, update: 0, tail: left.tails[0] };
         // In the epoch before the one that it left in it may have been a device under construction.
         let may_be_as_it_left = (held.live.contains(index) || is_off(Mutation::CaughtUpFromBeforeJoin))
             && self.supers.departed().may_have_held(index, held.id);
@@ -371,11 +371,12 @@ impl Array {
             return;
         }
         let mut emptied = false;
+        self.ask_log();
         match self.redo.life() {
             Life::Starting | Life::Recovering | Life::Marking(_) => return,
             Life::Refused(_) if self.is_unjudged() => return self.finish_stop(id),
             Life::Refused(_) => {}
-            Life::Serving if self.drained_log().is_some() => emptied = true,
+            Life::Serving if self.supers.are_logs_drained() => emptied = true,
             Life::Serving => {
                 self.redo.want_checkpoint();
                 return;

@@ -7,6 +7,7 @@
 
 use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
+use crate::array::log::permits::{Ceased, Out};
 use crate::array::members::bad_blocks::Ill;
 use crate::array::{Array, Effect, Op, Owner};
 use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
@@ -230,9 +231,12 @@ impl Array {
 
     fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String, out_of_reach: bool) {
         let was_failed = self.core.is_failed();
-        if self.core.member(index).state == MemberState::Online {
-            let tail = self.tail_of_leaving();
-            self.supers.note_leaving(index, tail);
+        let was_in_service = self.core.member(index).state == MemberState::Online;
+        // An update under way counts as written.
+        let told = self.supers.template().lanes[0].start.sequence;
+        let Ceased { tail } = self.cease(Out { member: index, told: was_in_service.then_some(told) });
+        if was_in_service {
+            self.supers.note_leaving(index, tail.map(|tail| vec![tail]));
         }
         let member = self.core.member_mut(index);
         let was = std::mem::replace(&mut member.state, to);
@@ -249,10 +253,6 @@ impl Array {
         self.bad.forget(index);
         self.core.paces.forget(index);
         self.damage.look_at_all();
-        self.pages.left(index);
-        if self.redo.is_serving() {
-            self.redo.member_lost();
-        }
         let word = to.as_str();
         if was == MemberState::Rebuilding {
             // An administrator asked for it to go offline.
@@ -303,22 +303,6 @@ impl Array {
             );
             self.core.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         }
-    }
-
-    /// The tail that a member that leaves must show when it comes back (T6). Not higher than the one that it
-    /// was given: what a checkpoint put in place is recorded with the next batch or the mark of an idle
-    /// array. A copy of the member from before the checkpoint shows the same tail, so the log keeps
-    /// everything from there on, and the map records that as written without the member.
-    fn tail_of_leaving(&mut self) -> Option<u64> {
-        let tail = self.tail_in_place()?;
-        if !self.redo.is_settled() {
-            return Some(tail);
-        }
-        // An update under way counts as written. If the member does not get it, it is rebuilt although its
-        // content is right; with a lower tail the others would start their log above it when the update
-        // completes, and what lies between would be missing from the log and from the map.
-        let told = self.supers.template().redo.start.sequence;
-        Some(self.redo.tail_to_show(told, tail))
     }
 
     /// Gives up the construction of a replacement.

@@ -16,6 +16,7 @@
 mod update;
 
 use crate::array::base::members::{Device, Member, Replaced, Which};
+use crate::array::log::permits::Standing;
 use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
 use crate::array::members::current::{Mark, why_kept};
 use crate::array::members::departed::Departed;
@@ -28,7 +29,7 @@ use crate::block_io::{Buf, DeviceId};
 use crate::format::{
     Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, ScrubRecord, Superblock,
 };
-use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use crate::units::{LaneIndex, MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
 
 pub(in crate::array) struct Supers {
@@ -45,11 +46,9 @@ pub(in crate::array) struct Supers {
     bump_due: bool,
     /// The newest update that every device in use has.
     update_complete: u64,
-    /// The first update made since everything in the log is in place. Once it is complete, the next may
-    /// record that.
-    quiet_update: Option<u64>,
-    /// Where the log is to start once replay is over, and the first update that was made since.
-    new_log_start: Option<(LogStart, Option<u64>)>,
+    lanes: Vec<LaneState>,
+    /// Where the log of each lane is to start once replay is over, and the first update that was made since.
+    new_log_starts: Option<(Vec<LogStart>, Option<u64>)>,
     /// What members that are out of service held when they left.
     departed: Departed,
     /// Losses of devices so far.
@@ -63,25 +62,24 @@ pub(in crate::array) struct Supers {
     saved: Saved,
 }
 
+/// What the superblocks go by for a lane.
+#[derive(Clone, Default)]
+struct LaneState {
+    /// How its log stands, by its last answer.
+    standing: Standing,
+    /// The first update made since everything in its log is in place. Once it is complete, the next may
+    /// record that.
+    quiet_update: Option<u64>,
+}
+
 /// The content of the last complete update, on all devices in use.
 struct Durable {
     /// How many losses of devices are recorded.
     losses: u64,
     /// The mark "writes may be under way".
     dirty: bool,
-    /// Where the log starts; none while that is being changed.
-    log_start: Option<LogStart>,
-}
-
-/// What an update records of the log, the pages and the passes.
-// Plain data: the state when the update begins.
-struct UpdateFacts {
-    /// Pages of the stripe map that have a version on the members; none while that is not known.
-    map_pages: Option<u64>,
-    /// The log's next batch, when a replay would find nothing to do below it.
-    needless_log: Option<u64>,
-    /// How far the scrub has come.
-    scrub: ScrubRecord,
+    /// Where the log of each lane starts; none while that is being changed.
+    log_starts: Option<Vec<LogStart>>,
 }
 
 /// When progress was last recorded, and the state of the passes then.
@@ -126,15 +124,21 @@ impl Supers {
         let Assembled { sequence, update, update_complete, epoch_number, epoch_is_complete, .. } = *assembled;
         let template = Superblock { sequence, update, ..assembled.superblock.clone() };
         let dirty = !template.clean;
-        let departed = Departed::new(&template.left, &template.epoch, assembled.rolled_back);
+        let lanes = vec![LaneState::default(); template.lanes.len()];
+        let departed = Departed::new(
+            &template.left,
+            template.geometry.lanes.count,
+            &template.epoch,
+            assembled.rolled_back,
+        );
         Supers {
             template,
             epoch_number,
             random: seed,
             epoch_is_complete,
             update_complete,
-            quiet_update: None,
-            new_log_start: None,
+            lanes,
+            new_log_starts: None,
             departed,
             bump_due: true,
             losses: 1,
@@ -142,7 +146,7 @@ impl Supers {
             dirty,
             wanted: true,
             job: None,
-            durable: Durable { losses: 0, dirty, log_start: None },
+            durable: Durable { losses: 0, dirty, log_starts: None },
             saved: Saved { at: Timestamp(0), progress: 0 },
         }
     }
@@ -164,12 +168,12 @@ impl Supers {
         self.dirty |= !self.template.clean;
     }
 
-    /// Records that a member leaves service. `tail`: batches below are in place on it, as far as that is
-    /// known.
-    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
+    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far
+    /// as that is known.
+    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tails: Option<Vec<u64>>) {
         let Epoch { parent, live, .. } = self.template.epoch;
         let is_between = !self.epoch_is_complete && live.contains(member);
-        self.departed.leave(member, tail, if is_between { parent } else { 0 });
+        self.departed.leave(member, tails, if is_between { parent } else { 0 });
     }
 
     /// What members that are out of service held when they left.
@@ -209,13 +213,15 @@ impl Supers {
         self.note_loss();
     }
 
-    /// Records that a device that was built is in service; the log is empty, and `next` its next batch.
-    /// Earlier pieces in the ring of the device are void from here on, whichever update first records the
-    /// device: it may be one of the log's next life, in which it is not known any more that the log was
-    /// empty.
-    pub(in crate::array) fn note_join(&mut self, next: Option<u64>) {
-        if let Some(sequence) = next {
-            self.template.redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
+    /// Records that a device that was built is in service; the logs are empty. Earlier pieces in the rings of
+    /// the device are void from here on, whichever update first records the device: it may be one of the
+    /// logs' next life, in which it is not known any more that they were empty.
+    pub(in crate::array) fn note_join(&mut self) {
+        let epoch = self.epoch_number + 1;
+        for (record, lane) in self.template.lanes.iter_mut().zip(&self.lanes) {
+            if let Some(sequence) = lane.standing.needless {
+                record.start = LogStart { sequence, epoch };
+            }
         }
         self.note_exchange();
     }
@@ -256,21 +262,42 @@ impl Supers {
         self.note_loss();
     }
 
-    /// Has every member record, before anything is served, that the log is empty below `start` (R9).
-    pub(in crate::array) fn set_log_start(&mut self, start: LogStart) {
-        self.new_log_start = Some((start, None));
-        self.durable.log_start = None;
+    /// Has every member record, before anything is served, that the log of each lane is empty below its start
+    /// (R9).
+    pub(in crate::array) fn set_log_starts(&mut self, starts: Vec<LogStart>) {
+        self.new_log_starts = Some((starts, None));
+        self.durable.log_starts = None;
         self.wanted = true;
     }
 
-    /// Forgets where the log is to start, because the log is read again.
-    pub(in crate::array) fn forget_log_start(&mut self) {
-        self.new_log_start = None;
+    /// Forgets where the logs are to start, because they are read again.
+    pub(in crate::array) fn forget_log_starts(&mut self) {
+        self.new_log_starts = None;
     }
 
-    /// Records that a batch is issued: the content of the log is no longer in place everywhere.
-    pub(in crate::array) fn note_batch(&mut self) {
-        self.quiet_update = None;
+    /// Records that a lane has issued a batch: the content of its log is no longer in place everywhere.
+    pub(in crate::array) fn note_batch(&mut self, lane: LaneIndex) {
+        self.lanes[usize::from(lane.0)].quiet_update = None;
+    }
+
+    /// Records how the log of a lane stands.
+    pub(in crate::array) fn note_standing(&mut self, lane: LaneIndex, standing: Standing) {
+        self.lanes[usize::from(lane.0)].standing = standing;
+    }
+
+    /// Pages of the stripe map that have a version, by the last answers.
+    fn map_pages(&self) -> u64 {
+        self.lanes.iter().filter_map(|lane| lane.standing.map_pages).sum()
+    }
+
+    /// Whether a replay would find nothing to do in any log, by the last answers.
+    pub(in crate::array) fn are_logs_needless(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.standing.needless.is_some())
+    }
+
+    /// Whether that is so, and no copies of pages have to be written again.
+    pub(in crate::array) fn are_logs_drained(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.standing.is_drained)
     }
 
     /// Asks for the mark that the array is not clean, if it is missing.
@@ -287,19 +314,19 @@ impl Supers {
         self.durable.dirty && !marking_clean
     }
 
-    /// Whether all devices have an update that was made since everything in the log is in place.
+    /// Whether all devices have an update that was made since everything in the logs is in place.
     pub(in crate::array) fn is_known_quiet(&self) -> bool {
-        self.quiet_update.is_some_and(|quiet| quiet <= self.update_complete)
+        self.lanes.iter().all(|lane| lane.is_known_quiet(self.update_complete))
     }
 
     /// Asks for the update that lets the array be known to be quiet, unless it is under way.
     pub(in crate::array) fn want_quiet(&mut self) {
-        self.wanted |= self.quiet_update.is_none() && self.job.is_none();
+        self.wanted |= self.lanes.iter().any(|lane| lane.quiet_update.is_none()) && self.job.is_none();
     }
 
-    /// The log's start that the members record, once all record the same.
-    pub(in crate::array) fn durable_log_start(&self) -> Option<LogStart> {
-        self.durable.log_start
+    /// Whether all members record that the log of each lane starts here.
+    pub(in crate::array) fn have_log_starts(&self, starts: &[LogStart]) -> bool {
+        self.durable.log_starts.as_deref() == Some(starts)
     }
 
     /// Losses of devices so far.
@@ -347,12 +374,6 @@ impl Supers {
         self.acknowledgements_allowed(core) || (is_off(Mutation::InPlaceBeforeBump) && !core.is_failed())
     }
 
-    /// Whether writes may touch members. Asks for the dirty mark when it is missing.
-    pub(in crate::array) fn writes_allowed(&mut self, core: &Core) -> bool {
-        self.want_dirty();
-        self.is_durably_dirty() && self.in_place_allowed(core)
-    }
-
     /// Whether an update is wanted and may begin.
     fn is_due(&self, core: &Core) -> bool {
         self.wanted && self.job.is_none() && !core.is_failed() && !core.is_stopped()
@@ -375,15 +396,15 @@ impl Supers {
     }
 
     /// Begins an update that records the present state.
-    fn start(&mut self, core: &mut Core, facts: UpdateFacts, progress: u64) {
+    fn start(&mut self, core: &mut Core, scrub: ScrubRecord, progress: u64) {
         let before = self.before();
-        let template = self.next_superblock(core, facts);
+        let template = self.next_superblock(core, scrub);
         self.begin(core, template, before, progress);
     }
 
     /// The content of the next update: the present states and progress, in a new epoch when the live set
     /// differs. While the present epoch is not complete the update only finishes that one.
-    fn next_superblock(&mut self, core: &Core, facts: UpdateFacts) -> Superblock {
+    fn next_superblock(&mut self, core: &Core, scrub: ScrubRecord) -> Superblock {
         let (online, finishes) = (core.online(), !self.epoch_is_complete);
         let mut next = self.template.clone();
         // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock.
@@ -406,9 +427,8 @@ impl Supers {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.update_complete };
-        next.map_pages = facts.map_pages.unwrap_or(next.map_pages);
-        self.record_log(&mut next, facts.needless_log);
-        next.scrub = facts.scrub;
+        self.record_logs(&mut next);
+        next.scrub = scrub;
         (next.members, next.replacements) = core.records(&next, finishes);
         next
     }
@@ -424,20 +444,20 @@ impl Supers {
         self.departed.begin_epoch(&before, online, next.update);
     }
 
-    /// Sets in `next` where the log starts, and whether the array is clean. `needless`: the log's next batch,
-    /// when nothing below it is needed.
-    fn record_log(&mut self, next: &mut Superblock, needless: Option<u64>) {
-        match needless {
-            Some(_) => self.quiet_update = self.quiet_update.or(Some(next.update)),
-            None => self.quiet_update = None,
+    /// Sets in `next` what it says of each lane, by the lanes' last answers, and whether the array is clean.
+    fn record_logs(&mut self, next: &mut Superblock) {
+        for (record, lane) in next.lanes.iter_mut().zip(&mut self.lanes) {
+            let Standing { needless, map_pages, .. } = lane.standing;
+            record.map_pages = map_pages.unwrap_or(record.map_pages);
+            lane.quiet_update = needless.and(lane.quiet_update.or(Some(next.update)));
+            if let (Some(sequence), true) = (needless, lane.is_known_quiet(self.update_complete)) {
+                record.start = LogStart { sequence, epoch: next.epoch.number };
+            }
         }
-        if let (Some(sequence), true) = (needless, self.is_known_quiet()) {
-            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
-        }
-        match &mut self.new_log_start {
-            Some((start, Some(since))) if *since <= self.update_complete => {
-                next.redo.start = *start;
-                self.new_log_start = None;
+        match &mut self.new_log_starts {
+            Some((starts, Some(since))) if *since <= self.update_complete => {
+                next.lanes.iter_mut().zip(starts).for_each(|(record, start)| record.start = *start);
+                self.new_log_starts = None;
             }
             Some((_, since)) => *since = since.or(Some(next.update)),
             None => {}
@@ -455,19 +475,22 @@ impl Supers {
     }
 }
 
+impl LaneState {
+    /// Whether an update that was made since everything in the log is in place is complete.
+    fn is_known_quiet(&self, update_complete: u64) -> bool {
+        self.quiet_update.is_some_and(|quiet| quiet <= update_complete)
+    }
+}
+
 impl Array {
     /// Starts an update when one is wanted and none is running.
     pub(in crate::array) fn pump_supers(&mut self) {
         if !self.supers.is_due(&self.core) || self.is_epoch_late() || self.is_unjudged() {
             return;
         }
-        let facts = UpdateFacts {
-            map_pages: self.redo.map_pages(&self.pages),
-            needless_log: self.needless_log(),
-            scrub: self.passes.scrub_record(),
-        };
+        self.ask_log();
         let progress = self.progress_mark();
-        self.supers.start(&mut self.core, facts, progress);
+        self.supers.start(&mut self.core, self.passes.scrub_record(), progress);
     }
 
     /// Takes the end of an I/O of an update. Its fault, if any, was judged before.
@@ -492,20 +515,25 @@ impl Array {
     /// Tick: records the progress of passes.
     pub(in crate::array) fn save_progress(&mut self) {
         if self.supers.is_save_due(&self.core) {
+            self.ask_log();
             self.supers.save(self.progress_mark());
         }
     }
 
     /// Tick: an array that has been quiet for a while is marked clean.
     pub(in crate::array) fn mark_idle_clean(&mut self) {
-        if self.supers.is_idle(&self.core) && self.drained_log().is_some() {
+        if !self.supers.is_idle(&self.core) {
+            return;
+        }
+        self.ask_log();
+        if self.supers.are_logs_drained() {
             self.supers.mark_clean();
             self.supers.want();
         }
     }
 
     /// A number that changes whenever a pass makes progress, or a page of the stripe map gets its first
-    /// version.
+    /// version, by the lanes' last answers.
     fn progress_mark(&self) -> u64 {
         let builds = self.core.roster.members.iter().map(|member| {
             let own = member.progress.as_ref().map_or(0, |p| p.done());
@@ -513,7 +541,7 @@ impl Array {
             own + other
         });
         let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
-        builds.sum::<u64>() + scrub + self.redo.map_pages(&self.pages).unwrap_or(0)
+        builds.sum::<u64>() + scrub + self.supers.map_pages()
     }
 }
 

@@ -106,7 +106,8 @@ impl Array {
             self.redo.want_checkpoint();
             return false;
         }
-        let drained = !self.redo.has_promised() && self.needless_log().is_some();
+        self.ask_log();
+        let drained = !self.redo.has_promised() && self.supers.are_logs_needless();
         if !drained {
             self.redo.want_checkpoint();
         }

@@ -629,10 +629,10 @@ impl Array {
             member.state = MemberState::Online;
             member.reason = None;
             self.core.count_members();
-            let next = self.needless_log();
+            self.ask_log();
             self.pages.joined(index, Which::Primary, self.core.now);
             // No batch may be written before the epoch with this member is complete.
-            self.supers.note_join(next);
+            self.supers.note_join();
             self.core.notice(
                 NoticeKind::MemberRebuilt,
                 NoticeLevel::Info,
@@ -661,10 +661,10 @@ impl Array {
             self.core.count_members();
             // The old device stays until the exchange is on disk: until then a restart would look for it.
             self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
-            let next = self.needless_log();
+            self.ask_log();
             self.pages.joined(index, Which::Replacement, self.core.now);
             // Recorded like a loss: the old device must not count as current once it misses a write.
-            self.supers.note_join(next);
+            self.supers.note_join();
             self.core.notice(
                 NoticeKind::MemberReplaced,
                 NoticeLevel::Info,

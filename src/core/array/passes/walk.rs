@@ -290,7 +290,8 @@ impl Array {
         if self.core.is_failed() || !self.redo.is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
-        if pass.fetch.repair_count() > 0 && !self.supers.acknowledgements_allowed(&self.core) {
+        self.tell_log();
+        if pass.fetch.repair_count() > 0 && !self.redo.may_acknowledge() {
             pass.stage = Stage::Gate;
             self.core.work.gated.push(key);
             return Flow::Wait;

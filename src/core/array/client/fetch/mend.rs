@@ -57,7 +57,8 @@ impl Array {
                 self.core.map.device_offset(self.core.shape.data_offset, fetch.slot, repair.row * BLOCK);
             self.bad.may_mend(self.core.now, repair.member, offset, fetch.rules.background)
         });
-        if self.core.is_failed() || !self.supers.acknowledgements_allowed(&self.core) {
+        self.tell_log();
+        if self.core.is_failed() || !self.redo.may_acknowledge() {
             return 0;
         }
         repairs.sort_by_key(|repair| (repair.column, repair.row));

@@ -190,8 +190,8 @@ impl Array {
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
         let rows = self.core.map.chunk / BLOCK;
         self.forget_lost(record);
-        let permits = self.permits();
-        self.redo.apply(&mut self.pages, record, images, &permits, rows);
+        self.tell_log();
+        self.redo.apply(&mut self.pages, record, images, rows);
     }
 
     /// Takes blocks that are written again off the list of those that are lost.

@@ -16,7 +16,10 @@ const BLOCK: usize = ROW_BYTES as usize;
 impl Array {
     /// Finds the slot that a whole stripe goes to.
     pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.supers.writes_allowed(&self.core) {
+        self.tell_log();
+        let may_write = self.redo.may_write();
+        self.hear_log();
+        if !may_write {
             self.core.work.gated.push(key);
             return Flow::Wait;
         }

@@ -1,0 +1,166 @@
+//! How an array is cut into lanes: which stripes a lane has, and where its slots lie. Pure arithmetic;
+//! docs/on-disk-format.md, "Lanes".
+//!
+//! Within a lane stripes and slots are numbered from zero, as in an array of one lane. A slot's *place* is
+//! the chunk of the data region where it lies: places of an array are what slots are in an array of one lane.
+//! Must not know what a lane does.
+
+use crate::units::{LaneIndex, SlotIndex, StripeIndex};
+
+/// Most lanes of an array: more than any machine has use for, each with a ring of 16 MiB on every member; and
+/// as many as a superblock has room for.
+pub const MAX_LANES: u16 = 32;
+/// Most stripes at a time: with a larger group a stream of requests would stay in one lane for long.
+pub const MAX_GROUP: u32 = 1 << 16;
+
+/// Bytes of user data that go to one lane at a time: requests of up to 1 MiB mostly stay in one lane, and a
+/// stream with a few MiB under way keeps several lanes busy.
+const GROUP_BYTES: u64 = 1 << 20;
+
+/// How the stripes of an array are dealt out: stripe `s` is in lane `s / group % count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Lanes {
+    /// Number of lanes.
+    pub count: u16,
+    /// Stripes that go to a lane at a time: a power of two, 1 with one lane.
+    pub group: u32,
+}
+
+impl Lanes {
+    /// An array that is not cut.
+    pub const ONE: Lanes = Lanes { count: 1, group: 1 };
+
+    /// As many lanes for an array with stripes of this many bytes of user data.
+    #[must_use]
+    pub fn of(count: u16, stripe_bytes: u64) -> Lanes {
+        if count <= 1 {
+            return Lanes::ONE;
+        }
+        let group = (GROUP_BYTES / stripe_bytes.max(1)).max(1);
+        Lanes { count, group: (1 << group.ilog2()).min(MAX_GROUP) }
+    }
+
+    /// All lanes.
+    pub fn indices(self) -> impl Iterator<Item = LaneIndex> {
+        (0..self.count).map(LaneIndex)
+    }
+
+    /// Stripes that go to all lanes in one turn.
+    pub(super) fn turn(self) -> u64 {
+        u64::from(self.count) * u64::from(self.group)
+    }
+
+    /// The lane of a stripe of the volume, and the stripe's number in it.
+    #[must_use]
+    pub fn lane_of(self, stripe: StripeIndex) -> (LaneIndex, StripeIndex) {
+        let group = u64::from(self.group);
+        let (turn, in_turn) = (stripe.0 / self.turn(), stripe.0 % self.turn());
+        (LaneIndex((in_turn / group) as u16), StripeIndex(turn * group + in_turn % group))
+    }
+
+    /// The number in the volume of stripe `stripe` of a lane: the inverse of [`Lanes::lane_of`].
+    #[must_use]
+    pub fn stripe_of(self, lane: LaneIndex, stripe: StripeIndex) -> StripeIndex {
+        StripeIndex(self.spread(lane, stripe.0))
+    }
+
+    /// The place of a slot of a lane. Stripes that are in the slots of their own numbers lie in the order of
+    /// the volume, whatever the number of lanes.
+    #[must_use]
+    pub fn place_of(self, lane: LaneIndex, slot: SlotIndex) -> SlotIndex {
+        SlotIndex(self.spread(lane, slot.0))
+    }
+
+    fn spread(self, lane: LaneIndex, number: u64) -> u64 {
+        let group = u64::from(self.group);
+        number / group * self.turn() + u64::from(lane.0) * group + number % group
+    }
+
+    /// How many of the first `stripes` stripes of the volume are in a lane.
+    #[must_use]
+    pub fn stripes_in(self, lane: LaneIndex, stripes: u64) -> u64 {
+        let group = u64::from(self.group);
+        let rest = stripes % self.turn();
+        stripes / self.turn() * group + rest.saturating_sub(u64::from(lane.0) * group).min(group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Region, RegionKind};
+    use crate::units::ByteOffset;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn lanes() -> impl Strategy<Value = Lanes> {
+        (2u16..=MAX_LANES, 0u32..=16).prop_map(|(count, log2)| Lanes { count, group: 1 << log2 })
+    }
+
+    proptest! {
+        #[test]
+        fn every_stripe_is_in_one_lane_and_found_there(lanes in lanes(), stripe in 0u64..1 << 50) {
+            let stripe = StripeIndex(stripe);
+            let (lane, within) = lanes.lane_of(stripe);
+            prop_assert!(lane.0 < lanes.count);
+            prop_assert_eq!(u64::from(lane.0), stripe.0 / u64::from(lanes.group) % u64::from(lanes.count));
+            prop_assert_eq!(lanes.stripe_of(lane, within), stripe);
+            // A stripe in the slot of its own number lies where it would with one lane.
+            prop_assert_eq!(lanes.place_of(lane, SlotIndex(within.0)).0, stripe.0);
+        }
+
+        #[test]
+        fn the_stripes_of_all_lanes_are_those_of_the_volume(lanes in lanes(), stripes in 0u64..1 << 50) {
+            let all: u64 = lanes.indices().map(|lane| lanes.stripes_in(lane, stripes)).sum();
+            prop_assert_eq!(all, stripes);
+            // They are numbered without gaps: the last one of each lane is below the end.
+            for lane in lanes.indices() {
+                if let Some(last) = lanes.stripes_in(lane, stripes).checked_sub(1) {
+                    prop_assert!(lanes.stripe_of(lane, StripeIndex(last)).0 < stripes);
+                    prop_assert!(lanes.stripe_of(lane, StripeIndex(last + 1)).0 >= stripes);
+                }
+            }
+        }
+
+        #[test]
+        fn parts_of_a_region_lie_in_it_and_apart(lanes in lanes(), blocks in 32u64..1 << 30) {
+            let region = Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: blocks * 4096 };
+            let mut end = region.offset.0;
+            for lane in lanes.indices() {
+                let part = region.part(lanes, lane);
+                prop_assert!(part.offset.0 >= end && part.len > 0 && part.len.is_multiple_of(4096));
+                end = part.offset.0 + part.len;
+            }
+            prop_assert!(end <= region.offset.0 + region.len);
+        }
+    }
+
+    #[test]
+    fn the_places_of_all_lanes_are_all_places() {
+        let lanes = Lanes { count: 3, group: 4 };
+        let places: HashSet<u64> = lanes
+            .indices()
+            .flat_map(|lane| (0..40).map(move |slot| lanes.place_of(lane, SlotIndex(slot)).0))
+            .collect();
+        assert_eq!(places, (0..120).collect());
+    }
+
+    #[test]
+    fn one_lane_changes_nothing() {
+        let one = Lanes::ONE;
+        for stripe in [0, 1, 77, 1 << 40] {
+            assert_eq!(one.lane_of(StripeIndex(stripe)), (LaneIndex(0), StripeIndex(stripe)));
+            assert_eq!(one.place_of(LaneIndex(0), SlotIndex(stripe)), SlotIndex(stripe));
+            assert_eq!(one.stripes_in(LaneIndex(0), stripe), stripe);
+        }
+        let region = Region { kind: RegionKind::Pages, offset: ByteOffset(1 << 20), len: 9 << 12 };
+        assert_eq!(region.part(one, LaneIndex(0)), region);
+    }
+
+    #[test]
+    fn a_group_holds_about_a_mebibyte() {
+        let group = |stripe_bytes| Lanes::of(8, stripe_bytes).group;
+        assert_eq!([256 << 10, 192 << 10, 1 << 20, 16 << 20, 4096].map(group), [4, 4, 1, 1, 256]);
+        assert_eq!(Lanes::of(1, 4096), Lanes::ONE);
+    }
+}
