@@ -8,8 +8,8 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// Operations on one local device that the kernel has at one time. More would not make a disk faster, and each
-/// may occupy a thread of the kernel.
+/// Operations on one local device that the kernel has at one time. More would not make a disk faster, and
+/// each may occupy a thread of the kernel.
 pub(super) const DEPTH_MAX: u32 = 256;
 
 /// See the head of this file.

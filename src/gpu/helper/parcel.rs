@@ -1,7 +1,7 @@
 //! A batch as bytes: what a helper must know of it, written by the daemon into a slot and read there by
 //! the helper. Both are of one executable, so there is no version in it.
 //!
-//! Invariant: bytes that were not written by [`write`] are an error for [`read`], and never a place
+//! Invariant: bytes that were not written by [`write()`] are an error for [`read`], and never a place
 //! outside of the memories. Must not know how the bytes travel.
 
 use std::collections::VecDeque;
