@@ -257,3 +257,151 @@ fn hung_up(sessions: Vec<Arc<Session>>) -> Vec<Arc<Session>> {
     let which: Vec<bool> = sessions.iter().map(has_hung_up).collect();
     sessions.into_iter().zip(which).filter_map(|(session, gone)| gone.then_some(session)).collect()
 }
+
+/// The rules at the head of this file, step by step, in every order: a client writes on one connection, closes
+/// it, and writes the same block on another one, of another reactor.
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    /// A rule that is left out.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Broken {
+        Nothing,
+        /// Handing over is not said.
+        Unsaid,
+        /// The client is looked at before handing over is said.
+        LooksFirst,
+        /// Handing over ends before the request is handed over.
+        RestsEarly,
+        /// Who finds the client hung up waits for nothing.
+        DoesNotWait,
+        /// Who finds the client hung up makes no orphans.
+        NoOrphan,
+    }
+
+    /// What the owner of the array is handed, in its order.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    enum Handed {
+        Earlier,
+        Orphan,
+        Later,
+    }
+
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+    struct State {
+        is_closed: bool,
+        hands_over: bool,
+        modifying: bool,
+        /// Next steps of the reactors of the first and the second connection.
+        first: u8,
+        second: u8,
+        was_seen: bool,
+        handed: Vec<Handed>,
+    }
+
+    const ENDED: u8 = 9;
+
+    impl State {
+        /// The reactor of the connection that is closed.
+        fn step_first(&mut self, broken: Broken) {
+            let order: [u8; 6] = match broken {
+                Broken::LooksFirst => [1, 0, 2, 3, 4, ENDED],
+                Broken::RestsEarly => [0, 1, 2, 4, 3, ENDED],
+                _ => [0, 1, 2, 3, 4, ENDED],
+            };
+            match order[usize::from(self.first)] {
+                0 => self.hands_over = broken != Broken::Unsaid,
+                1 if self.is_closed => {
+                    // Dropped. It rests.
+                    (self.hands_over, self.first) = (false, ENDED);
+                    return;
+                }
+                2 => self.modifying = true,
+                3 => self.handed.push(Handed::Earlier),
+                4 => self.hands_over = false,
+                _ => {}
+            }
+            self.first = if self.first == 4 { ENDED } else { self.first + 1 };
+        }
+
+        /// The reactor of the connection that the client goes on with. False: it waits.
+        fn step_second(&mut self, broken: Broken) -> bool {
+            self.second = match self.second {
+                // Which sessions matter; the poll, which finds the client hung up; whether it hands over.
+                0 => {
+                    self.was_seen = self.hands_over || self.modifying;
+                    if self.was_seen { 1 } else { 3 }
+                }
+                1 if self.hands_over && broken != Broken::DoesNotWait => return false,
+                1 => 2,
+                2 => {
+                    if self.modifying && broken != Broken::NoOrphan {
+                        self.handed.push(Handed::Orphan);
+                    }
+                    3
+                }
+                _ => {
+                    self.handed.push(Handed::Later);
+                    ENDED
+                }
+            };
+            true
+        }
+
+        fn is_right(&self) -> bool {
+            let at = |what| self.handed.iter().position(|&handed| handed == what);
+            match (at(Handed::Earlier), at(Handed::Orphan), at(Handed::Later)) {
+                (None, _, _) | (_, _, None) => true,
+                (Some(earlier), Some(orphan), Some(later)) => earlier < orphan && orphan < later,
+                (Some(_), None, Some(_)) => false,
+            }
+        }
+    }
+
+    /// Whether a write that was left behind comes before the later one, whatever the order of the steps.
+    fn holds(broken: Broken) -> bool {
+        let mut seen = HashSet::new();
+        let mut left = vec![State::default()];
+        while let Some(state) = left.pop() {
+            if !seen.insert(state.clone()) {
+                continue;
+            }
+            let is_over = state.first == ENDED && state.second == ENDED;
+            if is_over && !state.is_right() {
+                return false;
+            }
+            if !state.is_closed {
+                left.push(State { is_closed: true, ..state.clone() });
+            }
+            if state.first != ENDED {
+                let mut next = state.clone();
+                next.step_first(broken);
+                left.push(next);
+            }
+            // The client goes on after it has closed the first connection.
+            if state.is_closed && state.second != ENDED {
+                let mut next = state.clone();
+                if next.step_second(broken) {
+                    left.push(next);
+                } else {
+                    assert!(state.first != ENDED, "who is waited for goes on");
+                }
+            }
+        }
+        true
+    }
+
+    #[test]
+    fn what_a_closed_connection_left_behind_never_comes_after_later_writes() {
+        assert!(holds(Broken::Nothing));
+    }
+
+    #[test]
+    fn each_rule_of_handing_over_is_needed() {
+        use Broken::{DoesNotWait, LooksFirst, NoOrphan, RestsEarly, Unsaid};
+        let broken = [Unsaid, LooksFirst, RestsEarly, DoesNotWait, NoOrphan];
+        let needed = broken.map(|rule| !holds(rule));
+        assert_eq!(needed, [true; 5]);
+    }
+}
