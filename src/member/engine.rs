@@ -405,6 +405,13 @@ impl MemberIo {
         self.close_unread();
     }
 
+    /// Whether released devices of an owner, or of anybody, stay open because other threads read them.
+    #[must_use]
+    pub(crate) fn is_closing(&self, owner: Option<u32>) -> bool {
+        let devices = self.closing.iter().filter_map(|id| self.devices[id.0 as usize].as_ref());
+        devices.into_iter().any(|attached| owner.is_none_or(|owner| attached.owner == owner))
+    }
+
     /// Closes released devices that nobody reads any more.
     fn close_unread(&mut self) {
         if self.closing.is_empty() {

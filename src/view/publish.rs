@@ -25,6 +25,13 @@ pub struct Change<'a> {
     slot: u64,
 }
 
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        // Nobody answers for what is shown any more.
+        self.serve(false);
+    }
+}
+
 impl Publisher {
     /// Makes a view of this size. It shows nothing, and its service is closed.
     ///

@@ -18,6 +18,7 @@ use super::orders::{
     Answer, ArrayId, News, Order, Outcome, ReactorId, Requester, allocation_of, client_request,
 };
 use super::stopping::{StopStep, Stopping};
+use crate::daemon::clock;
 use crate::daemon::events::EventLog;
 use crate::member::{Device, MemberIo, Ring, Stragglers};
 use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, Pool};
@@ -56,6 +57,8 @@ pub(super) struct Arrays {
     outcomes: VecDeque<Outcome>,
     /// The result of the last step of a volume.
     output: VolumeOutput,
+    /// Stopped arrays whose devices other reactors were still reading, since when, and who waits for the end.
+    departing: Vec<Departing>,
     /// Arrays that did not stop cleanly although no requester waited for the stop, and why.
     unclean: Vec<String>,
     events: EventLog,
@@ -85,6 +88,17 @@ struct Hosted {
     /// Whether something ran by itself at the last tick.
     active: bool,
 }
+
+/// A stopped array that is not quite gone.
+struct Departing {
+    array: ArrayId,
+    since: Timestamp,
+    replies: Vec<Reply<AdminOutcome>>,
+    result: Result<AdminOutcome, ReactorError>,
+}
+
+/// How long the answer to a stop waits for reads of other reactors, in nanoseconds.
+const DEPARTURE_NANOS_MAX: u64 = 2_000_000_000;
 
 /// An order inside a volume.
 #[derive(Debug)]
@@ -284,6 +298,7 @@ impl Arrays {
             administration: Administration::default(),
             outcomes: VecDeque::new(),
             output: VolumeOutput::default(),
+            departing: Vec::new(),
             unclean: Vec::new(),
             events,
             bell,
@@ -304,7 +319,7 @@ impl Arrays {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.hosted.iter().flatten().next().is_none()
+        self.hosted.iter().flatten().next().is_none() && self.departing.is_empty()
     }
 
     pub(super) fn add(
@@ -525,6 +540,9 @@ impl Arrays {
 
     pub(super) fn pass_time(&mut self, now: Timestamp) {
         self.members.pass_time(now);
+        if !self.departing.is_empty() {
+            self.answer_departed(now);
+        }
     }
 
     pub(super) fn look_after_files(&mut self, ring: &mut Ring) {
@@ -533,7 +551,9 @@ impl Arrays {
 
     /// Whether an array works on something, or may do so soon.
     pub(super) fn is_busy(&self, now: Timestamp) -> bool {
-        self.members.in_flight() > 0 || self.hosted.iter().flatten().any(|array| array.is_busy(now))
+        self.members.in_flight() > 0
+            || self.members.is_closing(None)
+            || self.hosted.iter().flatten().any(|array| array.is_busy(now))
     }
 
     /// Latest time of the next tick, if sooner than usual.
@@ -729,9 +749,23 @@ impl Arrays {
         if let (Err(error), true) = (&result, replies.is_empty()) {
             self.unclean.push(format!("array '{}': {error}", array.name));
         }
-        for reply in replies {
-            // The requester may have gone.
-            let _ = reply.send(result.clone());
+        let since = clock::now();
+        self.departing.push(Departing { array: id, since, replies, result });
+        self.answer_departed(since);
+    }
+
+    /// Answers those who wait for the end of arrays whose devices nobody reads any more.
+    fn answer_departed(&mut self, now: Timestamp) {
+        let members = &self.members;
+        let has_gone = |departing: &mut Departing| {
+            let is_late = now.nanos_since(departing.since) > DEPARTURE_NANOS_MAX;
+            is_late || !members.is_closing(Some(departing.array.0))
+        };
+        for Departing { replies, result, .. } in self.departing.extract_if(.., has_gone) {
+            for reply in replies {
+                // The requester may have gone.
+                let _ = reply.send(result.clone());
+            }
         }
     }
 

@@ -243,7 +243,8 @@ impl Clients {
             Next::Answered => {}
             Next::Selected => {
                 let array = directory.of_export(connection.export_name());
-                connection.choose(array);
+                // Another array may have that name by now.
+                connection.choose(array.filter(|listed| connection.negotiated(listed.export())));
                 return Taken::Selected;
             }
             Next::Request(request) => {

@@ -21,7 +21,7 @@ use super::sockets::{Outgoing, PollBits};
 use crate::tls::{Goodbye, PeerRules, Tunnel};
 use calpe_core::block_io::{BufMut, Pool};
 use calpe_core::nbd::{
-    Command, Extents, Fatal, Incoming, ReadPart, Request, ServerConnection, UNREAD_BYTES_MAX,
+    Command, ExportInfo, Extents, Fatal, Incoming, ReadPart, Request, ServerConnection, UNREAD_BYTES_MAX,
 };
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply, ReadRun};
@@ -552,6 +552,15 @@ impl Connection {
     /// Whether its session goes beyond what these rules grant.
     pub(super) fn exceeds(&self, rules: Option<&PeerRules>) -> bool {
         exceeds(&self.link, self.nbd.export().is_some_and(|export| !export.read_only), rules)
+    }
+
+    /// Whether an export is as it was negotiated.
+    pub(super) fn negotiated(&self, export: &ExportInfo) -> bool {
+        self.nbd.export().is_some_and(|known| {
+            let ExportInfo { size, block_min, read_only, .. } = *export;
+            // Rules may have narrowed what it may do.
+            (known.size, known.block_min, known.read_only || !read_only) == (size, block_min, true)
+        })
     }
 
     /// Notes the array of the negotiated export.

@@ -138,7 +138,7 @@ pub(super) struct Reactor {
     /// Of the reactor that accepts connections.
     dealer: Dealer,
     mailbox: Arc<Mailbox>,
-    /// An empty list, to be exchanged for posts.
+    /// Posts that were put off until the next turn.
     posts: Vec<Post>,
     wake: Arc<OwnedFd>,
     now: Timestamp,
@@ -189,7 +189,7 @@ impl Reactor {
         self.sockets.poll(&self.wake);
         loop {
             self.arrays.end_turn();
-            let has_work = self.arrays.has_ended() || self.clients.has_work();
+            let has_work = self.arrays.has_ended() || self.clients.has_work() || !self.posts.is_empty();
             let may_wait = !has_work && self.mailbox.falls_asleep();
             let wait = if may_wait { Some(self.until_tick()) } else { None };
             let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
@@ -213,7 +213,8 @@ impl Reactor {
             self.arrays.progress_stops(self.sockets.ring(), self.now);
             self.pass_on();
             if self.stopping.is_some_and(|since| self.may_end(since)) {
-                self.mailbox.close().into_iter().for_each(|post| self.refuse(post));
+                self.posts.append(&mut self.mailbox.close());
+                std::mem::take(&mut self.posts).into_iter().for_each(|post| self.refuse(post));
                 // Last replies may still be on their way through TLS.
                 self.clients.wait_for_tls();
                 let unclean = self.arrays.take_unclean();
@@ -265,7 +266,10 @@ impl Reactor {
             }
             Some(SocketEvent::Readable) => {
                 self.mailbox.was_woken();
-                for command in self.mailbox.take() {
+                let commands = self.mailbox.take();
+                // Clients on their way here come first: a command may be about all clients.
+                self.take_posts();
+                for command in commands {
                     self.command(command);
                 }
                 self.sockets.poll(&self.wake);
@@ -508,16 +512,15 @@ impl Reactor {
         let is_enough = if modifies { *looked == Looked::ForAll } else { *looked != Looked::No };
         if !is_enough && (modifies || seat.others_modify()) {
             *looked = if modifies { Looked::ForAll } else { Looked::ForReads };
-            let (id, owner) = (array.id(), array.owner());
             seat.look(modifies, |requester| {
                 let hold = array.reader().map(ViewReader::orphan);
-                if owner == self.me {
-                    self.arrays.orphan(id, requester, hold);
-                } else {
-                    // Where the owner has ended, its volume has nothing any more.
-                    let _ = self.peers.post(owner, Post::Orphan { array: id, requester, hold });
-                }
+                // Behind what that client's reactor has posted. Where the owner has ended, its volume has
+                // nothing any more.
+                let _ = self.peers.post(array.owner(), Post::Orphan { array: array.id(), requester, hold });
             });
+            if array.owner() == self.me {
+                self.take_orders();
+            }
         }
         modifies && self.clients.leaves_behind(key)
     }
@@ -570,12 +573,26 @@ impl Reactor {
 /// Posts of other reactors.
 impl Reactor {
     fn take_posts(&mut self) {
-        let mut posts = std::mem::take(&mut self.posts);
-        self.mailbox.take_posts(&mut posts);
-        for post in posts.drain(..) {
+        for post in std::mem::take(&mut self.posts) {
             self.take_post(post);
         }
-        self.posts = posts;
+        for post in self.mailbox.take_posts() {
+            self.take_post(post);
+        }
+    }
+
+    /// Takes what was posted for arrays here, and puts the rest off. After each look for hang-ups, an order of
+    /// this reactor comes behind what others had posted by then: it must not overtake what a client left
+    /// behind that the look has found, or that another reactor has found before.
+    fn take_orders(&mut self) {
+        for post in self.mailbox.take_posts() {
+            match post {
+                Post::Order { .. } | Post::Resume { .. } | Post::GiveUp { .. } | Post::Orphan { .. } => {
+                    self.take_post(post);
+                }
+                post => self.posts.push(post),
+            }
+        }
     }
 
     fn take_post(&mut self, post: Post) {
@@ -664,7 +681,10 @@ impl Reactor {
 
     /// Whether everything is done after a shutdown, or has taken too long.
     fn may_end(&self, since: Timestamp) -> bool {
-        let quiet = self.arrays.is_empty()
+        // It tells the supervisor that the others go on, and has the ends of their clients under TLS.
+        let is_last = self.me != ACCEPTOR || self.peers.others_have_ended();
+        let quiet = is_last
+            && self.arrays.is_empty()
             && self.clients.is_empty()
             && self.listeners.is_empty()
             && self.arrays.operations() == 0;

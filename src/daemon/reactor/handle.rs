@@ -4,7 +4,7 @@
 use super::error::ReactorError;
 use super::event_loop::{Reactor, ReactorConfig};
 use super::listener::Listener;
-use super::mailbox::{ArrayFacts, Command, Mailbox, NewArray, Reply};
+use super::mailbox::{ArrayFacts, Command, NewArray, Reply};
 use super::orders::{ArrayId, ReactorId};
 use super::peers::{ACCEPTOR, Peers};
 use super::sys;
@@ -45,15 +45,18 @@ struct Ids {
 
 /// Dropped when the reactor takes no more commands: later ones are answered then.
 struct Last {
+    me: ReactorId,
     thread: Arc<Thread>,
-    mailbox: Arc<Mailbox>,
+    peers: Arc<Peers>,
 }
 
 impl Drop for Last {
     fn drop(&mut self) {
         self.thread.alive.store(false, Ordering::SeqCst);
-        self.mailbox.take().clear();
-        self.mailbox.close();
+        let mailbox = self.peers.mailbox(self.me);
+        mailbox.take().clear();
+        mailbox.close();
+        self.peers.ends(self.me);
     }
 }
 
@@ -67,7 +70,7 @@ fn spawn_one(
     let (started, start) = sync_channel(1);
     let (end, outcome) = sync_channel(1);
     let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
-    let last = Last { thread: Arc::clone(&thread), mailbox: Arc::clone(peers.mailbox(me)) };
+    let last = Last { me, thread: Arc::clone(&thread), peers: Arc::clone(peers) };
     let peers = Arc::clone(peers);
     let name = if me == ACCEPTOR { "reactor".to_owned() } else { format!("reactor-{}", me.0) };
     std::thread::Builder::new().name(name).spawn(move || {

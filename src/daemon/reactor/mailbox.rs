@@ -219,10 +219,9 @@ impl Mailbox {
         None
     }
 
-    /// Takes the posts that have come; `empty` takes their place.
-    pub(super) fn take_posts(&self, empty: &mut Vec<Post>) {
-        debug_assert!(empty.is_empty(), "posts would be lost");
-        std::mem::swap(&mut self.posts().all, empty);
+    /// Takes the posts that have come.
+    pub(super) fn take_posts(&self) -> Vec<Post> {
+        std::mem::take(&mut self.posts().all)
     }
 
     /// The reactor is about to wait. Returns whether it may: no post has come.

@@ -10,7 +10,7 @@ use calpe_core::units::Timestamp;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The reactor that accepts connections and has the places of all clients.
@@ -29,6 +29,8 @@ pub(super) struct Peers {
     pub(super) large_place: Arc<LargeToken>,
     pub(super) jobs: Arc<JobPool>,
     pub(super) pulse: Pulse,
+    /// Reactors that have ended.
+    ended: AtomicUsize,
 }
 
 impl Peers {
@@ -46,6 +48,7 @@ impl Peers {
             large_place: Arc::default(),
             jobs: Arc::new(JobPool::new()?),
             pulse: Pulse { turned: (0..count).map(|_| AtomicU64::new(0)).collect() },
+            ended: AtomicUsize::new(0),
         })
     }
 
@@ -56,6 +59,17 @@ impl Peers {
     /// Sends a post to another reactor. Gives it back when that reactor has ended.
     pub(super) fn post(&self, to: ReactorId, post: Post) -> Option<Post> {
         self.mailboxes[to.0].post(post)
+    }
+
+    /// A reactor has ended: nobody waits for its turns any more.
+    pub(super) fn ends(&self, reactor: ReactorId) {
+        self.pulse.beat(reactor, Timestamp(0));
+        self.ended.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether all have ended but the one that asks.
+    pub(super) fn others_have_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst) + 1 >= self.mailboxes.len()
     }
 
     /// All reactors but one.

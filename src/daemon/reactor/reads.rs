@@ -259,7 +259,8 @@ impl Reads {
         });
         let are_memory = self.devices[&array.id()].are_memory;
         // Those that threads take first: they copy while this one does.
-        let threads = if are_memory { jobs.idle_threads().min(count - 1) } else { 0 };
+        let idle = if are_memory { jobs.idle_threads() } else { 0 };
+        let threads = count * idle / (idle + 1);
         let mut here = Vec::new();
         for (nth, (plan, files)) in planned.into_iter().enumerate() {
             let bytes = plan.pieces().iter().map(|piece| piece.len).sum();

@@ -3,7 +3,7 @@
 //! Invariant: a request that modifies is counted at the connection's seat from before it is handed over until
 //! it has ended, was dropped, or waits.
 
-use crate::daemon::reactor::connection::Connection;
+use crate::daemon::reactor::connection::{Connection, Work};
 use crate::daemon::reactor::order::Ticket;
 use calpe_core::units::Timestamp;
 
@@ -68,7 +68,9 @@ impl Connection {
 
     /// The next request that no longer has to wait.
     pub(in crate::daemon::reactor) fn pop_ready(&mut self) -> Option<(Ticket, bool)> {
-        self.work.ready.pop_front()
+        let Work { ready, waiting, .. } = &mut self.work;
+        // One that was dropped meanwhile goes nowhere.
+        std::iter::from_fn(|| ready.pop_front()).find(|(ticket, _)| waiting.contains(ticket))
     }
 
     /// Notes that writes are lost that its client may have made and not flushed.

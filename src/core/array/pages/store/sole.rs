@@ -61,8 +61,8 @@ impl PageStore {
         let can_be_read = |member: MemberIndex| usable(member) && !self.away.contains(member);
         let usable: MemberSet =
             copies.iter().map(|(member, _)| *member).filter(|member| can_be_read(*member)).collect();
-        // The first copies of all pages may be on few members: pages take turns which copy they prefer.
-        let first = (page.0 / u64::from(self.site.geometry.width())) as usize;
+        // Loads take turns which copy they prefer: a write that one of them lost does not stay unseen.
+        let first = self.versions.next_turn();
         let mut turns = (0..copies.len()).map(|turn| (first + turn) % copies.len());
         let Some(copy) = turns.find(|copy| usable.contains(copies[*copy].0)) else { return false };
         let (member, offset) = copies[copy];

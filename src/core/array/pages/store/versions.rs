@@ -50,30 +50,40 @@ impl NewestPlaces {
 }
 
 /// See the head of this file.
-pub(super) struct Versions(Box<[u64]>);
+pub(super) struct Versions {
+    all: Box<[u64]>,
+    /// Loads of one copy so far.
+    turns: usize,
+}
 
 impl Versions {
+    /// Which copy the next load of one copy begins with: each time another one.
+    pub(super) fn next_turn(&mut self) -> usize {
+        self.turns = self.turns.wrapping_add(1);
+        self.turns
+    }
+
     /// A record in which no page of `pages` was seen yet. Memory is touched as pages are seen.
     pub(super) fn new(pages: u64) -> Versions {
         let pages = usize::try_from(pages).expect("pages of a valid geometry fit memory");
-        Versions(vec![0; pages].into_boxed_slice())
+        Versions { all: vec![0; pages].into_boxed_slice(), turns: 0 }
     }
 
     /// Sets the newest version of the page; none: it was never written. Its places are not known then.
     pub(super) fn set(&mut self, page: PageIndex, version: Option<Version>) {
-        self.0[page.0 as usize] = word(version).unwrap_or(0);
+        self.all[page.0 as usize] = word(version).unwrap_or(0);
     }
 
     /// Forgets the version of the page.
     pub(super) fn forget(&mut self, page: PageIndex) {
-        self.0[page.0 as usize] = 0;
+        self.all[page.0 as usize] = 0;
     }
 
     /// Sets the places in which the copies of a page hold `version`; none: they are not known. They count
     /// only where that is the version that is remembered.
     pub(super) fn set_places(&mut self, page: PageIndex, version: Version, places: Option<NewestPlaces>) {
         let is_same = self.compare(page, Some(version)) == Remembered::Same;
-        let word = &mut self.0[page.0 as usize];
+        let word = &mut self.all[page.0 as usize];
         if *word >> KNOWN_SHIFT != 0 {
             let known = places.filter(|_| is_same).map_or(SEEN, |places| PLACED | places.0);
             *word = *word & !(u64::MAX << KNOWN_SHIFT) | known << KNOWN_SHIFT;
@@ -87,18 +97,18 @@ impl Versions {
 
     /// The places in which the copies of the page hold the version that is remembered, if they are known.
     pub(super) fn places(&self, page: PageIndex) -> Option<NewestPlaces> {
-        let known = self.0[page.0 as usize] >> KNOWN_SHIFT;
+        let known = self.all[page.0 as usize] >> KNOWN_SHIFT;
         (known & PLACED != 0).then_some(NewestPlaces(known & !PLACED))
     }
 
     /// The sequence of the newest version that is remembered, 0 for none.
     pub(super) fn sequence(&self, page: PageIndex) -> u64 {
-        sequence_of(self.0[page.0 as usize])
+        sequence_of(self.all[page.0 as usize])
     }
 
     /// Compares the version of a copy (None: never written) with the remembered one.
     pub(super) fn compare(&self, page: PageIndex, shown: Option<Version>) -> Remembered {
-        let known = self.0[page.0 as usize];
+        let known = self.all[page.0 as usize];
         // A version that does not fit was not written by this process since it remembered one.
         let Some(shown) = word(shown).filter(|_| known != 0) else { return Remembered::Nothing };
         match sequence_of(shown).cmp(&sequence_of(known)) {
@@ -112,7 +122,7 @@ impl Versions {
     /// Whether a version that a copy shows (none: no version) is older than a remembered one that was written
     /// in epoch `until` or before.
     pub(super) fn is_behind(&self, page: PageIndex, shown: Option<Version>, until: u64) -> bool {
-        let known = self.0[page.0 as usize];
+        let known = self.all[page.0 as usize];
         let later = (known & EPOCH_MASK).wrapping_sub(until) & EPOCH_MASK;
         let is_later = later != 0 && later <= EPOCH_MASK / 2;
         self.compare(page, shown) == Remembered::Newer && !is_later
