@@ -581,8 +581,8 @@ impl Reactor {
         }
     }
 
-    /// Takes what was posted for arrays here, and puts the rest off. After each look for hang-ups, an order of
-    /// this reactor comes behind what others had posted by then: it must not overtake what a client left
+    /// Takes what was posted for arrays here, and puts the rest off. After each look for hang-ups, an order
+    /// of this reactor comes behind what others had posted by then: it must not overtake what a client left
     /// behind that the look has found, or that another reactor has found before.
     fn take_orders(&mut self) {
         for post in self.mailbox.take_posts() {

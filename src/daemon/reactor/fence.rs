@@ -8,8 +8,8 @@
 //!   clients have hung up hand nothing over any more, and then has their requests made orphans, before the
 //!   request for which it looks is handed over, or carried out, itself.
 //! - A read looks, too, unless no other session has modifying requests or hands over.
-//! - What reactors post for an array keeps its order. The owner posts orphans to itself, and after each look it
-//!   carries out what was posted by then before an order of its own.
+//! - What reactors post for an array keeps its order. The owner posts orphans to itself, and after each look
+//!   it carries out what was posted by then before an order of its own.
 //!
 //! So if a client has hung up before another request was received, then either the look for that request
 //! finds the session handing over or with modifying requests, or the session begins to hand over after that,
@@ -260,8 +260,9 @@ fn hung_up(sessions: Vec<Arc<Session>>) -> Vec<Arc<Session>> {
     sessions.into_iter().zip(which).filter_map(|(session, gone)| gone.then_some(session)).collect()
 }
 
-/// The rules at the head of this file, step by step, in every order: a client writes on one connection, closes
-/// it, and writes the same block on another one, of another reactor. That may be the owner of the array.
+/// The rules at the head of this file, step by step, in every order: a client writes on one connection,
+/// closes it, and writes the same block on another one, of another reactor. That may be the owner of the
+/// array.
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
