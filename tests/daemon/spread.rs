@@ -109,20 +109,71 @@ fn read(socket: &Path, known: &[Known], reader: u64, is_over: &AtomicBool) -> u6
     count
 }
 
-fn everybody_sees_what_was_written(parent: &str, checksum: &str) {
-    let dir = tempfile::tempdir_in(parent).expect("a directory");
-    let members: Vec<_> = (0..5).map(|at| dir.path().join(format!("m{at}"))).collect();
+/// Over and over: writes on a connection that is closed without waiting, then newer ones on another one.
+/// Returns how often.
+fn write_and_go_on(socket: &Path, first: u64, is_over: &AtomicBool) -> u64 {
+    let mut version = 0;
+    let mut stays = Client::connect(socket).expect("it is served");
+    let request = |command, block: u64| Request::new(command, block * BLOCK, BLOCK);
+    while !is_over.load(Ordering::Relaxed) {
+        version += 8;
+        let mut leaves = Client::connect(socket).expect("it is served");
+        for block in first..first + 4 {
+            leaves
+                .submit(&request(Command::Write, block), &content(block, version))
+                .expect("it is connected");
+        }
+        drop(leaves);
+        for block in first..first + 4 {
+            let newer = content(block, version + 1);
+            stays.call(&request(Command::Write, block), &newer).expect("it is connected").expect("written");
+        }
+        for block in first..first + 4 {
+            let read =
+                stays.call(&request(Command::Read, block), &[]).expect("it is connected").expect("read");
+            let word = u64::from_le_bytes(read[..8].try_into().expect("eight bytes"));
+            assert!(read == content(block, version + 1), "block {block}, version {}: {word:x}", version + 1);
+        }
+    }
+    version / 8
+}
+
+#[test]
+fn what_a_closed_connection_left_behind_never_lands_on_later_writes_of_another_reactor() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let up = serve(dir.path(), "blake3");
+    let (socket, is_over) = (up.socket(), AtomicBool::new(false));
+    let rounds = thread::scope(|scope| {
+        let (socket, is_over) = (&socket, &is_over);
+        let threads: Vec<_> =
+            (0..12).map(|nth| scope.spawn(move || write_and_go_on(socket, nth * 4, is_over))).collect();
+        thread::sleep(Duration::from_secs(4));
+        is_over.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().expect("nothing landed late")).sum::<u64>()
+    });
+    assert!(rounds > 50, "only {rounds} rounds");
+    up.stop();
+}
+
+/// An array of 3+2, served by four reactors.
+fn serve(dir: &Path, checksum: &str) -> Up {
+    let members: Vec<_> = (0..5).map(|at| dir.join(format!("m{at}"))).collect();
     let shape =
         ["--data", "3", "--parity", "2", "--chunk", "16KiB", "--size", "8MiB", "--checksum", checksum];
     run(calpe().args(["create", "tank"]).args(shape).args(&members));
-    let config = dir.path().join("calpe.toml");
-    let at = dir.path().display();
-    fs::create_dir(dir.path().join("data")).expect("a directory");
+    let config = dir.join("calpe.toml");
+    let at = dir.display();
+    fs::create_dir(dir.join("data")).expect("a directory");
     let text = format!(
         "[daemon]\nruntime_dir = \"{at}/data\"\nreactors = 4\n[gpu]\nmode = \"off\"\n[[array]]\nname = \"tank\"\nsearch = [\"{at}\"]\n"
     );
     fs::write(&config, text).expect("a configuration");
-    let up = Up::serve(dir.path(), &config);
+    Up::serve(dir, &config)
+}
+
+fn everybody_sees_what_was_written(parent: &str, checksum: &str) {
+    let dir = tempfile::tempdir_in(parent).expect("a directory");
+    let up = serve(dir.path(), checksum);
     let socket = up.socket();
     let known: Vec<Known> = (0..BLOCKS).map(|_| Known::default()).collect();
     let is_over = AtomicBool::new(false);
