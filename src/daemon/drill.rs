@@ -52,14 +52,14 @@ mod orders {
 
 #[cfg(not(debug_assertions))]
 mod orders {
-    pub fn device_limit() -> std::time::Duration {
+    pub(crate) fn device_limit() -> std::time::Duration {
         crate::member::DEFAULT_MEMBER_TIMEOUT
     }
 
-    pub fn look() {}
+    pub(crate) fn look() {}
 
     #[inline(always)]
-    pub fn point(_thread: &str) {}
+    pub(crate) fn point(_thread: &str) {}
 }
 
 pub(crate) use orders::{device_limit, look, point};
