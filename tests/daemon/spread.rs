@@ -123,7 +123,7 @@ fn write_and_go_on(socket: &Path, first: u64, is_over: &AtomicBool) -> u64 {
                 .submit(&request(Command::Write, block), &content(block, version))
                 .expect("it is connected");
         }
-        drop(leaves);
+        leaves.hang_up();
         for block in first..first + 4 {
             let newer = content(block, version + 1);
             stays.call(&request(Command::Write, block), &newer).expect("it is connected").expect("written");

@@ -68,6 +68,11 @@ impl Client {
         Ok(client)
     }
 
+    /// Hangs up, whatever copies of the socket child processes have at this moment.
+    pub(crate) fn hang_up(self) {
+        self.stream.shutdown(std::net::Shutdown::Both).expect("it is connected");
+    }
+
     /// The server's description of its export.
     pub(crate) fn export(&self) -> &calpe_core::nbd::RemoteExport {
         self.connection.export().expect("connected")
