@@ -27,8 +27,8 @@ use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
     self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, Orphan, RequestId, Volume,
-    VolumeEvent, VolumeOutput,
+    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, Orphan, RequestId, ViewReader,
+    Volume, VolumeEvent, VolumeOutput,
 };
 use slab::Slab;
 use std::collections::VecDeque;
@@ -77,8 +77,6 @@ struct Hosted {
     pending: Slab<Pending>,
     /// Those of them that modify.
     modifying: usize,
-    /// Held while some of them are orphans: reads that overlap them have to wait, so all come here.
-    orphans: Option<(usize, Orphan)>,
     /// Which order waits for which, and those that wait.
     order: Precedence<Order>,
     waiting: usize,
@@ -109,6 +107,8 @@ struct Pending {
     ticket: Ticket,
     /// Whether later requests wait for it: its client has hung up.
     is_orphan: bool,
+    /// Has all reads come here meanwhile.
+    hold: Option<Orphan>,
     /// Bytes of its requester's memory that it holds.
     charge: usize,
     /// The long request that it is a part of.
@@ -201,8 +201,9 @@ impl Hosted {
         };
         self.modifying += usize::from(request.command.modifies());
         let allocation = Vec::new();
+        let (is_orphan, hold) = (false, None);
         let pending =
-            Pending { requester, request, ticket, is_orphan: false, charge, long, edges, allocation };
+            Pending { requester, request, ticket, is_orphan, hold, charge, long, edges, allocation };
         VolumeEvent::Client(RequestId(self.pending.insert(pending) as u64), question)
     }
 
@@ -232,11 +233,7 @@ impl Hosted {
             }
             (result, _) => result,
         };
-        let Pending { requester, ticket, is_orphan, charge, long, allocation, .. } = self.pending.remove(key);
-        if let Some((count, _)) = self.orphans.as_mut().filter(|_| is_orphan) {
-            *count -= 1;
-            self.orphans.take_if(|(count, _)| *count == 0);
-        }
+        let Pending { requester, ticket, charge, long, allocation, .. } = self.pending.remove(key);
         if request.command.modifies() {
             self.modifying -= 1;
             self.leave(&request, ticket, outcomes);
@@ -365,7 +362,6 @@ impl Arrays {
             stopping: Stopping::new(),
             pending: Slab::new(),
             modifying: 0,
-            orphans: None,
             order: Precedence::default(),
             waiting: 0,
             reads: 0,
@@ -425,8 +421,7 @@ impl Arrays {
     }
 
     /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them.
-    /// `hold` has all reads come here meanwhile.
-    pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester, mut hold: Option<Orphan>) {
+    pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester) {
         let Some(hosted) = self.get_mut(id) else { return };
         let block = hosted.block();
         let of_it = |pending: &&mut Pending| pending.requester == requester && !pending.is_orphan;
@@ -434,12 +429,8 @@ impl Arrays {
             let span = Span::of(&pending.request, block);
             if span.modifies {
                 pending.is_orphan = true;
+                pending.hold = hosted.listed.reader().map(ViewReader::orphan);
                 hosted.order.orphan(&span, pending.ticket);
-                match (&mut hosted.orphans, hold.take()) {
-                    (Some((count, _)), _) => *count += 1,
-                    (none, Some(hold)) => *none = Some((1, hold)),
-                    (None, None) => {}
-                }
             }
         }
     }

@@ -10,13 +10,14 @@ use super::admission::{Origin, stranger_to_drop};
 use super::connection::{Connection, Next, Receiving};
 use super::connections::Connections;
 use super::directory::{Directory, Listed, Seat};
+use super::fence::have_hung_up;
 use super::large::LargeToken;
 use super::long::{LongKind, Longs, Writing, is_long, written};
 use super::order::Ticket;
 use super::orders::{Answer, ArrayId, ConnectionId, Order, ReactorId, Requester};
 use super::seats::{Seated, Seats};
 use super::shares::{Memory, Turn, charge_of};
-use super::sockets::{Outgoing, PollBits, Sockets, hang_ups, hangup_bits};
+use super::sockets::{Outgoing, Sockets, hang_ups, hangup_bits};
 use super::tunnels::Tunnels;
 use crate::tls::Peer;
 use calpe_core::block_io::{BufMut, Pool};
@@ -24,7 +25,7 @@ use calpe_core::nbd::{Command, Request};
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply};
 use nix::sys::socket::{Shutdown, shutdown};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -448,32 +449,16 @@ impl Clients {
         has_hung_up
     }
 
-    /// Which of these connections' clients have hung up by now.
-    fn hung_up(&self, keys: impl Iterator<Item = ConnectionId>) -> BTreeSet<ConnectionId> {
-        let mut which = Vec::new();
-        let mut watched = Vec::new();
-        for key in keys {
-            let connection = &self.connections[key];
-            for socket in connection.link().watched_sockets() {
-                which.push((key, connection.has_ended(), connection.link().hangup()));
-                watched.push(socket.as_fd());
-            }
-        }
-        // This host lacks memory for the answer: then every client counts as hung up.
-        let seen = hang_ups(&watched).unwrap_or_else(|| vec![libc::POLLERR; watched.len()]);
-        let has_ended = |((key, ended, hangup), seen): ((ConnectionId, bool, PollBits), PollBits)| {
-            (ended || seen & hangup != 0).then_some(key)
-        };
-        which.into_iter().zip(seen).filter_map(has_ended).collect()
-    }
-
     /// Closes the connections whose clients left while they waited for a place; nothing is received from them
     /// meanwhile.
     pub(super) fn leave_waiting(&mut self) {
         if self.seats.waiting().is_empty() {
             return;
         }
-        for key in self.hung_up(self.seats.waiting().iter().copied()) {
+        let keys: Vec<ConnectionId> = self.seats.waiting().iter().copied().collect();
+        let watched = keys.iter().map(|&key| self.connections[key].watched());
+        let gone = have_hung_up(watched.collect());
+        for key in keys.into_iter().zip(gone).filter_map(|(key, gone)| gone.then_some(key)) {
             tracing::debug!(connection = %key, "client left before there was a place for it");
             self.connections.break_off(key);
         }

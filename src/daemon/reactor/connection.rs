@@ -10,7 +10,7 @@ mod requests;
 use super::access::{ExportView, exceeds};
 use super::admission::{Guest, Origin, Stage};
 use super::directory::{Directory, Listed, Seat};
-use super::fence::Session;
+use super::fence::{Session, Watched};
 use super::link::Link;
 use super::listener::ListenTls;
 use super::long_line::LongLine;
@@ -26,7 +26,7 @@ use calpe_core::nbd::{
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{ClientError, ClientReply, ReadRun};
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Bytes received at once: some thousand headers, or a dozen small writes.
@@ -340,7 +340,7 @@ impl Connection {
             && !self.ending.broken
             && !self.link.is_starting_tls()
             && self.longs.writing().is_none()
-            && self.place.array.is_some() == self.place.seat.is_some()
+            && !self.is_on_its_way()
             && !self.is_full();
         may.then(|| pool.alloc(if self.input.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
@@ -352,7 +352,7 @@ impl Connection {
             && self.input.receiving == Receiving::Nothing
             && !self.longs.blocks_stream()
             && !self.place.is_awaited
-            && self.place.array.is_some() == self.place.seat.is_some()
+            && !self.is_on_its_way()
     }
 
     /// Whether it may start no more requests for now.
@@ -596,14 +596,15 @@ impl Connection {
         self.place.seat = self.place.array.as_ref().map(seat);
     }
 
+    /// Whether it has a place and no seat yet: another reactor will serve it.
+    fn is_on_its_way(&self) -> bool {
+        self.place.array.is_some() && self.place.seat.is_none()
+    }
+
     /// Whether it is to be handed to the reactor that will serve it, and can be: the kernel has nothing of
     /// it.
     pub(super) fn may_move(&self) -> bool {
-        self.place.array.is_some()
-            && self.place.seat.is_none()
-            && !self.ending.broken
-            && !self.is_dismissed()
-            && self.is_idle_in_kernel()
+        self.is_on_its_way() && !self.ending.broken && !self.is_dismissed() && self.is_idle_in_kernel()
     }
 
     /// The array that it is a client of.
@@ -665,9 +666,13 @@ impl Connection {
         &mut self.link
     }
 
-    /// Whether its client is known to have hung up without polling its sockets.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ending.broken || self.link.goodbye().is_some_and(Goodbye::was_said)
+    /// Its sockets, for a look whether its client has hung up.
+    pub(super) fn watched(&self) -> Watched<'_> {
+        Watched {
+            sockets: self.link.watched_sockets().map(|socket| socket.as_fd()).collect(),
+            hangup: self.link.hangup(),
+            has_ended: self.ending.broken || self.link.goodbye().is_some_and(Goodbye::was_said),
+        }
     }
 
     /// Whether the socket can be handed to TLS now: the acknowledgement of STARTTLS has left it, and nothing

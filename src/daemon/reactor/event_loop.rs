@@ -206,7 +206,7 @@ impl Reactor {
                 self.dispatch(event);
             }
             self.take_posts();
-            self.take_reads();
+            self.take_errands();
             self.arrays.pass_time(self.now);
             self.tick_if_due();
             self.work();
@@ -311,7 +311,7 @@ impl Reactor {
             self.parse(key);
         }
         self.reads.verify_gathered();
-        self.take_reads();
+        self.take_errands();
     }
 
     /// Goes on with a connection's long requests and takes its received requests, as far as it may start them
@@ -436,11 +436,16 @@ impl Reactor {
         self.take_reads();
     }
 
-    /// Takes the reads that have ended.
-    fn take_reads(&mut self) {
+    /// Takes what threads have read, and the reads that have ended.
+    fn take_errands(&mut self) {
         for errand in self.arrays.jobs().take_errands() {
             self.reads.errand_ended(errand);
         }
+        self.take_reads();
+    }
+
+    /// Takes the reads that have ended.
+    fn take_reads(&mut self) {
         while let Some(ended) = self.reads.next_ended() {
             match ended {
                 Ended::Read(order, buf) => self.clients.answer(self.now, answer_of(order, buf)),
@@ -601,7 +606,8 @@ impl Reactor {
             Post::Order { array, order } => self.arrays.submit(ring, now, array, order),
             Post::Resume { array, ticket } => self.arrays.resume(ring, now, array, ticket),
             Post::GiveUp { array, ticket } => self.arrays.give_up(array, ticket),
-            Post::Orphan { array, requester, hold } => self.arrays.orphan(array, requester, hold),
+            // What holds reads off is let go when the orphans do that themselves.
+            Post::Orphan { array, requester, hold: _hold } => self.arrays.orphan(array, requester),
             Post::Outcome(outcome) => self.take_outcome(outcome),
             Post::Client(connection) => self.clients.take_over(now, *connection),
             Post::ClientGone(reactor, origin) => self.client_gone(reactor, Some(origin)),

@@ -247,17 +247,36 @@ impl Fence {
 
 /// Which of these sessions' clients have hung up by now.
 fn hung_up(sessions: Vec<Arc<Session>>) -> Vec<Arc<Session>> {
-    let watched: Vec<BorrowedFd<'_>> =
-        sessions.iter().flat_map(|session| session.sockets.iter().map(|socket| socket.as_fd())).collect();
+    let watched = sessions.iter().map(|session| Watched {
+        sockets: session.sockets.iter().map(|socket| socket.as_fd()).collect(),
+        hangup: session.hangup,
+        has_ended: session.has_ended(),
+    });
+    let gone = have_hung_up(watched.collect());
+    sessions.into_iter().zip(gone).filter_map(|(session, gone)| gone.then_some(session)).collect()
+}
+
+/// A client whose sockets are looked at.
+// Plain data: what a look for hang-ups goes by.
+pub(super) struct Watched<'a> {
+    pub(super) sockets: Vec<BorrowedFd<'a>>,
+    /// Events on them that mean that the client has hung up.
+    pub(super) hangup: PollBits,
+    /// Whether it is known to have hung up without looking.
+    pub(super) has_ended: bool,
+}
+
+/// Whether each of these clients, in their order, has hung up by now.
+pub(super) fn have_hung_up(clients: Vec<Watched<'_>>) -> Vec<bool> {
+    let sockets: Vec<BorrowedFd<'_>> = clients.iter().flat_map(|client| client.sockets.clone()).collect();
     // This host lacks memory for the answer: then every client counts as hung up.
-    let seen = hang_ups(&watched).unwrap_or_else(|| vec![libc::POLLERR; watched.len()]);
+    let seen = hang_ups(&sockets).unwrap_or_else(|| vec![libc::POLLERR; sockets.len()]);
     let mut seen = seen.into_iter();
-    let has_hung_up = |session: &Arc<Session>| {
-        let seen = seen.by_ref().take(session.sockets.len()).fold(0, |all, seen| all | seen);
-        session.has_ended() || seen & session.hangup != 0
+    let has_hung_up = |client: &Watched<'_>| {
+        let seen = seen.by_ref().take(client.sockets.len()).fold(0, |all, seen| all | seen);
+        client.has_ended || seen & client.hangup != 0
     };
-    let which: Vec<bool> = sessions.iter().map(has_hung_up).collect();
-    sessions.into_iter().zip(which).filter_map(|(session, gone)| gone.then_some(session)).collect()
+    clients.iter().map(has_hung_up).collect()
 }
 
 /// The rules at the head of this file, step by step, in every order: a client writes on one connection,

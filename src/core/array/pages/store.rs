@@ -734,14 +734,8 @@ impl PageStore {
         let next_of = |copy: &CopyFound| {
             if self.away.contains(copy.member) { Next::Anywhere } else { copy.next_write() }
         };
-        let cached = Cached {
-            page: Arc::new(content),
-            next: copies.0.iter().map(next_of).collect(),
-            pins: waiters.len() as u32,
-            used: true,
-            dirty: false,
-            trust: Trust::of(lost, is_doubted),
-        };
+        let trust = Trust::of(lost, is_doubted);
+        let cached = Cached::loaded(content, copies.0.iter().map(next_of), &waiters, trust);
         self.enter(page, cached);
         if !lost {
             self.rebuild_void(page);

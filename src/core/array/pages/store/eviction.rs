@@ -8,11 +8,25 @@
 use crate::array::pages::copies::{Next, Places, version_of};
 use crate::array::pages::store::versions::NewestPlaces;
 use crate::array::pages::store::{Cached, PageStore, Trust};
-use crate::format::PageIndex;
+use crate::format::{Page, PageIndex};
+use std::sync::Arc;
 
 /// Steps of the eviction clock for each page that is loaded: enough to find a victim unless nearly all pages
 /// are in use or changed, and few enough that a load costs the same however large the cache is.
 const CLOCK_STEPS_MAX: usize = 32;
+
+impl Cached {
+    /// A page that was loaded for these waiters. `next`: where the next write of each copy goes.
+    pub(super) fn loaded(
+        page: Page,
+        next: impl Iterator<Item = Next>,
+        waiters: &[usize],
+        trust: Trust,
+    ) -> Cached {
+        let (page, next, pins) = (Arc::new(page), next.collect(), waiters.len() as u32);
+        Cached { page, next, pins, used: true, dirty: false, trust }
+    }
+}
 
 impl PageStore {
     /// Puts a page that was loaded into the cache; another one may have to leave for it, or the page itself

@@ -17,7 +17,6 @@ use crate::array::pages::store::trust::AHEAD;
 use crate::array::pages::store::{Cached, Copies, LoadOutcome, Loaded, PageStore, Trust};
 use crate::format::{LogKey, Page, PageError, PageIndex};
 use crate::units::MemberIndex;
-use std::sync::Arc;
 use uuid::Uuid;
 
 /// See the head of this file.
@@ -108,14 +107,7 @@ impl PageStore {
             of if self.away.contains(of) => Next::Anywhere,
             _ => copy.next_write(),
         });
-        let cached = Cached {
-            next: next.collect(),
-            page: Arc::new(content),
-            pins: waiters.len() as u32,
-            used: true,
-            dirty: false,
-            trust: Trust::Known,
-        };
+        let cached = Cached::loaded(content, next, &waiters, Trust::Known);
         self.enter(page, cached);
         self.left_alone.remove(&page);
         self.rebuild_void(page);

@@ -14,7 +14,6 @@ use crate::array::pages::store::versions::NewestPlaces;
 use crate::array::pages::store::{Cached, Load, LoadOutcome, Loaded, PageIo, PageRead, PageStore, Trust};
 use crate::format::{MemberSet, Page, PageIndex};
 use crate::units::MemberIndex;
-use std::sync::Arc;
 
 /// Which copies of a page a load reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,14 +123,7 @@ impl PageStore {
             false if is_off(Mutation::NewestWrittenOver) => Next::At(Places::one(places.place(copy))),
             false => Next::At(Places::one(1 - places.place(copy))),
         });
-        let cached = Cached {
-            next: next.collect(),
-            page: Arc::new(content),
-            pins: waiters.len() as u32,
-            used: true,
-            dirty: false,
-            trust: Trust::Known,
-        };
+        let cached = Cached::loaded(content, next, &waiters, Trust::Known);
         self.enter(page, cached);
         self.rebuild_void(page);
         let (good, marked) = (MemberSet::default(), MemberSet::default());
