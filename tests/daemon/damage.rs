@@ -12,6 +12,7 @@ use crate::support::{calpe, run};
 use calpe::control::{ArrayReport, Request};
 use calpe_core::format::RegionKind;
 use calpe_core::testing::Random;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -38,15 +39,20 @@ impl Bench<'_> {
         (0..self.setup.width()).map(|index| Image::open(&member(self.dir, index))).collect()
     }
 
-    /// Damages blocks of the liars; returns how many have changed.
+    /// Damages blocks of the liars; returns how many have changed. Of blocks that were swapped and swapped
+    /// back, none has.
     fn damage(&mut self, damage: Damage, blocks: impl Fn(&Image) -> Vec<u64>) -> usize {
         let mut changed = 0;
         for &liar in &self.liars {
             let image = Image::open(&member(self.dir, liar));
             let all = blocks(&image);
+            let mut before = HashMap::new();
             for at in self.random.choose(BLOCKS, all.len()) {
-                changed += usize::from(image.damage(damage, all[at], &all, &mut self.random));
+                for (offset, bytes) in image.damage(damage, all[at], &all, &mut self.random) {
+                    before.entry(offset).or_insert(bytes);
+                }
             }
+            changed += before.iter().filter(|(at, bytes)| image.read(**at, bytes.len()) != **bytes).count();
         }
         changed
     }
@@ -171,14 +177,19 @@ impl Bench<'_> {
             self.under_load(daemon, true, |bench, _| {
                 bench.damage(damage, |image| image.blocks(RegionKind::Log))
             });
-            let live = live_log(&self.images());
+            let live = live_log(&self.images(), &self.liars);
             let changed = self.damage(damage, |image| live[usize::from(image.superblock.member.0)].clone());
+            let of = live.iter().map(Vec::len).collect::<Vec<_>>();
             daemon = Daemon::start(self.dir, &self.setup);
             self.settle(&daemon);
             let report = daemon.report();
             self.assert_blame(&report, false, &what);
             let counted: u64 = report.members.iter().map(|member| member.cksum).sum();
-            assert!(counted > 0 || changed == 0, "{what}: {changed} blocks: {report:?}\n{}", daemon.log());
+            assert!(
+                counted > 0 || changed == 0,
+                "{what}: {changed} of {of:?} blocks: {report:?}\n{}",
+                daemon.log()
+            );
             assert_eq!(daemon.scrub(), 0, "{what}\n{}", daemon.log());
             blamed += counted;
         }
@@ -225,7 +236,7 @@ impl Bench<'_> {
             }
             bench.damage_superblocks(damage);
         });
-        let live = live_log(&self.images());
+        let live = live_log(&self.images(), &self.liars);
         self.damage(damage, |image| live[usize::from(image.superblock.member.0)].clone());
         let daemon = Daemon::start(self.dir, &self.setup);
         self.settle(&daemon);

@@ -114,26 +114,32 @@ impl Image {
         self.write(at, &[byte ^ bit]);
     }
 
-    /// Damages the block at an offset; `others` are blocks that it may be swapped with. Returns whether bytes
-    /// have changed.
-    pub(crate) fn damage(&self, damage: Damage, offset: u64, others: &[u64], random: &mut Random) -> bool {
+    /// Damages the block at an offset; `others` are blocks that it may be swapped with. Returns the blocks
+    /// that were written, with what they held before.
+    pub(crate) fn damage(
+        &self,
+        damage: Damage,
+        offset: u64,
+        others: &[u64],
+        random: &mut Random,
+    ) -> Vec<(u64, Vec<u8>)> {
         let before = self.read(offset, BLOCK as usize);
         match damage {
             Damage::Flip => {
                 self.flip(offset..offset + BLOCK, random);
-                true
+                vec![(offset, before)]
             }
             Damage::ZeroSector => {
-                let sector = random.below(BLOCK / SECTOR as u64) as usize * SECTOR;
-                self.write(offset + sector as u64, &[0; SECTOR]);
-                before[sector..sector + SECTOR].iter().any(|&byte| byte != 0)
+                let sector = random.below(BLOCK / SECTOR as u64) * SECTOR as u64;
+                self.write(offset + sector, &[0; SECTOR]);
+                vec![(offset, before)]
             }
             Damage::Swap => {
                 let other = others[random.below(others.len() as u64) as usize];
                 let theirs = self.read(other, BLOCK as usize);
                 self.write(offset, &theirs);
                 self.write(other, &before);
-                theirs != before
+                vec![(offset, before), (other, theirs)]
             }
         }
     }
@@ -185,21 +191,25 @@ impl Aligned {
     }
 }
 
-/// For each member, the blocks of its log that a replay needs and that are noted as flushed.
-pub(crate) fn live_log(images: &[Image]) -> Vec<Vec<u64>> {
+/// For each member, the blocks of its log that a replay needs and that are noted as flushed: by a member that
+/// is none of `liars`, whose damage may take a note away. Without one a replay need not find a batch whole, and
+/// blames nobody for what it lacks of it.
+pub(crate) fn live_log(images: &[Image], liars: &[usize]) -> Vec<Vec<u64>> {
     let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
     let start = images.iter().map(|image| image.superblock.lanes[0].start).max().expect("a member");
     let counts = |header: &&SegmentHeader| header.batch.epoch.number >= start.epoch;
     let all = || headers.iter().flatten().map(|(_, header)| header).filter(counts);
     let tail = all().map(|header| header.batch.tail).max().unwrap_or(0).max(start.sequence);
     let mut notes: HashMap<u64, u64> = HashMap::new();
-    for header in all() {
+    let trusted = headers.iter().enumerate().filter(|(index, _)| !liars.contains(index));
+    for header in trusted.flat_map(|(_, headers)| headers).map(|(_, header)| header).filter(counts) {
         let note = notes.entry(header.batch.epoch.id).or_default();
         *note = header.batch.durable_upto.max(*note);
     }
     let live = |header: &SegmentHeader| {
         let batch = &header.batch;
-        counts(&header) && batch.sequence >= tail && batch.sequence < notes[&batch.epoch.id]
+        let noted = notes.get(&batch.epoch.id).is_some_and(|&note| batch.sequence < note);
+        counts(&header) && batch.sequence >= tail && noted
     };
     let blocks = |(offset, header): &(u64, SegmentHeader)| {
         let offset = *offset;
