@@ -46,6 +46,15 @@ fn interrupt(dir: &Path, name: &str) {
     assert!(!child.wait().unwrap().success());
 }
 
+/// The log is written by a thread of its own, so a line may come after the array is served.
+fn await_log(up: &Up, line: &str) {
+    let begun = Instant::now();
+    while !up.log().contains(line) {
+        assert!(begun.elapsed() < PATIENCE, "{}", up.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn a_creation_that_was_cut_short_is_begun_anew() {
     for name in ["KILL", "TERM", "INT"] {
@@ -53,11 +62,7 @@ fn a_creation_that_was_cut_short_is_begun_anew() {
         interrupt(dir.path(), name);
         assert!(member(dir.path(), 2).exists());
         let up = Up::start(dir.path(), &UP);
-        assert!(
-            up.log().contains("an earlier creation was interrupted: its 3 files were removed"),
-            "{}",
-            up.log()
-        );
+        await_log(&up, "an earlier creation was interrupted: its 3 files were removed");
         assert_eq!(up.status()["state"], "ONLINE");
         up.stop();
     }
@@ -84,11 +89,7 @@ fn files_without_content_are_created_over_and_others_never() {
     assert!((0..5).all(|index| member(dir.path(), index).exists()));
     used.write_all_at(&[0; 8], 60 << 20).unwrap();
     let up = Up::start(dir.path(), &UP);
-    let begun = Instant::now();
-    while !up.log().contains("its 5 files were removed") {
-        assert!(begun.elapsed() < Duration::from_secs(10), "{}", up.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    await_log(&up, "its 5 files were removed");
     up.stop();
     // One that was in service is never begun anew, whatever became of the others.
     for index in [0, 1] {
