@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, LaneRecord, Left, LogStart, MatrixId, MemberRecord,
-    MemberSet, MemberState, Region, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, LanePart, LaneRecord, Left, LogStart, MatrixId,
+    MemberRecord, MemberSet, MemberState, Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -18,7 +18,9 @@ pub struct NewArray {
     pub created_unix: u64,
     /// Identity of its first epoch, not 0.
     pub epoch_id: u64,
-    /// Its shape.
+    /// The part of it that the superblocks are about.
+    pub part: LanePart,
+    /// Its shape; with several lanes that of this lane.
     pub geometry: Geometry,
     /// Regions of every member.
     pub regions: Vec<Region>,
@@ -68,6 +70,7 @@ impl NewArray {
             replacements: Vec::new(),
             scrub: ScrubRecord::default(),
             log_secret: self.secret,
+            part: self.part,
             lanes: lanes.clone(),
             left: vec![Left::default(); usize::from(width)],
         };

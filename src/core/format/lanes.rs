@@ -1,4 +1,4 @@
-//! How an array is cut into lanes: which stripes a lane has, and where its slots lie. Pure arithmetic;
+//! How an array is cut into lanes: which stripes a lane has, and where it lies on a device. Pure arithmetic;
 //! docs/on-disk-format.md, "Lanes".
 //!
 //! Within a lane stripes and slots are numbered from zero, as in an array of one lane. A slot's *place* is
@@ -6,6 +6,7 @@
 //! Must not know what a lane does.
 
 use crate::units::{LaneIndex, SlotIndex, StripeIndex};
+use std::ops::Range;
 
 /// Most lanes of an array: more than any machine has use for, each with a ring of 16 MiB on every member; and
 /// as many as a superblock has room for.
@@ -82,6 +83,41 @@ impl Lanes {
         let group = u64::from(self.group);
         let rest = stripes % self.turn();
         stripes / self.turn() * group + rest.saturating_sub(u64::from(lane.0) * group).min(group)
+    }
+}
+
+/// The part of an array that a superblock is about. Each lane has superblocks, log, pages and data of its own,
+/// in a window of every device, as if that were the device of an array that is not cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct LanePart {
+    /// Which lane.
+    pub lane: LaneIndex,
+    /// How the stripes of the whole are dealt out.
+    pub lanes: Lanes,
+    /// Bytes of a device that each lane but the last one has: the last one has the rest. 0 with one lane.
+    pub stride: u64,
+    /// Size of the whole volume in bytes. 0 with one lane: then the geometry has it.
+    pub volume_bytes: u64,
+}
+
+impl LanePart {
+    /// All of an array that is not cut.
+    pub const WHOLE: LanePart =
+        LanePart { lane: LaneIndex(0), lanes: Lanes::ONE, stride: 0, volume_bytes: 0 };
+
+    /// Whether there are other lanes.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.lanes.count > 1
+    }
+
+    /// The window of a lane on a device of this many bytes. Empty where the device is too small.
+    #[must_use]
+    pub fn window(&self, lane: LaneIndex, device_bytes: u64) -> Range<u64> {
+        let start = (u64::from(lane.0) * self.stride).min(device_bytes);
+        let is_last = lane.0 + 1 >= self.lanes.count;
+        let end = if is_last { device_bytes } else { (start + self.stride).min(device_bytes) };
+        start..end
     }
 }
 

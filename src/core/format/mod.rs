@@ -27,7 +27,7 @@ pub use copies::{
 pub use counts::Unfit;
 pub use format_error::FormatError;
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
-pub use lanes::{Lanes, MAX_GROUP, MAX_LANES};
+pub use lanes::{LanePart, Lanes, MAX_GROUP, MAX_LANES};
 pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
 };

@@ -2,7 +2,7 @@
 //! types; their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
 use super::words::worded;
-use super::{COPY_BYTES, Lanes, MAX_NAME_BYTES, MemberSet};
+use super::{COPY_BYTES, LanePart, Lanes, MAX_NAME_BYTES, MemberSet};
 use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use uuid::Uuid;
 
@@ -297,7 +297,9 @@ pub struct Superblock {
     pub member: MemberIndex,
     /// Its role.
     pub role: Role,
-    /// Shape.
+    /// The part of the array that it is about.
+    pub part: LanePart,
+    /// Shape; with several lanes that of this lane.
     pub geometry: Geometry,
     /// Parity matrix.
     pub matrix: MatrixId,
@@ -344,6 +346,12 @@ impl Superblock {
     #[must_use]
     pub fn data_region(&self) -> Region {
         self.region(RegionKind::Data).expect("a valid superblock has a data region")
+    }
+
+    /// Size of the whole volume in bytes.
+    #[must_use]
+    pub fn volume_bytes(&self) -> u64 {
+        if self.part.is_cut() { self.part.volume_bytes } else { self.geometry.volume_bytes }
     }
 
     /// Bytes that a device of this array has at least: the regions, and two copies of the superblock behind

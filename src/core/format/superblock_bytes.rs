@@ -10,9 +10,9 @@ use super::field::{Fault, boolean, coded, ensure, fault};
 use super::limits::{LANE_PLACES, LEFT_BYTES, MAX_REPLACEMENTS, left_record_bytes};
 use super::{
     COPY_BYTES, COUNT_END, ChecksumKind, Epoch, FORMAT_MAJOR, FORMAT_MINOR, FormatError, Geometry,
-    LOG_BLOCK_BYTES, LaneRecord, Lanes, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_GROUP,
-    MAX_LANES, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MIN_CHUNK_BYTES, MatrixId,
-    MemberRecord, MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, Region, RegionKind,
+    LOG_BLOCK_BYTES, LanePart, LaneRecord, Lanes, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
+    MAX_GROUP, MAX_LANES, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MIN_CHUNK_BYTES,
+    MatrixId, MemberRecord, MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, Region, RegionKind,
     ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, left_max, replacements_max, valid_name,
 };
 use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
@@ -676,6 +676,7 @@ impl RawCopy {
                 unchecked_before: MemberSet(self.scrub_unchecked_before.map(U64::get)),
             },
             log_secret: self.log_secret,
+            part: LanePart::WHOLE,
             lanes: self.read_lanes(lanes.count),
             left: match has_updates {
                 true => self.read_left(members, lanes.count)?,
@@ -853,6 +854,7 @@ pub(super) mod tests {
                 unchecked_before: MemberSet::new(),
             },
             log_secret: *b"0123456789abcdef",
+            part: LanePart::WHOLE,
             lanes: vec![LaneRecord { start: LogStart { epoch: 8, sequence: 990 }, map_pages: 0 }],
             left: (0..7).map(left).collect(),
         }
@@ -1074,6 +1076,7 @@ pub(super) mod tests {
                         })
                         .collect(),
                     log_secret: base.to_le_bytes(),
+                    part: LanePart::WHOLE,
                     lanes: lanes
                         .indices()
                         .map(|lane| LaneRecord {

@@ -14,6 +14,7 @@ pub fn small_array(data: u16, parity: u16) -> NewArray {
     let (geometry, regions) =
         geometry_for(bytes, shape, Some(volume_bytes)).expect("a device that is large enough");
     NewArray {
+        part: crate::format::LanePart::WHOLE,
         name: "rock".into(),
         uuid: Uuid::from_u128(7),
         created_unix: 1,

@@ -66,6 +66,7 @@ impl SimWorld {
         }
         let uuids: Vec<Uuid> = (0..shape.width()).map(|_| new_uuid(random)).collect();
         let new = NewArray {
+            part: crate::format::LanePart::WHOLE,
             name: "sim".into(),
             uuid: new_uuid(random),
             created_unix: 1,

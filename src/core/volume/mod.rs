@@ -5,6 +5,7 @@
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;
+mod cut;
 mod driven;
 mod plain;
 
@@ -18,6 +19,7 @@ pub use api::{
     ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeEvent,
     VolumeExtent, VolumeOutput,
 };
+pub use cut::{LaneCut, LanePiece};
 pub use plain::PlainVolume;
 
 use crate::units::Timestamp;

@@ -638,6 +638,7 @@ fn new_superblocks(
     // none.
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let array = NewArray {
+        part: calpe_core::format::LanePart::WHOLE,
         name: request.name.clone(),
         uuid: Uuid::new_v4(),
         created_unix,

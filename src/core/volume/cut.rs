@@ -1,0 +1,172 @@
+//! How a volume is cut into the volumes of its lanes: which bytes of it are where. Pure arithmetic over
+//! [`Lanes`].
+//!
+//! Invariant: a range of the volume has one range of each lane, and the pieces of it that lie in one lane are
+//! in ascending order there, without gaps.
+
+use crate::format::{LanePart, Lanes, Superblock};
+use crate::units::{LaneIndex, StripeIndex, VolumeOffset};
+
+/// See the head of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneCut {
+    lanes: Lanes,
+    stripe_bytes: u64,
+    volume_bytes: u64,
+}
+
+/// A run of bytes of a volume that lies in one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LanePiece {
+    /// Where it begins in the volume.
+    pub at: VolumeOffset,
+    /// Its lane.
+    pub lane: LaneIndex,
+    /// Where it begins in the volume of the lane.
+    pub within: VolumeOffset,
+    /// Bytes, above zero.
+    pub len: u64,
+}
+
+impl LaneCut {
+    /// How the array of a superblock is cut.
+    #[must_use]
+    pub fn of(superblock: &Superblock) -> LaneCut {
+        let LanePart { lanes, .. } = superblock.part;
+        LaneCut::new(lanes, superblock.geometry.stripe_bytes(), superblock.volume_bytes())
+    }
+
+    /// A volume of this many bytes.
+    #[must_use]
+    pub fn new(lanes: Lanes, stripe_bytes: u64, volume_bytes: u64) -> LaneCut {
+        LaneCut { lanes, stripe_bytes, volume_bytes }
+    }
+
+    /// How many lanes there are.
+    #[must_use]
+    pub fn count(&self) -> u16 {
+        self.lanes.count
+    }
+
+    /// Size of the whole volume in bytes.
+    #[must_use]
+    pub fn volume_bytes(&self) -> u64 {
+        self.volume_bytes
+    }
+
+    /// Bytes from an offset on that go to one lane.
+    #[must_use]
+    pub fn run_from(&self, offset: VolumeOffset) -> u64 {
+        if self.lanes.count == 1 {
+            return u64::MAX - offset.0;
+        }
+        let group = u64::from(self.lanes.group) * self.stripe_bytes;
+        group - offset.0 % group
+    }
+
+    /// The lane of a byte, and where it is there.
+    #[must_use]
+    pub fn place_of(&self, offset: VolumeOffset) -> (LaneIndex, VolumeOffset) {
+        if self.lanes.count == 1 {
+            return (LaneIndex(0), offset);
+        }
+        let (lane, stripe) = self.lanes.lane_of(StripeIndex(offset.0 / self.stripe_bytes));
+        (lane, VolumeOffset(stripe.0 * self.stripe_bytes + offset.0 % self.stripe_bytes))
+    }
+
+    /// The pieces of a range, in the order of the volume.
+    pub fn pieces(&self, offset: VolumeOffset, len: u64) -> impl Iterator<Item = LanePiece> + use<> {
+        let (cut, end) = (*self, offset.0 + len);
+        let mut at = offset.0;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let start = VolumeOffset(at);
+            let (lane, within) = cut.place_of(start);
+            let len = cut.run_from(start).min(end - at);
+            at += len;
+            Some(LanePiece { at: start, lane, within, len })
+        })
+    }
+
+    /// Where a range of a lane's volume is in the whole one: runs in ascending order. What lies beyond the
+    /// end of the whole is left out.
+    pub fn runs_of(
+        &self,
+        lane: LaneIndex,
+        within: VolumeOffset,
+        len: u64,
+    ) -> impl Iterator<Item = (VolumeOffset, u64)> + use<> {
+        let (cut, end) = (*self, within.0 + len);
+        let mut at = within.0;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let (offset, run) = match cut.lanes.count {
+                1 => (at, end - at),
+                _ => {
+                    let group = u64::from(cut.lanes.group) * cut.stripe_bytes;
+                    let stripe = cut.lanes.stripe_of(lane, StripeIndex(at / cut.stripe_bytes));
+                    (stripe.0 * cut.stripe_bytes + at % cut.stripe_bytes, (group - at % group).min(end - at))
+                }
+            };
+            at += run;
+            let run = run.min(cut.volume_bytes.saturating_sub(offset));
+            (run > 0).then_some((VolumeOffset(offset), run))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn cuts() -> impl Strategy<Value = LaneCut> {
+        let lanes = prop_oneof![
+            Just(Lanes::ONE),
+            (2u16..=9, 0u32..4).prop_map(|(count, log2)| Lanes { count, group: 1 << log2 })
+        ];
+        (lanes, 1u64..5, 1u64..400)
+            .prop_map(|(lanes, stripe, blocks)| LaneCut::new(lanes, stripe << 13, blocks << 12))
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_cover_a_range_once_and_are_found_again(
+            cut in cuts(), from in 0u64..1 << 21, len in 1u64..1 << 20,
+        ) {
+            let from = from % cut.volume_bytes();
+            let len = len.min(cut.volume_bytes() - from);
+            let mut at = from;
+            let mut next: Vec<Option<u64>> = vec![None; usize::from(cut.count())];
+            for piece in cut.pieces(VolumeOffset(from), len) {
+                prop_assert_eq!(piece.at.0, at);
+                prop_assert!(piece.len > 0);
+                at += piece.len;
+                // In its lane it goes on where the one before has ended.
+                let next = &mut next[usize::from(piece.lane.0)];
+                prop_assert!(next.is_none_or(|next| next == piece.within.0));
+                *next = Some(piece.within.0 + piece.len);
+                let back: Vec<_> = cut.runs_of(piece.lane, piece.within, piece.len).collect();
+                prop_assert_eq!(back, vec![(piece.at, piece.len)]);
+            }
+            prop_assert_eq!(at, from + len);
+        }
+
+        #[test]
+        fn runs_of_a_lane_are_where_its_bytes_are(cut in cuts(), from in 0u64..1 << 20, len in 1u64..1 << 18) {
+            for lane in (0..cut.count()).map(LaneIndex) {
+                let mut within = from;
+                for (at, run) in cut.runs_of(lane, VolumeOffset(from), len) {
+                    prop_assert_eq!(cut.place_of(at), (lane, VolumeOffset(within)));
+                    prop_assert!(at.0 + run <= cut.volume_bytes());
+                    within += run;
+                }
+                prop_assert!(within <= from + len);
+            }
+        }
+    }
+}
