@@ -2,7 +2,6 @@
 //! import and inspection share. Knows where bytes lie from `format`; must not know of arrays that
 //! run.
 
-use super::lanes::windows_of;
 use crate::member::patience::{each_within_apart, within};
 use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
 use calpe_core::block_io::IoFaultKind;
@@ -80,6 +79,11 @@ pub(crate) fn read_copies(device: &Device) -> Copies {
         read.map_err(|error| error.to_string())?;
         Ok(decode_copy(CopyPlace::ALL[at], &copy))
     })
+}
+
+/// Where the lanes of an array lie on a device of this many bytes. `part`: that of any of them.
+pub(crate) fn windows_of(part: LanePart, device_bytes: u64) -> Vec<Range<u64>> {
+    part.lanes.indices().map(|lane| part.window(lane, device_bytes)).collect()
 }
 
 /// The copies that are damaged, in words: which, and what is wrong.
