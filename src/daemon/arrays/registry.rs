@@ -221,7 +221,7 @@ impl Arrays {
         if dry_run {
             return self.would(id, name, request);
         }
-        let outcome = self.reactor.admin(id, request, Vec::new())?;
+        let outcome = self.reactor.admin_all(id, &request)?;
         Ok(format!("array '{name}': {}", outcome.0))
     }
 
@@ -232,7 +232,7 @@ impl Arrays {
         name: &str,
         request: AdminRequest,
     ) -> Result<String, ReactorError> {
-        let outcome = self.reactor.would(id, request)?;
+        let outcome = self.reactor.would_all(id, &request)?;
         Ok(format!("would be done on array '{name}': {}", outcome.0))
     }
 

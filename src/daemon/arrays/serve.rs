@@ -14,7 +14,7 @@ use crate::daemon::config::MIN_PAGE_CACHE;
 use crate::daemon::devices::import::{self, LeftOut, Opened};
 use crate::daemon::devices::search::Hindrance;
 use crate::daemon::events::{News, kinds};
-use crate::daemon::reactor::NewArray;
+use crate::daemon::reactor::{NewArray, NewLane};
 use crate::member::{Device, forget_lost};
 use calpe_core::array::assembly::Assembled;
 use calpe_core::array::{Footprint, OpenDevice};
@@ -22,7 +22,7 @@ use calpe_core::block_io::DeviceId;
 use calpe_core::codec::Codec;
 use calpe_core::format::{MemberState as Seated, Superblock, VolumeKind};
 use calpe_core::units::{HumanSize, SizeBeside};
-use calpe_core::volume::{NoticeLevel, PlainVolume};
+use calpe_core::volume::{LaneCut, NoticeLevel, PlainVolume};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use uuid::Uuid;
@@ -79,8 +79,8 @@ pub(crate) fn serve(
     let id = arrays.reactor.add_array(NewArray {
         array: superblock.array,
         name: names.name.clone(),
-        volume,
-        devices: devices.into_iter().flatten().collect(),
+        cut: LaneCut::of(&superblock),
+        lanes: vec![NewLane { volume, devices: devices.into_iter().flatten().collect() }],
         read_only: options.read_only,
         rules: sections.rules(&names.name, names.uuid),
     })?;

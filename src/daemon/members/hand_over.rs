@@ -72,7 +72,10 @@ pub(crate) fn hand_over(
             true => Err(NotTaken::KeptOut),
             false => {
                 let request = request(target.index, new);
-                arrays.reactor.admin(target.array, request, vec![(id, device)]).map_err(NotTaken::ByArray)
+                arrays
+                    .reactor
+                    .admin(target.array, vec![(request, vec![(id, device)])])
+                    .map_err(NotTaken::ByArray)
             }
         }
     };

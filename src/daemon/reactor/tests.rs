@@ -314,8 +314,8 @@ fn add_volume(
     handle.add_array(NewArray {
         array: uuid::Uuid::nil(),
         name: name.into(),
-        volume,
-        devices: vec![(id, device)],
+        cut: calpe_core::volume::LaneCut::new(calpe_core::format::Lanes::ONE, 4096, BYTES),
+        lanes: vec![NewLane { volume, devices: vec![(id, device)] }],
         read_only: false,
         rules: None,
     })
@@ -671,7 +671,7 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
             known_zero: true,
         },
     };
-    let error = served.handle.admin(served.array, request, vec![(id, device)]).unwrap_err();
+    let error = served.handle.admin(served.array, vec![(request, vec![(id, device)])]).unwrap_err();
     assert!(matches!(error, ReactorError::Refused(_)), "{error}");
     crate::member::await_closings(Duration::from_secs(20));
     Device::open(&path, Access::Exclusive).unwrap();
