@@ -7,7 +7,7 @@
 use super::orders::{Answer, Order, PartId};
 use calpe_core::block_io::{BufMut, Pool};
 use calpe_core::nbd::{Command, Request};
-use calpe_core::units::{LaneIndex, VolumeOffset};
+use calpe_core::units::{LaneIndex, ROW_BYTES, VolumeOffset};
 use calpe_core::volume::{ClientError, ClientReply, LaneCut, LanePiece, ReadRun};
 use slab::Slab;
 
@@ -70,13 +70,17 @@ impl Joins {
             (Command::Read, None) => Some(self.pool.alloc(order.request.length as usize)),
             (_, payload) => payload,
         };
-        let whole = self.all.vacant_key();
+        let (pool, whole) = (&self.pool, self.all.vacant_key());
         let (requester, request, sparse) = (order.requester, order.request, order.sparse);
         let part = |(nth, piece): (usize, LanePiece)| {
             let payload = rest.take().map(|mut buf| {
                 rest = Some(buf.split_off(piece.len as usize));
                 buf
             });
+            // Volumes take page-aligned memory for page-aligned offsets.
+            let is_aligned = (piece.at.0 - request.offset).is_multiple_of(ROW_BYTES);
+            let payload = payload.filter(|_| is_aligned || request.command == Command::Write);
+            let payload = payload.map(|buf| if is_aligned { buf } else { copied(pool, &buf) });
             let request = Request { offset: piece.within.0, length: piece.len, ..request };
             let (asked, part) = (piece.at.0, Some(PartId { whole, nth }));
             (piece.lane, Order { requester, request, payload, asked, part, charge: 0, long: None, sparse })
@@ -121,6 +125,13 @@ impl Joins {
         let allocation = Vec::new();
         Some(Joined::Answer(Answer { requester, request, part: None, charge, long, allocation, result }))
     }
+}
+
+/// The same bytes in memory of their own.
+fn copied(pool: &Pool, bytes: &[u8]) -> BufMut {
+    let mut buf = pool.alloc(bytes.len());
+    buf.copy_from_slice(bytes);
+    buf
 }
 
 /// Joins what parts have read, in the order of the volume.
