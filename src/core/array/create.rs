@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, LanePart, LaneRecord, Left, LogStart, MatrixId,
-    MemberRecord, MemberSet, MemberState, Region, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, LanePart, Left, LogStart, MatrixId, MemberRecord,
+    MemberSet, MemberState, Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -44,12 +44,11 @@ impl NewArray {
             |uuid: &Uuid| MemberRecord { uuid: *uuid, state: MemberState::Online, rebuilt: SlotIndex(0) };
         let members: Vec<MemberRecord> = devices.iter().map(record).collect();
         // The first epoch and the first batch are both number 1: 0 is neither.
-        let start = LogStart { epoch: 1, sequence: 1 };
-        let lanes = vec![LaneRecord { start, map_pages: 0 }; usize::from(self.geometry.lanes.count)];
+        let log_start = LogStart { epoch: 1, sequence: 1 };
         let superblock = |(at, device): (usize, &Uuid)| Superblock {
             features_compat: 0,
             features_ro_compat: 0,
-            features_incompat: Superblock::incompat_features(self.checksum, self.geometry.lanes.count),
+            features_incompat: Superblock::incompat_features(self.checksum, self.part.lanes.count),
             array: self.uuid,
             name: self.name.clone(),
             created_unix: self.created_unix,
@@ -71,7 +70,8 @@ impl NewArray {
             scrub: ScrubRecord::default(),
             log_secret: self.secret,
             part: self.part,
-            lanes: lanes.clone(),
+            log_start,
+            map_pages: 0,
             left: vec![Left::default(); usize::from(width)],
         };
         devices.iter().enumerate().map(superblock).collect()

@@ -83,7 +83,7 @@ pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a Sim
     let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };
     let (data, rows) = (usize::from(geometry.data), geometry.chunk as usize / BLOCK as usize);
     let headers: Vec<SegmentHeader> = logs.iter().flat_map(Log::headers).collect();
-    let starts = logs.iter().map(|log| log.superblock.lanes[0].start).max().map_or(0, |start| start.sequence);
+    let starts = logs.iter().map(|log| log.superblock.log_start).max().map_or(0, |start| start.sequence);
     let noted = headers.iter().map(|header| header.batch.durable_upto).fold(starts, u64::max);
     let mut blocks = BTreeSet::new();
     for record in headers.iter().filter(|h| h.batch.sequence >= noted).flat_map(|h| &h.batch.records) {
@@ -197,7 +197,7 @@ fn images(batch: &Batch, map: &Map) -> Vec<Image> {
 /// and that batch and all before it are whole on every member.
 fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
     let logs: Vec<Log> = disks.iter().filter_map(Log::of).collect();
-    let start = logs.iter().map(|log| log.superblock.lanes[0].start).max();
+    let start = logs.iter().map(|log| log.superblock.log_start).max();
     let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
     if logs.len() != usize::from(width) {
         return Vec::new();

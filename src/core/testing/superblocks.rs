@@ -149,12 +149,12 @@ mod tests {
         let before = newest(disk).expect("a superblock");
         assert_eq!(disk.forge_superblock(Claim::EpochNumber, |number| number + 7), Some(before.epoch.number));
         assert_eq!(disk.forge_superblock(Claim::EpochParent, |_| 99), Some(before.epoch.parent));
-        let sequence = before.lanes[0].start.sequence;
+        let sequence = before.log_start.sequence;
         assert_eq!(disk.forge_superblock(Claim::LogStartSequence, |n| n + 1), Some(sequence));
         let mut expected = before;
         expected.epoch.number += 7;
         expected.epoch.parent = 99;
-        expected.lanes[0].start.sequence += 1;
+        expected.log_start.sequence += 1;
         assert_eq!(newest(disk), Some(expected));
     }
 
@@ -167,7 +167,7 @@ mod tests {
         sim.settle();
         let superblock = newest(&sim.disks[&0]).expect("a superblock");
         let said = |claim| sim.disks[&0].clone().forge_superblock(claim, |word| word).expect("a superblock");
-        let start = superblock.lanes[0].start;
+        let start = superblock.log_start;
         let expected = [
             superblock.sequence,
             superblock.features_ro_compat,
