@@ -21,7 +21,9 @@ pub use api::{
     VolumeExtent, VolumeOutput,
 };
 pub use cut::{LaneCut, LanePiece};
-pub use lanes::{OutOfStep, for_lane, merge_outcomes, merge_status, out_of_step};
+pub use lanes::{
+    LaneNotices, LaneRequest, LaneRequests, OutOfStep, for_lane, merge_outcomes, merge_status, out_of_step,
+};
 pub use plain::PlainVolume;
 
 use crate::units::Timestamp;

@@ -39,3 +39,31 @@ pub fn out_of_step(of_lane: &[VolumeStatus]) -> Vec<OutOfStep> {
     }
     all
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SimArray, SimShape};
+    use crate::volume::AdminRequest;
+    use uuid::Uuid;
+
+    #[test]
+    fn a_device_that_is_out_of_one_lane_is_to_leave_the_others_but_another_device_is_not() {
+        let mut sim = SimArray::create(SimShape::new(2, 1, 4096, 4), 1);
+        let whole = sim.status();
+        sim.admin(AdminRequest::Offline { member: MemberIndex(1) }).expect("it leaves");
+        let out = sim.status();
+        assert_eq!(out_of_step(&[whole.clone(), whole.clone()]), []);
+        assert_eq!(out_of_step(&[out.clone(), out.clone()]), []);
+        let wanted = OutOfStep {
+            lane: LaneIndex(1),
+            member: MemberIndex(1),
+            device: DeviceId(1),
+            state: MemberState::Offline,
+        };
+        assert_eq!(out_of_step(&[out.clone(), whole.clone()]), [wanted]);
+        let mut other = whole;
+        other.members[1].uuid = Uuid::from_u128(5);
+        assert_eq!(out_of_step(&[out, other]), []);
+    }
+}
