@@ -599,7 +599,9 @@ impl Arrays {
             self.bell.tell_pass_ended();
         }
         if let Some(array) = self.get(id) {
-            self.events.push(array.name(), notice);
+            if let Some(notice) = array.listed.take_notice(id.lane(), notice) {
+                self.events.push(array.name(), notice);
+            }
         }
     }
 }

@@ -9,9 +9,9 @@ use crate::tls::PeerRules;
 use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{ExportInfo, Request};
 use calpe_core::units::LaneIndex;
-use calpe_core::volume::{ClientRequest, LaneCut, PartLen, ViewReader, Volume};
+use calpe_core::volume::{ArrayNotice, ClientRequest, LaneCut, LaneNotices, PartLen, ViewReader, Volume};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -98,6 +98,7 @@ pub(super) struct Listed {
     export: ExportInfo,
     cut: LaneCut,
     lanes: Vec<Arc<ListedLane>>,
+    notices: Mutex<LaneNotices>,
     /// Lanes whose volumes are gone.
     gone: AtomicUsize,
     /// Which certificates may use it; none: all of them.
@@ -120,7 +121,7 @@ impl Listed {
     pub(super) fn new(
         id: ArrayId,
         export: ExportInfo,
-        (cut, lanes): (LaneCut, Vec<ListedLane>),
+        (cut, lanes, notices): (LaneCut, Vec<ListedLane>, LaneNotices),
         rules: Option<Arc<PeerRules>>,
     ) -> Listed {
         assert_eq!(lanes.len(), usize::from(cut.count()));
@@ -129,6 +130,7 @@ impl Listed {
             export,
             cut,
             lanes: lanes.into_iter().map(Arc::new).collect(),
+            notices: Mutex::new(notices),
             gone: AtomicUsize::new(0),
             rules: RwLock::new(rules),
             is_ready: AtomicBool::new(false),
@@ -153,6 +155,11 @@ impl Listed {
     /// How its volume is cut into those of its lanes.
     pub(super) fn cut(&self) -> LaneCut {
         self.cut
+    }
+
+    /// Takes a notice of a lane. Returns what is to be told of the array now, if anything.
+    pub(super) fn take_notice(&self, lane: LaneIndex, notice: ArrayNotice) -> Option<ArrayNotice> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner).take(lane, notice)
     }
 
     /// Whether a reactor owns one of its lanes.

@@ -15,7 +15,9 @@ use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use calpe_core::units::LaneIndex;
-use calpe_core::volume::{AdminOutcome, AdminRefusal, AdminRequest, for_lane, merge_outcomes, merge_status};
+use calpe_core::volume::{
+    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, for_lane, merge_outcomes, merge_status,
+};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -140,7 +142,10 @@ impl ReactorHandle {
             load[owner.0] += 1;
             listed.push(ListedLane::new(LaneId::new(id, nth), owner, &*lane.volume));
         }
-        let listed = self.peers.directory.add(Listed::new(id, export, (cut, listed), rules))?;
+        let before: Vec<_> = lanes.iter().map(|lane| lane.volume.status()).collect();
+        let notices = LaneNotices::new(cut, &before);
+        let listed = Listed::new(id, export, (cut, listed, notices), rules);
+        let listed = self.peers.directory.add(listed)?;
         for (nth, lane) in lanes.into_iter().enumerate() {
             let ListedAt { id, owner } = ListedAt::of(&listed, nth);
             let listed_too = Arc::clone(&listed);
@@ -245,12 +250,20 @@ impl ReactorHandle {
         answers_of(asked.collect())
     }
 
-    /// How many lanes an array has.
+    /// An administrator's request to one lane of an array, without devices.
     ///
     /// # Errors
-    /// When it is not served.
-    pub(crate) fn lanes_of(&self, array: ArrayId) -> Result<u16, ReactorError> {
-        Ok(self.listed(array)?.cut().count())
+    /// When its volume refuses.
+    pub(crate) fn admin_lane(
+        &self,
+        array: ArrayId,
+        lane: LaneIndex,
+        request: AdminRequest,
+    ) -> Result<AdminOutcome, ReactorError> {
+        let listed = self.listed(array)?;
+        let lane = listed.lane(lane);
+        let (id, devices) = (lane.id(), Vec::new());
+        self.ask(lane.owner(), |reply| Command::Admin { lane: id, request, devices, reply })
     }
 
     /// The facts of an array.
