@@ -78,7 +78,7 @@ pub use api::{
     ZERO_RUN_STRIPES,
 };
 pub use calpe_view::Orphan;
-pub use create::NewArray;
+pub use create::{LaneSeed, NewArray, NewLanes};
 pub use footprint::Footprint;
 use geometry::Map;
 pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
