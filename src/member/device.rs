@@ -2,8 +2,9 @@
 //!
 //! Invariants: an exclusively opened device is locked (flock, and O_EXCL on a block device) until
 //! it is dropped, so no second daemon or command writes to it; its size and sector do not change
-//! while it is open. The path is for messages; the inode identifies the device. Must not know what
-//! is stored on it.
+//! while it is open. The path is for messages; the inode identifies the device. Windows of a device share
+//! one open file, or the connections to one export; no operation leaves its window. Must not know what is
+//! stored on it.
 #![allow(unsafe_code)] // ioctl, fcntl and statx; each block argues for itself
 
 use super::access::{Access, is_remote};
@@ -12,7 +13,7 @@ use super::held::{self, Held, Stage};
 use super::local_file::{LocalFile, Node};
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder, own_table, patience};
-use calpe_core::block_io::IoFault;
+use calpe_core::block_io::{IoFault, IoOp};
 use calpe_core::units::{SECTOR_BYTES, shown};
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, faccessat};
@@ -20,6 +21,7 @@ use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -69,9 +71,9 @@ pub enum DeviceKind {
 pub struct DeviceFacts {
     /// File or block device.
     pub kind: DeviceKind,
-    /// Size in bytes, rounded down to the sector: what can be read and written.
+    /// Size in bytes, rounded down to the sector: what can be read and written. Of a window its own.
     pub bytes: u64,
-    /// Size in bytes as the system tells it, not rounded: for messages.
+    /// Size in bytes as the system tells it, not rounded: for messages. Of a window that of the whole.
     pub exact_bytes: u64,
     /// Smallest unit of I/O in bytes: a power of two of 512 to 4096.
     pub sector: u32,
@@ -98,6 +100,9 @@ pub struct Device {
     path: PathBuf,
     backing: Backing,
     facts: DeviceFacts,
+    /// Where it begins on the whole device, which has `whole_bytes`.
+    start: u64,
+    whole_bytes: u64,
     since: Instant,
     /// Time limit of an operation, in milliseconds.
     limit_ms: AtomicU64,
@@ -190,6 +195,67 @@ impl Device {
         patience::within(path, "open it", limit, move || Device::open(&own, access))?
     }
 
+    /// Windows of this device, each a device of its own, with offsets that count from its start. They share
+    /// the open file, or the connections, and the lock, which lasts until the last of them is dropped;
+    /// each may be used by another thread. Watching the path of one judges the whole.
+    ///
+    /// # Panics
+    /// When a range is not inside this device, or not at its sectors.
+    #[must_use]
+    pub fn windows(&self, ranges: &[Range<u64>]) -> Vec<Device> {
+        ranges.iter().map(|range| self.window(range)).collect()
+    }
+
+    /// One of its [windows](Device::windows), beside others that there are.
+    ///
+    /// # Panics
+    /// As those.
+    #[must_use]
+    pub fn window(&self, range: &Range<u64>) -> Device {
+        let (bytes, sector) = (self.facts.bytes, u64::from(self.facts.sector));
+        assert!(range.start <= range.end && range.end <= bytes, "{range:?} of {bytes} bytes");
+        assert!(range.start.is_multiple_of(sector) && range.end.is_multiple_of(sector), "off its sectors");
+        let backing = match &self.backing {
+            Backing::Local(local) => Backing::Local(local.share()),
+            Backing::Remote { device, writable } => {
+                Backing::Remote { device: device.share(), writable: *writable }
+            }
+        };
+        Device {
+            path: self.path.clone(),
+            backing,
+            facts: DeviceFacts { bytes: range.end - range.start, ..self.facts },
+            start: self.start + range.start,
+            whole_bytes: self.whole_bytes,
+            since: self.since,
+            limit_ms: AtomicU64::new(self.limit_ms.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Where it begins on the whole device: what is added to offsets before the system sees them.
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Moves an operation to where its bytes are on the whole device.
+    ///
+    /// # Panics
+    /// When it leaves its window: it would change what belongs to others.
+    pub(super) fn place(&self, mut op: IoOp) -> IoOp {
+        let (offset, len) = match &mut op {
+            IoOp::Read { offset, buf } => (offset, buf.len() as u64),
+            IoOp::Write { offset, buf, .. } => (offset, buf.len() as u64),
+            IoOp::Zero { offset, len, .. } | IoOp::Extents { offset, len } => (offset, *len),
+            IoOp::Flush => return op,
+        };
+        if self.facts.bytes < self.whole_bytes {
+            let is_inside = offset.0.checked_add(len).is_some_and(|end| end <= self.facts.bytes);
+            assert!(is_inside, "{len} bytes at {offset:?} of a window of {} bytes", self.facts.bytes);
+        }
+        offset.0 += self.start;
+        op
+    }
+
     /// Closes it in this thread, however long that takes.
     pub fn close(mut self) {
         if let Backing::Local(local) = &mut self.backing {
@@ -258,7 +324,7 @@ impl Device {
         self.since
     }
 
-    /// Whether both are the same file or block device.
+    /// Whether both are the same file or block device, or windows of one.
     #[must_use]
     pub fn same_device(&self, other: &Device) -> bool {
         match (&self.backing, &other.backing) {
@@ -289,11 +355,12 @@ impl Device {
         }
     }
 
-    /// Sets the check that a restored connection leads to the same storage. Without it, a remote
-    /// device is given up when its connection is lost. Does nothing for other devices.
+    /// Sets the check that a restored connection leads to the same storage; it reads at offsets of this
+    /// window. Without any, a remote device is given up when its connection is lost; those of all windows
+    /// have to agree. Does nothing for other devices.
     pub fn set_remote_witness(&self, witness: Arc<Witness>) {
         if let Some(device) = self.remote() {
-            device.set_witness(witness);
+            device.set_witness(self.start, witness);
         }
     }
 
@@ -317,7 +384,7 @@ impl Device {
     pub(super) fn was_cut_off(&self) -> bool {
         let Backing::Local(local) = &self.backing else { return false };
         let is_block = self.facts.kind == DeviceKind::Block;
-        is_block && block_bytes(local.file()).is_ok_and(|bytes| bytes < self.facts.bytes)
+        is_block && block_bytes(local.file()).is_ok_and(|bytes| bytes < self.whole_bytes)
     }
 
     /// Whether starting an operation on it may block, although the operation asks not to.
@@ -347,7 +414,7 @@ impl Device {
                 match is_file {
                     false => Some(libc::EISDIR),
                     true if node != local.node => Some(libc::EEXIST),
-                    true => (stat.stx_size < self.facts.bytes).then_some(libc::ENODATA),
+                    true => (stat.stx_size < self.whole_bytes).then_some(libc::ENODATA),
                 }
             }
             Err(libc::ENOENT | libc::ENOTDIR) => Some(libc::ENOENT),
@@ -458,7 +525,8 @@ impl Device {
     }
 
     fn new(path: &Path, backing: Backing, facts: DeviceFacts, since: Instant) -> Device {
-        let device = Device { path: path.into(), backing, facts, since, limit_ms: AtomicU64::new(0) };
+        let (path, start, whole_bytes, limit_ms) = (path.into(), 0, facts.bytes, AtomicU64::new(0));
+        let device = Device { path, backing, facts, start, whole_bytes, since, limit_ms };
         device.set_time_limit(DEFAULT_MEMBER_TIMEOUT);
         device
     }

@@ -132,6 +132,7 @@ struct Flight {
     owner: u32,
     device: DeviceId,
     token: IoToken,
+    /// With the offset on the whole device.
     op: IoOp,
     /// Bytes transferred so far.
     done: usize,
@@ -218,7 +219,8 @@ impl MemberIo {
         }
         assert!(self.devices[index].is_none(), "device id {} given out twice", id.0);
         let readers = self.readers;
-        let share = || Arc::new(SharedDevice::new(device.raw_fd(), device.facts().memory, readers));
+        let memory = device.facts().memory;
+        let share = || Arc::new(SharedDevice::new(device.raw_fd(), device.start(), memory, readers));
         let shared = (is_shared && !device.holds_up()).then(share);
         self.devices[index] = Some(Attached {
             device,
@@ -308,6 +310,7 @@ impl MemberIo {
             self.ready.finished(MemberCompletion { owner, device, completion });
             return;
         };
+        let op = attached.device.place(op);
         if attached.in_flight == 0 {
             attached.busy_since = clock;
         }
@@ -335,7 +338,7 @@ impl MemberIo {
             IoOp::Extents { offset, len } => {
                 let (offset, len) = (offset.0, *len);
                 // Only memory answers at once; elsewhere the range counts as all data, which is allowed, too.
-                let asked = self.device(device).filter(|_| memory).map(|d| d.extents(offset, len));
+                let asked = self.device(device).filter(|_| memory).map(|d| d.placed_extents(offset, len));
                 self.finish(key, Ok(Some(asked.unwrap_or_else(|| vec![Extent { len, hole: false }]))));
             }
             IoOp::Zero { len, .. } if memory && *len > INLINE_ZERO_MAX => self.push(ring, key),

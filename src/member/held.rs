@@ -1,6 +1,7 @@
 //! Local devices that this process has open as members, and how far they are closed. Closing a file
 //! may block in its filesystem for ever, so a thread of its own does it; an opening of the same
-//! device meanwhile waits a moment, or fails with the reason. Must not know what devices are for.
+//! device meanwhile waits a moment, or fails with the reason. The windows of a device have a mark each: the
+//! device is as far as the window that is least far. Must not know what devices are for.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -13,8 +14,8 @@ const CLOSING_WAIT: Duration = Duration::from_secs(1);
 /// device.
 pub(super) type Key = (u64, u64);
 
-/// How far a device is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How far a device is closed, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     /// Open.
     Open,
@@ -26,9 +27,27 @@ pub(super) enum Stage {
 
 #[derive(Default)]
 struct Table {
-    /// Counts openings.
+    /// Counts openings and marks.
     next: u64,
-    devices: HashMap<Key, (u64, Stage)>,
+    devices: HashMap<Key, Opening>,
+}
+
+impl Table {
+    fn count(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn stage(&self, key: Key) -> Option<Stage> {
+        self.devices.get(&key)?.marks.iter().map(|(_, stage)| *stage).min()
+    }
+}
+
+/// A device that is open.
+struct Opening {
+    number: u64,
+    /// Numbers and stages, one for each window.
+    marks: Vec<(u64, Stage)>,
 }
 
 static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
@@ -43,24 +62,39 @@ fn table() -> MutexGuard<'static, Table> {
 pub(super) struct Held {
     key: Key,
     opening: u64,
+    mark: u64,
 }
 
 impl Held {
     /// For a device whose lock was just taken.
     pub(super) fn new(key: Key) -> Held {
         let mut table = table();
-        table.next += 1;
-        let opening = table.next;
+        let (opening, mark) = (table.count(), table.count());
         // The thread that closes an earlier opening has released the lock already.
-        table.devices.insert(key, (opening, Stage::Open));
-        Held { key, opening }
+        table.devices.insert(key, Opening { number: opening, marks: vec![(mark, Stage::Open)] });
+        Held { key, opening, mark }
+    }
+
+    #[cfg(test)]
+    pub(super) fn key(&self) -> Key {
+        self.key
+    }
+
+    /// Another mark of the same opening, for a window that shares the lock.
+    pub(super) fn share(&self) -> Held {
+        let mut table = table();
+        let mark = table.count();
+        if let Some(opening) = table.devices.get_mut(&self.key).filter(|open| open.number == self.opening) {
+            opening.marks.push((mark, Stage::Open));
+        }
+        Held { mark, ..*self }
     }
 
     pub(super) fn set(&self, stage: Stage) {
-        if let Some(entry) = table().devices.get_mut(&self.key)
-            && entry.0 == self.opening
+        if let Some(opening) = table().devices.get_mut(&self.key)
+            && let Some(mark) = opening.marks.iter_mut().find(|(mark, _)| *mark == self.mark)
         {
-            entry.1 = stage;
+            mark.1 = stage;
         }
     }
 }
@@ -68,8 +102,11 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let mut table = table();
-        if table.devices.get(&self.key).is_some_and(|entry| entry.0 == self.opening) {
-            table.devices.remove(&self.key);
+        if let Some(opening) = table.devices.get_mut(&self.key) {
+            opening.marks.retain(|(mark, _)| *mark != self.mark);
+            if opening.marks.is_empty() {
+                table.devices.remove(&self.key);
+            }
         }
         CLOSED.notify_all();
     }
@@ -79,19 +116,20 @@ impl Drop for Held {
 /// closed.
 pub(super) fn stage(key: Key) -> Option<Stage> {
     let deadline = Instant::now() + CLOSING_WAIT;
-    wait_until(deadline, |table| table.devices.get(&key).is_none_or(|entry| entry.1 != Stage::Closing));
+    wait_until(deadline, |table| table.stage(key) != Some(Stage::Closing));
     now(key)
 }
 
 /// As [`stage`], without waiting.
 pub(super) fn now(key: Key) -> Option<Stage> {
-    table().devices.get(&key).map(|entry| entry.1)
+    table().stage(key)
 }
 
 /// Waits until every device that is being closed is closed, within `limit`.
 pub(crate) fn await_closings(limit: Duration) {
     wait_until(Instant::now() + limit, |table| {
-        !table.devices.values().any(|(_, stage)| *stage == Stage::Closing)
+        let mut marks = table.devices.values().flat_map(|opening| &opening.marks);
+        !marks.any(|(_, stage)| *stage == Stage::Closing)
     });
 }
 
@@ -121,6 +159,23 @@ mod tests {
         drop(first);
         assert_eq!(stage(key), Some(Stage::Open));
         drop(second);
+        assert_eq!(stage(key), None);
+    }
+
+    #[test]
+    fn a_device_is_as_far_as_the_window_that_is_least_far() {
+        let key = (u64::MAX, 3);
+        let first = Held::new(key);
+        let second = first.share();
+        first.set(Stage::Closing);
+        assert_eq!(stage(key), Some(Stage::Open));
+        second.set(Stage::Leaving);
+        assert_eq!(stage(key), Some(Stage::Leaving));
+        drop(first);
+        assert_eq!(stage(key), Some(Stage::Leaving));
+        let third = second.share();
+        assert_eq!(stage(key), Some(Stage::Open));
+        drop((second, third));
         assert_eq!(stage(key), None);
     }
 

@@ -37,8 +37,8 @@ impl Device {
         let read = |target: &mut [u8], from: u64| {
             begin_step()?;
             match self.file() {
-                Ok(file) => file.read_exact_at(target, from),
-                Err(remote) => remote.read_at(from, target),
+                Ok(file) => file.read_exact_at(target, self.start() + from),
+                Err(remote) => remote.read_at(self.start() + from, target),
             }
         };
         if aligned && target.as_ptr().addr().is_multiple_of(ALIGN) {
@@ -74,11 +74,14 @@ impl Device {
         begin_step().map_err(|e| self.io_error(action(), e))?;
         let file = match self.file() {
             Ok(file) => file,
-            Err(remote) => return remote.write_at(offset, source).map_err(|e| self.io_error(action(), e)),
+            Err(remote) => {
+                let written = remote.write_at(self.start() + offset, source);
+                return written.map_err(|e| self.io_error(action(), e));
+            }
         };
         let mut bounce = Bounce::new(source.len());
         bounce.bytes().copy_from_slice(source);
-        file.write_all_at(bounce.bytes(), offset).map_err(|e| self.io_error(action(), e))
+        file.write_all_at(bounce.bytes(), self.start() + offset).map_err(|e| self.io_error(action(), e))
     }
 
     /// Waits until everything written is on stable storage.
@@ -115,7 +118,7 @@ impl Device {
             Ok(file) => file,
             Err(_) if self.refuses_writes() => return Ok(false),
             Err(remote) => {
-                let result = remote.discard(offset, len);
+                let result = remote.discard(self.start() + offset, len);
                 return result.map_err(|e| self.io_error("discard its content".into(), e));
             }
         };
@@ -126,7 +129,7 @@ impl Device {
         while done < len {
             let part = (len - done).min(DISCARDED_AT_ONCE);
             begin_step().map_err(|e| self.io_error(action(), e))?;
-            match fallocate(file, flags, signed(offset + done)?, signed(part)?) {
+            match fallocate(file, flags, signed(self.start() + offset + done)?, signed(part)?) {
                 Ok(()) => done += part,
                 Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => return Ok(false),
                 Err(other) => return Err(self.io_error(action(), other.into())),
@@ -148,7 +151,8 @@ impl Device {
         let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
         let action = || format!("set {len} bytes aside at {offset}");
         begin_step().map_err(|e| self.io_error(action(), e))?;
-        match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, signed(offset)?, signed(len)?) {
+        let at = signed(self.start() + offset)?;
+        match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, at, signed(len)?) {
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
             Err(Errno::ENOSPC | Errno::EDQUOT) => {
                 Err(DeviceError::NoSpace { path: self.path().into(), bytes: len })
@@ -170,6 +174,11 @@ impl Device {
     /// the lengths always add up to `len`.
     #[must_use]
     pub fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        self.placed_extents(self.start() + offset, len)
+    }
+
+    /// As [`Device::extents`], of a range of the whole device.
+    pub(super) fn placed_extents(&self, offset: u64, len: u64) -> Vec<Extent> {
         let file = match self.file() {
             Ok(file) => file,
             Err(remote) => return remote.extents(offset, len),

@@ -1,5 +1,5 @@
 //! The open file behind a local device: its identity, how it is closed, and when its lock is
-//! forgotten. Must not know what is in it.
+//! forgotten. Windows of a device share it: the last one closes it. Must not know what is in it.
 
 use super::DeviceError;
 use super::held::{self, Held, Stage};
@@ -47,7 +47,7 @@ impl Node {
 #[derive(Debug)]
 pub(super) struct LocalFile {
     /// Some until it is closed, or a ring beside the engine's has it.
-    file: Option<File>,
+    file: Option<Arc<File>>,
     pub node: Node,
     /// Some when it is locked; a ring that has the file shares it.
     pub held: Option<Arc<Held>>,
@@ -65,7 +65,14 @@ impl LocalFile {
         closes_slowly: bool,
         holds_up: bool,
     ) -> LocalFile {
-        LocalFile { file: Some(file), node, held: held.map(Arc::new), closes_slowly, holds_up }
+        let (file, held) = (Some(Arc::new(file)), held.map(Arc::new));
+        LocalFile { file, node, held, closes_slowly, holds_up }
+    }
+
+    /// The same open file once more, with a mark of its own.
+    pub(super) fn share(&self) -> LocalFile {
+        let held = self.held.as_ref().map(|held| Arc::new(held.share()));
+        LocalFile { file: self.file.clone(), held, ..*self }
     }
 
     pub(super) fn file(&self) -> &File {
@@ -73,9 +80,9 @@ impl LocalFile {
     }
 
     /// Closes this descriptor, since a ring beside the engine's has one of its own: this one would
-    /// hold the file when the process is killed.
+    /// hold the file when the process is killed. It stays open while other windows use it.
     pub(super) fn hand_over(&mut self) {
-        if let Some(file) = self.file.take() {
+        if let Some(file) = self.file.take().and_then(Arc::into_inner) {
             let held = self.held.clone();
             // The mark stays until this descriptor is closed, since it holds the lock, too.
             close(move || {
@@ -88,7 +95,8 @@ impl LocalFile {
 
 impl Drop for LocalFile {
     fn drop(&mut self) {
-        let (file, held) = (self.file.take(), self.held.take());
+        // None where another window has it: that one has a mark, too.
+        let (file, held) = (self.file.take().and_then(Arc::into_inner), self.held.take());
         if !self.closes_slowly {
             // The mark ends only after the lock is gone.
             drop(file);

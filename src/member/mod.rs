@@ -29,6 +29,8 @@ mod ring;
 mod ring_memory;
 mod shared;
 mod system_call;
+#[cfg(test)]
+mod windows_tests;
 
 pub use access::Access;
 pub(crate) use access::is_remote;

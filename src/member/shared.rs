@@ -22,6 +22,8 @@ struct Readers(AtomicUsize);
 #[derive(Debug)]
 pub(crate) struct SharedDevice {
     fd: RawFd,
+    /// Where the device begins in the file.
+    start: u64,
     is_memory: bool,
     is_released: AtomicBool,
     /// Reads under way, by reader.
@@ -30,9 +32,9 @@ pub(crate) struct SharedDevice {
 
 impl SharedDevice {
     /// For this many readers. The caller closes the descriptor once [`SharedDevice::is_unused`].
-    pub(super) fn new(fd: RawFd, is_memory: bool, readers: usize) -> SharedDevice {
+    pub(super) fn new(fd: RawFd, start: u64, is_memory: bool, readers: usize) -> SharedDevice {
         let reading = (0..readers).map(|_| Readers::default()).collect();
-        SharedDevice { fd, is_memory, is_released: AtomicBool::new(false), reading }
+        SharedDevice { fd, start, is_memory, is_released: AtomicBool::new(false), reading }
     }
 
     /// Whether it lives in memory: a read is a copy and never waits.
@@ -74,7 +76,7 @@ impl SharedDevice {
     /// Reads in this thread, within a read that has begun. Returns whether all bytes came.
     #[must_use]
     pub(crate) fn read_now(&self, buf: &mut [u8], offset: u64) -> bool {
-        let Ok(offset) = libc::off_t::try_from(offset) else { return false };
+        let Ok(offset) = libc::off_t::try_from(self.start.saturating_add(offset)) else { return false };
         // SAFETY: writes at most as many bytes as the slice has; the descriptor is open while a read is
         // counted.
         let read = unsafe { libc::pread(self.fd, buf.as_mut_ptr().cast(), buf.len(), offset) };
@@ -124,7 +126,8 @@ impl DeviceReads {
         let key = self.flights.insert(Flight { file, buf, name: Some(name) });
         let Flight { file, buf, .. } = &mut self.flights[key];
         let len = u32::try_from(buf.len()).expect("a piece of a request is shorter");
-        let entry = opcode::Read::new(types::Fd(file.fd), buf.as_mut_ptr(), len).offset(offset).build();
+        let at = file.start + offset;
+        let entry = opcode::Read::new(types::Fd(file.fd), buf.as_mut_ptr(), len).offset(at).build();
         // SAFETY: the buffer stays in `flights` until its completion was taken, and is leaked by `drop`
         // otherwise; the descriptor is open while the read is counted, which ends then, too.
         unsafe { ring.push(entry.user_data(self.tag | key as u64)) }
@@ -168,7 +171,7 @@ mod tests {
     fn a_released_device_lets_nobody_begin_and_waits_for_who_has() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"what is read").unwrap();
-        let device = SharedDevice::new(file.as_raw_fd(), true, 2);
+        let device = SharedDevice::new(file.as_raw_fd(), 0, true, 2);
         let mut bytes = [0; 4];
         assert!(device.begin(1) && device.read_now(&mut bytes, 5) && &bytes == b"is r");
         device.release();
@@ -180,8 +183,18 @@ mod tests {
     #[test]
     fn a_read_that_brings_too_little_does_not_count() {
         let file = File::open("/dev/null").unwrap();
-        let device = SharedDevice::new(file.as_raw_fd(), true, 1);
+        let device = SharedDevice::new(file.as_raw_fd(), 0, true, 1);
         assert!(device.begin(0) && !device.read_now(&mut [0; 4], 0));
         assert!(!device.read_now(&mut [0; 4], u64::MAX));
+    }
+
+    #[test]
+    fn offsets_count_from_the_start_of_a_window() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"what is read").unwrap();
+        let device = SharedDevice::new(file.as_raw_fd(), 5, true, 1);
+        let mut bytes = [0; 4];
+        assert!(device.begin(0) && device.read_now(&mut bytes, 3) && &bytes == b"read");
+        assert!(!device.read_now(&mut bytes, u64::MAX));
     }
 }

@@ -19,7 +19,7 @@ mod worker;
 pub(crate) use secure::set_remote_tls;
 
 use super::access::Access;
-use super::inbox::{Inbox, Returned, rouse};
+use super::inbox::{Inbox, rouse};
 use super::{DeviceError, RemoteError, holder};
 use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use calpe_core::nbd::{NbdUri, RemoteExport};
@@ -28,7 +28,7 @@ use registry::Hold;
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -142,19 +142,18 @@ struct Submission {
 
 /// Receiver of the outcome.
 enum To {
-    Engine { owner: u32, device: DeviceId, token: IoToken },
+    Engine { inbox: Arc<Inbox>, owner: u32, device: DeviceId, token: IoToken },
     Caller(SyncSender<Result<IoValue, IoFault>>),
 }
 
-/// What a device and its thread share.
+/// What the windows of a device and its thread share.
 struct Shared {
     queue: Mutex<Queue>,
     wake: EventFd,
-    inbox: OnceLock<Arc<Inbox>>,
     /// The errno for which the device was given up; 0 if it was not.
     given_up: AtomicI32,
-    /// Its array has released it: losing a connection from now on is no reason to bring it back.
-    released: AtomicBool,
+    /// Windows that were not released. Without any, losing a connection is no reason to bring it back.
+    in_use: AtomicUsize,
     /// Time limit of a request, in milliseconds.
     request_ms: AtomicU64,
 }
@@ -163,7 +162,8 @@ struct Shared {
 struct Queue {
     submissions: Vec<Submission>,
     limits: Option<RemoteLimits>,
-    witness: Option<Arc<Witness>>,
+    /// With the places where their windows begin.
+    witnesses: Vec<(u64, Arc<Witness>)>,
     closing: bool,
 }
 
@@ -176,19 +176,21 @@ impl Shared {
         rouse(&self.wake);
     }
 
-    fn give_back(&self, group: Vec<Returned>) {
-        if let Some(inbox) = self.inbox.get() {
-            inbox.give(group);
-        }
-    }
-
     fn note_given_up(&self, errno: i32) {
         self.given_up.store(errno, Ordering::Release);
     }
 }
 
-/// An open remote device. Dropping it closes it, after a moment.
+/// An open remote device, or a window of one. Dropping the last closes it, after a moment.
 pub(super) struct RemoteDevice {
+    connection: Arc<Connection>,
+    /// Where the outcomes of its operations go.
+    inbox: OnceLock<Arc<Inbox>>,
+    released: AtomicBool,
+}
+
+/// What a thread serves.
+struct Connection {
     uri: NbdUri,
     export: RemoteExport,
     since: Instant,
@@ -197,7 +199,7 @@ pub(super) struct RemoteDevice {
 
 impl std::fmt::Debug for RemoteDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteDevice").field("uri", &self.uri).finish_non_exhaustive()
+        f.debug_struct("RemoteDevice").field("uri", self.uri()).finish_non_exhaustive()
     }
 }
 
@@ -227,65 +229,82 @@ impl RemoteDevice {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             wake,
-            inbox: OnceLock::new(),
             given_up: AtomicI32::new(0),
-            released: AtomicBool::new(false),
+            in_use: AtomicUsize::new(1),
             request_ms: AtomicU64::new(whole_millis(limits.request)),
         });
         let worker = Worker::new(uri.clone(), links, limits, Arc::clone(&shared), hold);
         let thread = std::thread::Builder::new().name("remote".into());
         thread.spawn(move || run(worker)).map_err(broken)?;
-        Ok(RemoteDevice { uri, export, since, shared })
+        Ok(RemoteDevice::of(Arc::new(Connection { uri, export, since, shared })))
+    }
+
+    fn of(connection: Arc<Connection>) -> RemoteDevice {
+        RemoteDevice { connection, inbox: OnceLock::new(), released: AtomicBool::new(false) }
+    }
+
+    /// Another user of the same connections, with an inbox of its own.
+    pub(super) fn share(&self) -> RemoteDevice {
+        self.shared().in_use.fetch_add(1, Ordering::AcqRel);
+        RemoteDevice::of(Arc::clone(&self.connection))
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.connection.shared
     }
 
     /// Whether it could be opened for writing.
     pub(super) fn check_writable(&self, path: &Path) -> Result<(), DeviceError> {
-        check_writable(&self.export, path)
+        check_writable(&self.connection.export, path)
     }
 
     pub(super) fn uri(&self) -> &NbdUri {
-        &self.uri
+        &self.connection.uri
     }
 
     pub(super) fn export(&self) -> &RemoteExport {
-        &self.export
+        &self.connection.export
     }
 
     /// When it was opened: earlier losses belong to another opening of the export.
     pub(super) fn since(&self) -> Instant {
-        self.since
+        self.connection.since
     }
 
     /// Its array has released it, for a reason that a new connection does not remove.
     pub(super) fn release(&self) {
-        self.shared.released.store(true, Ordering::Release);
+        if !self.released.swap(true, Ordering::AcqRel) {
+            self.shared().in_use.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Why it was given up, if it was.
     pub(super) fn given_up(&self) -> Option<IoFault> {
-        let errno = self.shared.given_up.load(Ordering::Acquire);
+        let errno = self.shared().given_up.load(Ordering::Acquire);
         (errno != 0).then_some(IoFault { kind: IoFaultKind::Gone, errno })
     }
 
     pub(super) fn set_limits(&self, limits: RemoteLimits) {
-        self.shared.request_ms.store(whole_millis(limits.request), Ordering::Relaxed);
-        self.shared.queue().limits = Some(limits);
-        self.shared.rouse();
+        self.shared().request_ms.store(whole_millis(limits.request), Ordering::Relaxed);
+        self.shared().queue().limits = Some(limits);
+        self.shared().rouse();
     }
 
-    pub(super) fn set_witness(&self, witness: Arc<Witness>) {
-        self.shared.queue().witness = Some(witness);
-        self.shared.rouse();
+    /// `start`: what its reads count from.
+    pub(super) fn set_witness(&self, start: u64, witness: Arc<Witness>) {
+        self.shared().queue().witnesses.push((start, witness));
+        self.shared().rouse();
     }
 
     /// Sets where outcomes of [`RemoteDevice::submit`] go. Only the first call counts.
     pub(super) fn attach(&self, inbox: &Arc<Inbox>) {
-        let _ = self.shared.inbox.set(Arc::clone(inbox));
+        let _ = self.inbox.set(Arc::clone(inbox));
     }
 
     /// Starts an operation of the engine.
     pub(super) fn submit(&self, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
-        self.push(Submission { op, to: To::Engine { owner, device, token }, fast: false });
+        let inbox = Arc::clone(self.inbox.get().expect("attached by the engine"));
+        self.push(Submission { op, to: To::Engine { inbox, owner, device, token }, fast: false });
     }
 
     /// Runs an operation to its end. `fast`: a zeroing that is not fast is refused.
@@ -294,25 +313,34 @@ impl RemoteDevice {
         self.push(Submission { op, to: To::Caller(reply), fast });
         // A caller that gave up sooner than the thread would report a failure, and the bytes would
         // land later.
-        let limit = Duration::from_millis(self.shared.request_ms.load(Ordering::Relaxed));
+        let limit = Duration::from_millis(self.shared().request_ms.load(Ordering::Relaxed));
         let patience = limit.max(RemoteLimits::default().request) + CALLER_PATIENCE;
         let timed_out = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
         answer.recv_timeout(patience).unwrap_or(Err(timed_out))
     }
 
     fn push(&self, submission: Submission) {
-        let mut queue = self.shared.queue();
+        let mut queue = self.shared().queue();
         let first = queue.submissions.is_empty();
         queue.submissions.push(submission);
         drop(queue);
         // Otherwise the thread was woken already, and has not looked yet.
         if first {
-            self.shared.rouse();
+            self.shared().rouse();
         }
     }
 }
 
 impl Drop for RemoteDevice {
+    fn drop(&mut self) {
+        // Other windows decide whether it should come back. The last one may be dropped with its process.
+        if Arc::strong_count(&self.connection) > 1 {
+            self.release();
+        }
+    }
+}
+
+impl Drop for Connection {
     fn drop(&mut self) {
         self.shared.queue().closing = true;
         self.shared.rouse();

@@ -16,6 +16,7 @@
 //! with its memory, and a FLUSH on a new connection would not tell. Other requests are replayed:
 //! reads, block status, flushes of nothing, and requests that no connection has been given.
 
+use super::super::inbox::{Inbox, Returned};
 use super::connect::{connect, poll_timeout};
 use super::link::{Link, LinkError};
 use super::operations::{Operations, Part, Replies, index_of};
@@ -25,6 +26,7 @@ use calpe_core::block_io::{IoFault, IoFaultKind};
 use calpe_core::nbd::{NbdUri, RemoteExport};
 use calpe_host::polling;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -78,7 +80,8 @@ pub(super) struct Worker {
     /// The export when the device was opened; it must not change.
     export: RemoteExport,
     limits: RemoteLimits,
-    witness: Option<Arc<Witness>>,
+    /// By the places where their windows begin.
+    witnesses: BTreeMap<u64, Arc<Witness>>,
     shared: Arc<Shared>,
     operations: Operations,
     phase: Phase,
@@ -101,7 +104,7 @@ impl Worker {
             uri,
             export,
             limits,
-            witness: None,
+            witnesses: BTreeMap::new(),
             shared,
             operations: Operations::default(),
             phase: Phase::Up(lanes(links)),
@@ -130,7 +133,7 @@ impl Worker {
         // All submissions at once: any that came between two looks would be lost with the rest.
         let queue = std::mem::take(&mut *self.shared.queue());
         self.limits = queue.limits.unwrap_or(self.limits);
-        self.witness = queue.witness.or_else(|| self.witness.take());
+        self.witnesses.extend(queue.witnesses);
         let now = Instant::now();
         for submission in queue.submissions {
             if let Phase::GivenUp(fault) = self.phase {
@@ -145,7 +148,7 @@ impl Worker {
     fn take_settings(&mut self) {
         let mut queue = self.shared.queue();
         self.limits = queue.limits.take().unwrap_or(self.limits);
-        self.witness = queue.witness.take().or_else(|| self.witness.take());
+        self.witnesses.extend(queue.witnesses.drain(..));
     }
 
     /// Hands requests to the connection with the least to do, as long as one has room.
@@ -186,17 +189,22 @@ impl Worker {
     }
 
     fn hand_back(&mut self) {
-        let mut group = Vec::new();
+        // A group for each inbox, in which one wake-up tells of all.
+        let mut groups: Vec<(Arc<Inbox>, Vec<Returned>)> = Vec::new();
         for (to, result) in self.operations.finished.drain(..) {
             match to {
-                To::Engine { owner, device, token } => group.push((owner, device, token, result)),
+                To::Engine { inbox, owner, device, token } => {
+                    let returned = (owner, device, token, result);
+                    match groups.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &inbox)) {
+                        Some((_, group)) => group.push(returned),
+                        None => groups.push((inbox, vec![returned])),
+                    }
+                }
                 // The caller may have given up waiting.
                 To::Caller(reply) => drop(reply.send(result)),
             }
         }
-        if !group.is_empty() {
-            self.shared.give_back(group);
-        }
+        groups.into_iter().for_each(|(inbox, group)| inbox.give(group));
     }
 
     fn wait(&mut self) {
@@ -315,7 +323,7 @@ impl Worker {
             format!("{why}, with {writes} writes unanswered")
         } else if self.operations.has_unflushed() {
             format!("{why}, with writes not yet flushed")
-        } else if self.witness.is_none() {
+        } else if self.witnesses.is_empty() {
             why
         } else {
             let now = Instant::now();
@@ -383,15 +391,14 @@ impl Worker {
     fn begin_attempt(&self) -> Receiver<Result<Vec<Link>, RemoteError>> {
         let (sender, receiver) = channel();
         let (uri, expected, limits) = (self.uri.clone(), self.export.clone(), self.limits);
-        let (witness, shared) = (self.witness.clone(), Arc::clone(&self.shared));
+        let (witnesses, shared) = (self.witnesses.clone(), Arc::clone(&self.shared));
         let spawned = std::thread::Builder::new().name("remote-connect".into()).spawn(move || {
             let result = connect(&uri, &limits, &mut |reader| {
                 check_same(&expected, reader.export())?;
                 check_export(reader.export(), false)?;
-                match &witness {
-                    Some(witness) => witness(&mut |offset, target| reader.read(offset, target)),
-                    None => Ok(()),
-                }
+                witnesses.iter().try_for_each(|(start, witness)| {
+                    witness(&mut |offset, target| reader.read(start + offset, target))
+                })
             });
             // If this device is gone, the connections are closed again.
             let _ = sender.send(result);
@@ -427,7 +434,7 @@ impl Worker {
         if self.hold.is_some() {
             let quarantine = if writes_unanswered { self.limits.quarantine() } else { Duration::ZERO };
             let at = Instant::now();
-            let returns = !self.shared.released.load(Ordering::Acquire);
+            let returns = self.shared.in_use.load(Ordering::Acquire) > 0;
             let (not_before, is_refused) = (at + quarantine, self.is_refused);
             registry::note_lost(&self.uri, Lost { reason, is_refused, at, not_before, returns });
         }
