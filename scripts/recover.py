@@ -27,7 +27,7 @@ MAGIC = b"\x43\x41\x4c\x50\x45\x0d\x0a\x1a"
 ENTRIES = 252
 NOWHERE = 0xFFFFFFFF
 UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
-CHECKSUM_PAGES, UPDATE_COUNT, KNOWN_FEATURES = 1 << 1, 1 << 4, 0b10111
+CHECKSUM_PAGES, UPDATE_COUNT, LANES_CUT, KNOWN_FEATURES = 1 << 1, 1 << 4, 1 << 5, 0b110111
 # A hash that no block has.
 UNKNOWN = b"unknown"
 # Hashes are computed side by side; this many blocks are kept in memory.
@@ -234,8 +234,10 @@ def decode(present, wanted):
 Superblock = namedtuple(
     "Superblock",
     "sequence array device name member role clean checksum_kind volume data parity chunk slots volume_bytes epoch regions members "
-    "log_start secret update update_complete map_pages",
+    "log_start secret update update_complete map_pages part",
 )
+# "Lanes": which of how many, stripes at a time, bytes from one window to the next, bytes of the whole volume.
+Part = namedtuple("Part", "lane count group stride volume_bytes")
 Epoch = namedtuple("Epoch", "number id parent live")
 
 
@@ -255,6 +257,7 @@ def decode_superblock(copy):
         regions[copy[at]] = (number(at + 8, 8), number(at + 16, 8))
     members = [(copy[at : at + 16], copy[at + 0x18]) for at in range(0x400, 0x400 + 32 * number(0x15A, 2), 32)]
     live = {at for at in range(255) if copy[0xF8 + at // 8] >> at % 8 & 1}
+    part = Part(number(0x1FE, 2), number(0x1FC, 2), number(0xCC, 4), number(0x3E0, 8), number(0x3E8, 8))
     return Superblock(
         sequence=number(0x30, 8), array=copy[0x50:0x60], device=copy[0x60:0x70], name=copy[0x70:0xB0].rstrip(b"\0").decode(),
         member=number(0xB8, 2), role=copy[0xBA], clean=copy[0xBB] == 1, volume=copy[0xBE],
@@ -264,7 +267,7 @@ def decode_superblock(copy):
         log_start=(number(0x168, 8), number(0x160, 8)), secret=copy[0x170:0x180],
         update=number(0x180, 8) if incompat & UPDATE_COUNT else 0,
         update_complete=number(0x188, 8) if incompat & UPDATE_COUNT else 0,
-        map_pages=number(0x190, 8),
+        map_pages=number(0x190, 8), part=part if incompat & LANES_CUT else Part(0, 1, 1, 0, number(0xD8, 8)),
     )
 
 
@@ -279,14 +282,14 @@ def was_cut_off(copy):
 
 
 class Device:
-    """A member's device: its current superblock, and reads that say None where it cannot be read."""
+    """A member's device, or the window of a lane in it: its current superblock, and reads that say None where
+    it cannot be read.
+    """
 
-    def __init__(self, path):
-        self.path = path
-        self.file = os.open(path, os.O_RDONLY)
-        size = os.lseek(self.file, 0, os.SEEK_END) // BLOCK * BLOCK
-        # Head and tail of slot A, of slot B.
-        slots = [[self.read(at, COPY) for at in places if at >= 0] for places in ([0, size - 2 * COPY], [COPY, size - COPY])]
+    def __init__(self, path, file, start, end):
+        self.path, self.file, self.start = path, file, start
+        size = (end - start) // BLOCK * BLOCK
+        self.slots = slots = self.read_slots(size)
         if any(set(slot) == {None} for slot in slots):
             raise Unreadable("its superblock cannot be read: the newest may be where both copies give read errors")
         decoded = [[decode_superblock(copy) for copy in slot] for slot in slots]
@@ -301,15 +304,56 @@ class Device:
         was_updated = newest.sequence > 1 or not any(all(map(is_blank, slot)) for slot in slots)
         self.superblock = newest._replace(clean=newest.clean and not (is_gone and was_updated))
 
+    def read_slots(self, size):
+        """The copies as they are read: head and tail of slot A, of slot B."""
+        return [[self.read(at, COPY) for at in places if at >= 0] for places in ([0, size - 2 * COPY], [COPY, size - COPY])]
+
     def read(self, offset, length):
         try:
-            data = os.pread(self.file, length, offset)
+            data = os.pread(self.file, length, self.start + offset)
         except OSError:
             return None
         return data if len(data) == length else None
 
     def region(self, kind):
         return self.superblock.regions[kind]
+
+
+class Ends(Device):
+    """All of a device, for the copies at its ends alone, whatever they are."""
+
+    def __init__(self, path, file, size):
+        self.path, self.file, self.start = path, file, 0
+        copies = [copy for slot in self.read_slots(size) for copy in slot]
+        decoded = [copy for copy in map(decode_superblock, copies) if copy]
+        self.cuts = {copy.part._replace(lane=0) for copy in decoded if copy.part.count > 1}
+        self.is_one = len({(copy.array, copy.device) for copy in decoded}) == 1
+
+
+def lanes_of_device(path):
+    """The windows of the lanes of a device, None for one whose superblock cannot be used; one window where it
+    is not cut.
+    """
+    file = os.open(path, os.O_RDONLY)
+    size = os.lseek(file, 0, os.SEEK_END) // BLOCK * BLOCK
+    ends = Ends(path, file, size)
+    if not ends.cuts or not ends.is_one:
+        return [Device(path, file, 0, size)]
+    cut, lanes = min(ends.cuts), []
+    for lane in range(cut.count):
+        start = lane * cut.stride
+        end = start + cut.stride if lane + 1 < cut.count else size
+        try:
+            device = Device(path, file, start, end)
+            if device.superblock.part != cut._replace(lane=lane):
+                raise Unreadable("its superblock is of another lane")
+        except Unreadable as reason:
+            print(f"{path}: lane {lane} left out: {reason}", file=sys.stderr)
+            device = None
+        lanes.append(device)
+    if len({(lane.superblock.array, lane.superblock.device) for lane in lanes if lane}) != 1:
+        raise Unreadable("its superblocks are of different devices")
+    return lanes
 
 
 def groups(items, size):
@@ -839,18 +883,21 @@ class Array:
 
 
 def recover(volume, output):
-    """Writes the volume to a file; returns the offsets of the blocks that are gone."""
+    """Writes the volume of a lane to the places of its stripes in a file; returns the offsets of the blocks that
+    are gone.
+    """
     record, gone = volume.record, []
-    output.truncate(record.volume_bytes)
+    lane, count, group, _, volume_bytes = record.part
     full = ((stripe, slot) for stripe, (slot, holds) in enumerate(volume.stripes) if holds)
     for part in groups(full, max(1, BLOCKS_AT_ONCE // (volume.k * volume.rows))):
         blocks = volume.data_blocks([slot for _, slot in part])
         for (stripe, slot), column, row in itertools.product(part, range(volume.k), range(volume.rows)):
-            offset = (stripe * volume.k + column) * record.chunk + row * BLOCK
+            whole = (stripe // group * count + lane) * group + stripe % group
+            offset = (whole * volume.k + column) * record.chunk + row * BLOCK
             block = blocks.get((slot, row, column))
-            if offset < record.volume_bytes and block is None:
+            if offset < volume_bytes and block is None:
                 gone.append(offset)
-            elif offset < record.volume_bytes and block != bytes(BLOCK):
+            elif offset < volume_bytes and block != bytes(BLOCK):
                 output.seek(offset)
                 output.write(block)
     return gone
@@ -868,14 +915,27 @@ def ranges(offsets):
 
 
 def open_devices(paths):
-    devices = []
+    """The devices of each lane."""
+    opened = []
     for path in paths:
         try:
-            devices.append(Device(path))
+            opened.append(lanes_of_device(path))
         except (OSError, Unreadable) as reason:
             print(f"{path}: left out: {reason}", file=sys.stderr)
-    if not devices:
+    if not opened:
         raise Unreadable("no device of an array")
+    if len({len(lanes) for lanes in opened}) > 1:
+        raise Unreadable("the devices are not of one array")
+    if len({lane.superblock.part._replace(lane=0) for lanes in opened for lane in lanes if lane}) > 1:
+        raise Unreadable("the devices are cut into lanes in different ways")
+    if len({lane.superblock.array for lanes in opened for lane in lanes if lane}) > 1:
+        raise Unreadable("the devices are not of one array")
+    return [check_devices([device for device in of_lane if device]) for of_lane in zip(*opened)]
+
+
+def check_devices(devices):
+    if not devices:
+        raise Unreadable("a lane has no device with a superblock")
     shapes = {(d.superblock.array, d.superblock.data, d.superblock.parity, d.superblock.chunk, d.superblock.slots,
                d.superblock.checksum_kind) for d in devices}
     if len(shapes) > 1:
@@ -893,29 +953,42 @@ def main():
     parser.add_argument("--output", "-o", required=True, metavar="FILE")
     parser.add_argument("--force", action="store_true", help="go on where what is there may be older than what was last written")
     options = parser.parse_args()
+    where = ""
     try:
-        volume = Array(open_devices(options.devices), options.force)
+        lanes = open_devices(options.devices)
+        volumes = []
+        for lane, devices in enumerate(lanes):
+            where = f"lane {lane}: " if len(lanes) > 1 else ""
+            volumes.append(Array(devices, options.force))
+            describe(where, volumes[-1])
     except Unreadable as reason:
-        print(f"cannot be recovered: {reason}", file=sys.stderr)
+        print(f"cannot be recovered: {where}{reason}", file=sys.stderr)
         sys.exit(2)
-    record = volume.record
-    members = ", ".join(str(member) for member in sorted(volume.usable))
-    print(f"array '{record.name}', {volume.k}+{volume.m}, epoch {record.epoch.number}, {'clean' if record.clean else 'not clean'}; "
-          f"members used: {members}")
-    if not record.clean:
-        print(f"log: {volume.prefix} of {len(volume.chain)} batches count, {volume.committed} were noted as durable")
-    if volume.map_pages_gone:
-        print(f"{volume.map_pages_gone} of {record.map_pages} pages of the stripe map look as if they were never written: "
-              "what was in their stripes is zeroes in the file")
-    for page in volume.doubtful_map:
-        print(f"page {page} of the stripe map may be an old one: stripes {page * ENTRIES} to {page * ENTRIES + ENTRIES - 1} "
-              "may be as they were before")
+    volume_bytes, gone = volumes[0].record.part.volume_bytes, []
     with open(options.output, "wb") as output:
-        gone = recover(volume, output)
+        output.truncate(volume_bytes)
+        for volume in volumes:
+            gone += recover(volume, output)
     for first, last in ranges(sorted(gone)):
         print(f"lost: bytes {first} to {last} of the volume")
-    print(f"{record.volume_bytes} bytes written, {len(gone)} blocks of 4 KiB lost")
+    print(f"{volume_bytes} bytes written, {len(gone)} blocks of 4 KiB lost")
     sys.exit(1 if gone else 0)
+
+
+def describe(where, volume):
+    """Tells what was found of an array, or of one of its lanes."""
+    record = volume.record
+    members = ", ".join(str(member) for member in sorted(volume.usable))
+    print(f"{where}array '{record.name}', {volume.k}+{volume.m}, epoch {record.epoch.number}, "
+          f"{'clean' if record.clean else 'not clean'}; members used: {members}")
+    if not record.clean:
+        print(f"{where}log: {volume.prefix} of {len(volume.chain)} batches count, {volume.committed} were noted as durable")
+    if volume.map_pages_gone:
+        print(f"{where}{volume.map_pages_gone} of {record.map_pages} pages of the stripe map look as if they were never written: "
+              "what was in their stripes is zeroes in the file")
+    for page in volume.doubtful_map:
+        print(f"{where}page {page} of the stripe map may be an old one: stripes {page * ENTRIES} to {page * ENTRIES + ENTRIES - 1} "
+              "may be as they were before")
 
 
 if __name__ == "__main__":

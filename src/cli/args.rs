@@ -313,6 +313,9 @@ pub(super) struct UpArgs {
     /// Bytes of a chunk [default: 64KiB]
     #[arg(long, value_name = "SIZE")]
     pub chunk: Option<ByteCount>,
+    /// Lanes, 1 to 32, that work on the volume at the same time [default: 1]
+    #[arg(long, value_name = "N")]
+    pub lanes: Option<u16>,
     /// Kind of volume: plain (cas is planned) [default: plain]
     #[arg(long, value_name = "KIND")]
     pub volume: Option<VolumeKind>,
@@ -344,6 +347,10 @@ pub(super) struct CreateArgs {
     /// Bytes of a chunk: a power of two from 4KiB to 4MiB
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub chunk: ByteCount,
+    /// Lanes, 1 to 32, that work on the volume at the same time, each on a core of its own if there are as
+    /// many; fixed at creation, and each takes a log of 16 MiB or more on every member
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub lanes: u16,
     /// Kind of volume: plain (cas is planned)
     #[arg(long, value_name = "KIND", default_value = "plain")]
     pub volume: VolumeKind,
@@ -719,6 +726,8 @@ mod tests {
             "calpe create tank --data 4 --parity 2 --chunk 64KiB --volume plain --checksum blake3 --size 1GiB -n --force a b c d e f",
             "calpe create tank --data 4 --parity 2 --checksum crc32c a b c d e f",
             "calpe create tank --data 4 --parity 2 --checksum none a b c d e f",
+            "calpe create tank --data 4 --parity 2 --lanes 8 a b c d e f",
+            "calpe up --lanes 4",
             "calpe up --checksum crc32c",
             "calpe serve --config conf/calpe.toml --check",
             "calpe import",
@@ -769,6 +778,7 @@ mod tests {
             "calpe up --size 1.5GB",
             "calpe up --volume zfs",
             "calpe create tank --data 4 a b",
+            "calpe create tank --data 1 --parity 1 --lanes many a b",
             "calpe create tank --data 4 --parity 2",
             "calpe import -a tank",
             "calpe fail tank",

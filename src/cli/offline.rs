@@ -10,7 +10,7 @@ use crate::daemon::arrays::meters::Meters;
 use crate::daemon::check;
 use crate::daemon::clock;
 use crate::daemon::devices::create::{CreatePlan, CreateRequest};
-use crate::daemon::devices::superblocks;
+use crate::daemon::devices::inspection::DeviceInspection;
 use crate::daemon::drill;
 use crate::member::patience::within;
 use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
@@ -49,6 +49,7 @@ pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, 
         checksum,
         volume: args.volume,
         volume_bytes: args.size.map(|size| size.0),
+        lanes: args.lanes,
         members: args.members,
         force: args.force,
     })?;
@@ -61,8 +62,9 @@ pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, 
     let next = plan.next_steps().join("\n");
     let created = plan.execute(clock::unix_seconds())?;
     let geometry = created.geometry;
+    let lanes = if args.lanes == 1 { String::new() } else { format!(", {} lanes", args.lanes) };
     say(&format!(
-        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}\n{next}\n",
+        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}{lanes}\n{next}\n",
         args.name,
         created.array,
         geometry.data,
@@ -116,13 +118,13 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
 /// Fails when there is no usable superblock, after printing everything that was found.
 fn inspect_here(args: &InspectArgs) -> Outcome {
     let device = Device::open(&args.member, Access::ReadOnly)?;
-    let inspection = superblocks::inspect(&device);
+    let inspection = DeviceInspection::of(&device);
     if args.json {
         say_json(&inspection)?;
     } else {
         say(&inspection.to_string())?;
     }
-    match inspection.error {
+    match inspection.error() {
         None => Ok(ExitCode::SUCCESS),
         Some(error) => Err(CliError::Outcome(format!("{}: {error}", shown(&args.member)))),
     }

@@ -25,8 +25,8 @@ pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
     let log_format = log_format.unwrap_or_default();
     let _log = logging::start_queued(log_format, LevelFilter::INFO);
     end_process_on_panic(log_format);
-    let UpArgs { data, parity, size, chunk, volume, checksum, gpu, dir, force } = args;
-    let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, gpu, force };
+    let UpArgs { data, parity, size, chunk, lanes, volume, checksum, gpu, dir, force } = args;
+    let options = UpOptions { dir, data, parity, size, chunk, lanes, volume, checksum, gpu, force };
     run_up(&options, &mut io::stdout())?;
     Ok(ExitCode::SUCCESS)
 }

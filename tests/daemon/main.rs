@@ -19,6 +19,7 @@ mod full_storage;
 mod gpu;
 mod hostile_clients;
 mod hung_members;
+mod lanes;
 mod malformed;
 mod older_copies;
 mod recover;

@@ -11,7 +11,7 @@ use super::served::Served;
 use super::settings::ServeOptions;
 use crate::control::{ArrayReport, ArrayState, ErrorCode, MemberReport, MemberState, RequestError, ScanKind};
 use crate::daemon::config::MIN_PAGE_CACHE;
-use crate::daemon::devices::import::{self, LeftOut, Opened};
+use crate::daemon::devices::import::{self, LeftOut, Opened, OpenedLane};
 use crate::daemon::devices::search::Hindrance;
 use crate::daemon::events::{News, kinds};
 use crate::daemon::reactor::{NewArray, NewLane};
@@ -36,7 +36,13 @@ pub(crate) fn serve(
     opened: Opened,
     mut options: ServeOptions,
 ) -> Result<ArrayReport, RequestError> {
-    let Opened { mut assembled, devices, damaged, warnings, left_out, forbidden } = opened;
+    let Opened { mut lanes, damaged, warnings, left_out, forbidden } = opened;
+    if lanes.len() > 1 {
+        let (name, count) = (&lanes[0].assembled.superblock.name, lanes.len());
+        let what = format!("array '{name}' has {count} lanes, and only arrays of one lane are served");
+        return Err(refusal(ErrorCode::Refused, what));
+    }
+    let OpenedLane { mut assembled, devices } = lanes.remove(0);
     arrays.memory.recall_given_up(&mut assembled, &left_out);
     let causes = arrays.memory.recall_causes(&mut assembled, &left_out);
     let superblock = assembled.superblock.clone();

@@ -3,12 +3,14 @@
 //! The real array runs on the members, over a layer that keeps its writes in memory, so the check judges what
 //! a start would make of them. The log is replayed, then a scrub reads every live row of every member, and
 //! compares each block with its checksum, parity with data, and the copies of every page with each other.
+//! Lanes are checked one after another, and one report is made of what was found in all of them.
 //!
 //! Invariants: the members are locked and never written; memory is bounded, see
 //! [`REPLAY_BYTES_MAX`]. Free slots, unused log and unwritten blocks are not read, as no start
 //! would read them.
 
 mod layer;
+mod merged;
 mod report;
 
 pub(crate) use report::{CheckReport, CheckedMember, LostPart};
@@ -16,18 +18,19 @@ pub(crate) use report::{CheckReport, CheckedMember, LostPart};
 use crate::daemon::clock;
 use crate::daemon::config::DEFAULT_MEMORY;
 use crate::daemon::devices::import;
-use crate::daemon::devices::superblocks::{check_answers, check_length, read_copies};
+use crate::daemon::devices::lanes::DeviceLanes;
+use crate::daemon::devices::superblocks::{check_answers, check_length};
 use crate::daemon::drill;
 use crate::member::{Access, Device, DeviceError};
 use calpe_core::array::assembly::{Assembled, AssemblyError, Candidate, NotUsed, assemble};
 use calpe_core::array::{ArrayConfig, OpenDevice};
 use calpe_core::block_io::{DeviceId, Pool};
 use calpe_core::codec::Codec;
-use calpe_core::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
-use calpe_core::units::{HumanSize, MemberIndex, ROW_BYTES, Timestamp, VolumeOffset, shown};
+use calpe_core::format::{LanePart, MemberState, ScrubRecord, Superblock, VolumeKind};
+use calpe_core::units::{HumanSize, LaneIndex, MemberIndex, ROW_BYTES, Timestamp, VolumeOffset, shown};
 use calpe_core::volume::{
-    Activity, ActivityKind, AdminRequest, ArrayAction, ArrayNotice, ArrayState, LogState, MemberStatus,
-    NoticeKind, PlainVolume, RequestId, Volume, VolumeEvent, VolumeOutput, VolumeStatus,
+    Activity, ActivityKind, AdminRequest, ArrayAction, ArrayNotice, ArrayState, LaneCut, LogState,
+    MemberStatus, NoticeKind, PlainVolume, RequestId, Volume, VolumeEvent, VolumeOutput, VolumeStatus,
 };
 use layer::Layer;
 use std::collections::BTreeSet;
@@ -89,8 +92,10 @@ pub(crate) enum CheckError {
         second: String,
     },
     /// They do not form an array.
-    #[error("{source}{}", advice(source, unusable))]
+    #[error("{}{source}{}", in_lane(*lane), advice(source, unusable))]
     Assembly {
+        /// In which of several lanes.
+        lane: Option<LaneIndex>,
         /// Why not.
         source: AssemblyError,
         /// What was given and cannot be used, a line each.
@@ -146,10 +151,38 @@ fn advice(error: &AssemblyError, unusable: &[String]) -> String {
     }
 }
 
-/// A member that was given.
+/// The head of a line about one of several lanes.
+fn in_lane(lane: Option<LaneIndex>) -> String {
+    lane.map_or_else(String::new, |lane| format!("lane {lane}: "))
+}
+
+/// A device that was given, locked until the end of the check.
+struct GivenDevice {
+    path: PathBuf,
+    device: Device,
+    lanes: DeviceLanes,
+}
+
+impl GivenDevice {
+    /// What all lanes say of the array and of this device.
+    fn superblock(&self) -> &Superblock {
+        self.lanes.first().expect("only members are given")
+    }
+
+    /// Its part in a lane, if its superblock there can be used.
+    fn lane(&self, at: usize) -> Option<Given> {
+        let lane = self.lanes.lanes.get(at)?;
+        let superblock = lane.superblock.as_ref().ok()?.clone();
+        let window = &self.lanes.windows(self.device.facts().bytes)[at];
+        let device = Some(self.device.window(window));
+        Some(Given { path: self.path.clone(), device, superblock, damaged: lane.damaged.len() as u64 })
+    }
+}
+
+/// A member in one lane.
 struct Given {
     path: PathBuf,
-    /// Until the layer has it.
+    /// Its window, until the layer has it.
     device: Option<Device>,
     superblock: Superblock,
     damaged: u64,
@@ -166,13 +199,42 @@ pub(crate) fn check(
 ) -> Result<CheckReport, CheckError> {
     let mut problems = Vec::new();
     let mut strangers = Vec::new();
-    let mut given = open(members, &mut problems, &mut strangers)?;
-    let mut notices = Vec::new();
+    let given = open(members, &mut problems, &mut strangers)?;
     let heads: Vec<String> = strangers.iter().map(|path| format!("{}: ", shown(path))).collect();
     let is_strange = |line: &&String| heads.iter().any(|head| line.starts_with(head));
     let about_strangers: Vec<String> = problems.iter().filter(is_strange).cloned().collect();
+    let part = given[0].superblock().part;
+    let count = u64::from(part.lanes.count);
+    let mut lanes = Vec::new();
+    for lane in part.lanes.indices() {
+        let at = usize::from(lane.0);
+        let lane = part.is_cut().then_some(lane);
+        let of_lane = given.iter().filter_map(|device| device.lane(at)).collect();
+        let mut told = |activity: &Activity| {
+            let total_bytes = activity.total_bytes * count;
+            let done_bytes = activity.total_bytes * at as u64 + activity.done_bytes;
+            progress(&Activity { total_bytes, done_bytes, ..*activity });
+        };
+        lanes.push(check_lane(lane, of_lane, &strangers, &about_strangers, &mut told)?);
+    }
+    let cut = LaneCut::of(given[0].superblock());
+    let mut report = merged::merged(cut, lanes);
+    problems.append(&mut report.problems);
+    report.problems = problems;
+    Ok(without_strangers(report.concluded(), &about_strangers))
+}
+
+/// Checks one lane of an array, as the array that it is.
+fn check_lane(
+    lane: Option<LaneIndex>,
+    mut given: Vec<Given>,
+    strangers: &[PathBuf],
+    about_strangers: &[String],
+    progress: &mut dyn FnMut(&Activity),
+) -> Result<CheckReport, CheckError> {
+    let (mut problems, mut notices) = (Vec::new(), Vec::new());
     let assembled = assembled(&given, &mut problems, &mut notices)
-        .map_err(|source| CheckError::Assembly { source, unusable: about_strangers.clone() })?;
+        .map_err(|source| CheckError::Assembly { lane, source, unusable: about_strangers.to_vec() })?;
     let superblock = assembled.superblock.clone();
     if superblock.volume != VolumeKind::Plain {
         return Err(CheckError::Unsupported { name: superblock.name, kind: superblock.volume });
@@ -218,7 +280,7 @@ pub(crate) fn check(
         let is_online = state == MemberState::Online;
         let is_checked = !scrub.is_some_and(|scrub| scrub.unchecked.contains(MemberIndex(index as u16)));
         let why = || match reason {
-            _ if !is_given => not_given(&strangers),
+            _ if !is_given => not_given(strangers),
             _ if is_online => "not all of it was read, for a lack of resources of this host".into(),
             Some(reason) => reason,
             None => state.as_str().into(),
@@ -250,6 +312,7 @@ pub(crate) fn check(
         uuid: superblock.array,
         data: geometry.data,
         parity: geometry.parity,
+        lanes: superblock.part.lanes.count,
         checksum: superblock.checksum.to_string(),
         clean: superblock.clean,
         members: seats.iter().enumerate().map(member).collect(),
@@ -262,7 +325,7 @@ pub(crate) fn check(
         problems,
         notices,
     };
-    Ok(without_strangers(report.concluded(), &about_strangers))
+    Ok(report)
 }
 
 /// The blocks of these parts, by their offsets.
@@ -300,11 +363,11 @@ fn open(
     paths: &[PathBuf],
     problems: &mut Vec<String>,
     strangers: &mut Vec<PathBuf>,
-) -> Result<Vec<Given>, CheckError> {
+) -> Result<Vec<GivenDevice>, CheckError> {
     check_answers(paths, drill::device_limit())?;
-    let mut given: Vec<Given> = Vec::new();
+    let mut given: Vec<GivenDevice> = Vec::new();
     for path in paths {
-        let same = |given: &&Given| given.device.as_ref().is_some_and(|device| device.is_at(path));
+        let same = |given: &&GivenDevice| given.device.is_at(path);
         if let Some(first) = given.iter().find(same) {
             return Err(CheckError::Duplicate { first: first.path.clone(), second: path.clone() });
         }
@@ -318,30 +381,42 @@ fn open(
         }
     }
     let Some(first) = given.first() else { return Err(CheckError::NoMembers(std::mem::take(problems))) };
-    if let Some(other) = given.iter().find(|member| member.superblock.array != first.superblock.array) {
+    let superblock = first.superblock();
+    if let Some(other) = given.iter().find(|member| member.superblock().array != superblock.array) {
         return Err(CheckError::SeveralArrays {
             first_path: first.path.clone(),
-            first: first.superblock.name.clone(),
+            first: superblock.name.clone(),
             second_path: other.path.clone(),
-            second: other.superblock.name.clone(),
+            second: other.superblock().name.clone(),
         });
     }
-    Ok(given)
+    let part = superblock.part;
+    let is_alike = |device: &GivenDevice| {
+        let other = device.superblock().part;
+        LanePart { lane: part.lane, ..other } == part
+    };
+    let (alike, others): (Vec<_>, Vec<_>) = given.into_iter().partition(is_alike);
+    for GivenDevice { path, .. } in others {
+        let why = "it is cut into lanes in another way than the first member: it was not looked at";
+        problems.push(format!("{}: {why}", shown(&path)));
+        strangers.push(path);
+    }
+    Ok(alike)
 }
 
 /// Reads the superblock of a device; the error says why it is no member.
-fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Given, String> {
-    let copies = read_copies(&device);
-    let faults = damaged_copies(&copies);
+fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<GivenDevice, String> {
+    let lanes = DeviceLanes::read(&device);
     let superblock =
-        newest_read(copies).map_err(|error| format!("{}: {error}: it was not looked at", shown(path)))?;
-    check_length(&device, &superblock).map_err(|error| error.to_string())?;
-    problems.extend(
-        faults.iter().map(|(place, why)| {
-            format!("{}: superblock copy {} is damaged: {why}", shown(path), place.word())
-        }),
-    );
-    Ok(Given { path: path.into(), device: Some(device), superblock, damaged: faults.len() as u64 })
+        lanes.first().map_err(|error| format!("{}: {error}: it was not looked at", shown(path)))?;
+    check_length(&device, superblock).map_err(|error| error.to_string())?;
+    let damaged = lanes.words_for_damaged().into_iter();
+    problems.extend(damaged.map(|fault| format!("{}: superblock copy {fault}", shown(path))));
+    let unusable = lanes.unusable();
+    problems.extend(unusable.map(|(lane, error)| {
+        format!("{}: lane {lane}: {error}: that lane of it was not looked at", shown(path))
+    }));
+    Ok(GivenDevice { path: path.into(), device, lanes })
 }
 
 /// Assembles the members as a start would, except that no replacement is built on and the scrub

@@ -31,6 +31,8 @@ pub(crate) struct CheckReport {
     pub data: u16,
     /// Parity chunks of a stripe.
     pub parity: u16,
+    /// Lanes that the volume is cut into.
+    pub lanes: u16,
     /// "blake3", "crc32c" or "none".
     pub checksum: String,
     /// Its members are marked clean, by a stop or while it was idle; otherwise its log was
@@ -192,7 +194,9 @@ impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "array {} ({})", Printable(&self.array), self.uuid)?;
         let mark = if self.clean { "marked clean" } else { "not marked clean" };
-        writeln!(f, "{} data + {} parity, checksum {}, {mark}\n", self.data, self.parity, self.checksum)?;
+        let lanes = if self.lanes == 1 { String::new() } else { format!(", {} lanes", self.lanes) };
+        let CheckReport { data, parity, checksum, .. } = self;
+        writeln!(f, "{data} data + {parity} parity, checksum {checksum}{lanes}, {mark}\n")?;
         let name = |member: &CheckedMember| {
             let path = member
                 .path
@@ -240,7 +244,7 @@ pub(super) mod tests {
 
     const PART: LostPart = LostPart { offset: 0, bytes: 4096 };
 
-    fn report() -> CheckReport {
+    pub(in crate::daemon::check) fn report() -> CheckReport {
         let member = |index| CheckedMember {
             index,
             path: Some(format!("/srv/m{index}")),
@@ -260,6 +264,7 @@ pub(super) mod tests {
             uuid: Uuid::nil(),
             data: 2,
             parity: 1,
+            lanes: 1,
             checksum: "blake3".into(),
             clean: true,
             members: (0..3).map(member).collect(),

@@ -6,21 +6,22 @@
 //! what the devices held, and their space; no device holds a superblock of the new array while an older copy
 //! of another array could outrank it. Must not know of running arrays.
 
+use crate::daemon::devices::lanes::{DeviceLanes, windows_of};
 use crate::daemon::devices::preparation::{advise, create_file, step};
 use crate::daemon::devices::room::{Wanted, check_room};
 use crate::daemon::devices::superblocks::{
-    allocated_on, check_answers, read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures,
-    wipe_ends, wiped_ranges, write_superblock,
+    allocated_on, check_answers, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends,
+    wiped_ranges, write_first_superblocks,
 };
 use crate::daemon::devices::undo::Undo;
 use crate::daemon::drill;
 use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
 use calpe_core::array::NewArray;
 use calpe_core::format::{
-    ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
-    check_array_name, geometry_for, leftover_bytes, member_bytes_for,
+    ArrayLayout, ArrayShape, ChecksumKind, Geometry, LanePart, LayoutError, Region, Signature, Superblock,
+    VolumeKind, check_array_name, layout_for, member_bytes_for,
 };
-use calpe_core::units::{Count, HumanSize, SECTOR_BYTES, quoted, shown};
+use calpe_core::units::{Count, HumanSize, LaneIndex, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -52,6 +53,8 @@ pub(crate) struct CreateRequest {
     /// Size of the volume; none for the largest that fits. With a size, members that do not exist
     /// are created as sparse files.
     pub volume_bytes: Option<u64>,
+    /// Lanes that the volume is cut into.
+    pub lanes: u16,
     /// `data + parity` devices, in order of member index.
     pub members: Vec<PathBuf>,
     /// Overwrite recognised data.
@@ -198,8 +201,7 @@ struct Planned {
 pub(crate) struct CreatePlan {
     request: CreateRequest,
     members: Vec<Planned>,
-    geometry: Geometry,
-    regions: Vec<Region>,
+    layout: ArrayLayout,
     /// Size of files to be created.
     file_bytes: Option<u64>,
     overwritten: Vec<(PathBuf, Vec<Signature>)>,
@@ -210,10 +212,10 @@ pub(crate) struct CreatePlan {
 pub(crate) struct Created {
     /// Identity of the array.
     pub array: Uuid,
-    /// Its shape.
+    /// Its shape, with all lanes together.
     pub geometry: Geometry,
-    /// Its devices, still open and locked, with their superblocks, in order of member index.
-    pub members: Vec<(Device, Superblock)>,
+    /// Its devices, still open and locked, with the superblocks of their lanes, in order of member index.
+    pub members: Vec<(Device, Vec<Superblock>)>,
 }
 
 impl CreatePlan {
@@ -242,9 +244,14 @@ impl CreatePlan {
         let Some(smallest) = opened().map(|device| device.facts().bytes).chain(file_bytes).min() else {
             return Err(LayoutError::NoData.into());
         };
-        let (geometry, regions) = geometry_for(smallest, shape, request.volume_bytes)
+        let layout = layout_for(smallest, shape, request.volume_bytes)
             .map_err(|error| name_smallest(error, opened(), smallest))?;
-        Ok(CreatePlan { request, members, geometry, regions, file_bytes, overwritten })
+        Ok(CreatePlan { request, members, layout, file_bytes, overwritten })
+    }
+
+    /// The regions of each lane.
+    fn regions(&self) -> &[Region] {
+        &self.layout.of_lane[0].1
     }
 
     /// Whether there is room for what [`CreatePlan::execute`] would take, as far as can be determined without
@@ -253,7 +260,7 @@ impl CreatePlan {
     /// # Errors
     /// For which member there is none.
     pub(crate) fn check_room(&self) -> Result<(), CreateError> {
-        let allocated = reserved_of(&self.regions);
+        let allocated = reserved_of(self.layout.lanes, self.regions());
         let wanted = |member: &Planned| Wanted {
             path: member.path.clone(),
             new_file: if member.device.is_none() { self.file_bytes } else { None },
@@ -265,9 +272,14 @@ impl CreatePlan {
     /// What would be done, a line each, the array first.
     #[must_use]
     pub(crate) fn describe(&self) -> Vec<String> {
-        let Geometry { data, parity, chunk, volume_bytes, .. } = self.geometry;
+        let CreateRequest { data, parity, chunk, .. } = self.request;
+        let volume_bytes = self.layout.volume_bytes;
+        let lanes = match self.layout.lanes.count {
+            1 => String::new(),
+            lanes => format!(", {lanes} lanes"),
+        };
         let mut lines = vec![format!(
-            "array '{}': {data} data + {parity} parity, chunk {}, checksum {}, volume of {} ({volume_bytes} bytes)",
+            "array '{}': {data} data + {parity} parity, chunk {}, checksum {}, volume of {} ({volume_bytes} bytes){lanes}",
             self.request.name,
             HumanSize(u64::from(chunk)),
             self.request.checksum,
@@ -287,10 +299,10 @@ impl CreatePlan {
         // Allocation on a server is the server's own matter.
         let allocated = |member: &Planned| match &member.device {
             Some(device) if device.facts().kind == DeviceKind::File => {
-                Some(allocated_on(device, &self.regions))
+                Some(allocated_on(device, self.layout.part(LaneIndex(0)), self.regions()))
             }
             Some(_) => None,
-            None => Some(reserved_of(&self.regions)),
+            None => Some(reserved_of(self.layout.lanes, self.regions())),
         };
         let files: Vec<u64> = self.members.iter().filter_map(allocated).collect();
         if let (Some(least), Some(most)) = (files.iter().min(), files.iter().max()) {
@@ -348,9 +360,9 @@ impl CreatePlan {
         let destroyed =
             each_once(&self.overwritten).map(|(path, what)| format!("{}: {what} is destroyed", shown(path)));
         let left_over = self.members.iter().filter_map(|member| {
-            let left = leftover_bytes(member.device.as_ref()?.facts().bytes, &self.regions);
+            let left = self.layout.leftover_bytes(member.device.as_ref()?.facts().bytes);
             // Less than a slot could not be used anyway.
-            (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
+            (left >= u64::from(self.request.chunk) && left > LEFTOVER_TOLD)
                 .then(|| format!("{}: {} at its end are left over", shown(&member.path), HumanSize(left)))
         });
         destroyed.chain(left_over).collect()
@@ -366,8 +378,8 @@ impl CreatePlan {
         let mut taken = Vec::new();
         match self.write(created_unix, &mut taken) {
             Ok(superblocks) => Ok(Created {
-                array: superblocks[0].array,
-                geometry: superblocks[0].geometry,
+                array: superblocks[0][0].array,
+                geometry: superblocks[0][0].array_geometry(),
                 members: taken.into_iter().map(Taken::into_device).zip(superblocks).collect(),
             }),
             Err(source) => {
@@ -382,7 +394,7 @@ impl CreatePlan {
 
     /// Adds the devices that it reaches to `taken`, also on failure. Steps that may fail for lack of space
     /// come before anything is written; steps that cannot be undone come last, when the array exists.
-    fn write(self, created_unix: u64, taken: &mut Vec<Taken>) -> Result<Vec<Superblock>, DeviceError> {
+    fn write(self, created_unix: u64, taken: &mut Vec<Taken>) -> Result<Vec<Vec<Superblock>>, DeviceError> {
         drill::look();
         for member in self.members {
             taken.push(match member.device {
@@ -396,45 +408,37 @@ impl CreatePlan {
                 }
             });
         }
-        let geometry =
-            Geometry { sector: sector_for(taken.iter().map(|taken| &*taken.device)), ..self.geometry };
-        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix);
-        for (taken, superblock) in taken.iter_mut().zip(&superblocks) {
-            if taken.existed() {
-                let reserved = reserved_ranges(superblock);
-                let undo = taken.step("read what it holds", move |device| {
-                    Undo::of(device, &wiped_ranges(device), &reserved)
-                });
-                taken.before = Before::Existed(Arc::new(undo?));
-            }
+        let sector = sector_for(taken.iter().map(|taken| &*taken.device));
+        let superblocks = new_superblocks(&self.request, &self.layout, sector, created_unix);
+        let (part, regions) = (self.layout.part(LaneIndex(0)), Arc::new(self.layout.of_lane[0].1.clone()));
+        for taken in taken.iter_mut().filter(|taken| taken.existed()) {
+            let regions = Arc::clone(&regions);
+            let undo = taken.step("read what it holds", move |device| {
+                Undo::of(device, &wiped_ranges(device, part), &reserved_ranges(device, part, &regions))
+            });
+            taken.before = Before::Existed(Arc::new(undo?));
         }
-        for (taken, superblock) in taken.iter().zip(&superblocks) {
-            let superblock = superblock.clone();
-            taken.step("set space aside", move |device| reserve_regions(device, &superblock))?;
+        for taken in &*taken {
+            let regions = Arc::clone(&regions);
+            taken.step("set space aside", move |device| reserve_regions(device, part, &regions))?;
         }
-        for (taken, superblock) in taken.iter().zip(&superblocks) {
-            let (existed, superblock) = (taken.existed(), superblock.clone());
+        for (taken, superblocks) in taken.iter().zip(&superblocks) {
+            let (existed, superblocks) = (taken.existed(), superblocks.clone());
             taken.step("write to it", move |device| {
                 if existed {
-                    wipe_ends(device)?;
+                    wipe_ends(device, part)?;
                 }
-                write_superblock(device, &superblock)
+                write_first_superblocks(device, &superblocks)
             })?;
             drill::point("create");
         }
-        for (taken, superblock) in taken.iter().zip(&superblocks) {
-            let superblock = superblock.clone();
+        for (taken, superblocks) in taken.iter().zip(&superblocks) {
+            let superblock = superblocks[0].clone();
             taken.step("read it again", move |device| check_own(device, &superblock))?;
         }
-        for (taken, superblock) in taken.iter().zip(&superblocks).filter(|(taken, _)| taken.existed()) {
-            let superblock = superblock.clone();
-            taken.step("give up its old content", move |device| {
-                for region in &superblock.regions {
-                    // A device that cannot discard keeps old content there, which does no harm.
-                    device.discard(region.offset.0, region.len)?;
-                }
-                reserve_regions(device, &superblock)
-            })?;
+        for taken in taken.iter().filter(|taken| taken.existed()) {
+            let regions = Arc::clone(&regions);
+            taken.step("give up its old content", move |device| give_up_content(device, part, &regions))?;
         }
         Ok(superblocks)
     }
@@ -502,8 +506,8 @@ const LEFTOVER_TOLD: u64 = 4 << 20;
 
 impl CreateRequest {
     fn shape(&self) -> ArrayShape {
-        let (sector, lanes) = (SECTOR_BYTES as u32, 1);
-        ArrayShape { data: self.data, parity: self.parity, chunk: self.chunk, sector, lanes }
+        let &CreateRequest { data, parity, chunk, lanes, .. } = self;
+        ArrayShape { data, parity, chunk, sector: SECTOR_BYTES as u32, lanes }
     }
 
     fn check_supported(&self) -> Result<(), CreateError> {
@@ -627,29 +631,47 @@ fn name_smallest<'d>(
     }
 }
 
-/// The first superblock of each member.
+/// Discards what the regions of all lanes hold, and sets space aside again where it has to be.
+fn give_up_content(device: &Device, part: LanePart, regions: &[Region]) -> Result<(), DeviceError> {
+    for window in windows_of(part, device.facts().bytes) {
+        let window = device.window(&window);
+        for region in regions {
+            // A device that cannot discard keeps old content there, which does no harm.
+            window.discard(region.offset.0, region.len)?;
+        }
+    }
+    reserve_regions(device, part, regions)
+}
+
+/// The first superblocks of each member, one for each lane.
 fn new_superblocks(
     request: &CreateRequest,
-    geometry: Geometry,
-    regions: &[Region],
+    layout: &ArrayLayout,
+    sector: u32,
     created_unix: u64,
-) -> Vec<Superblock> {
-    // A uuid has a few fixed bits, at different places of its halves; the XOR of both halves has
-    // none.
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    let array = NewArray {
-        part: calpe_core::format::LanePart::WHOLE,
-        name: request.name.clone(),
-        uuid: Uuid::new_v4(),
-        created_unix,
-        epoch_id: (high ^ low).max(1),
-        geometry,
-        regions: regions.to_vec(),
-        checksum: request.checksum,
-        secret: random_secret(),
-    };
+) -> Vec<Vec<Superblock>> {
+    let uuid = Uuid::new_v4();
     let devices: Vec<_> = request.members.iter().map(|_| Uuid::new_v4()).collect();
-    array.superblocks(&devices)
+    let mut members = vec![Vec::new(); devices.len()];
+    for (lane, (geometry, regions)) in layout.lanes.indices().zip(&layout.of_lane) {
+        // A uuid has a few fixed bits, at different places of its halves; the XOR of both halves has none.
+        let (high, low) = Uuid::new_v4().as_u64_pair();
+        let of_lane = NewArray {
+            name: request.name.clone(),
+            uuid,
+            created_unix,
+            epoch_id: (high ^ low).max(1),
+            part: layout.part(lane),
+            geometry: Geometry { sector, ..*geometry },
+            regions: regions.clone(),
+            checksum: request.checksum,
+            secret: random_secret(),
+        };
+        for (member, superblock) in members.iter_mut().zip(of_lane.superblocks(&devices)) {
+            member.push(superblock);
+        }
+    }
+    members
 }
 
 /// 16 random bytes. The fixed bits of a uuid lie at different places of its halves: the XOR of two
@@ -658,11 +680,14 @@ fn random_secret() -> [u8; 16] {
     (Uuid::new_v4().as_u128() ^ Uuid::new_v4().as_u128().rotate_left(64)).to_ne_bytes()
 }
 
-/// Checks that a device still holds the superblock that was written to it. Two URIs, or a URI and a
-/// path, may lead to one place, and a server may lose writes.
+/// Checks that a device still holds the superblocks that were written to it. Two URIs, or a URI and a path,
+/// may lead to one place, and a server may lose writes.
 fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
     let path = device.path().into();
-    match read_superblock(device) {
+    let lanes = DeviceLanes::read(device);
+    // What is wrong with the first lane of which anything is.
+    let found = lanes.unusable().next().map_or_else(|| lanes.first(), |(_, error)| Err(error));
+    match found {
         Ok(found) if found.device == superblock.device => Ok(()),
         Ok(found) if found.array == superblock.array => Err(DeviceError::NamedTwice { path }),
         _ if device.facts().kind == DeviceKind::Remote => {
@@ -677,7 +702,7 @@ fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::devices::superblocks::inspect;
+    use crate::daemon::devices::superblocks::{read_copies, read_superblock, write_superblock};
     use calpe_core::format::{MemberSet, region_end};
     use std::fs::{self, File};
 
@@ -692,6 +717,7 @@ mod tests {
             checksum: ChecksumKind::Blake3,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 * MIB),
+            lanes: 1,
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
             force: false,
         }
@@ -722,16 +748,86 @@ mod tests {
         assert!(plan.describe()[1].contains("m0, a new sparse file of"), "{:?}", plan.describe());
         let created = plan.execute(1234).unwrap();
         assert_eq!(created.geometry.volume_bytes, 8 * MIB);
-        for (index, (device, superblock)) in created.members.iter().enumerate() {
+        for (index, (device, superblocks)) in created.members.iter().enumerate() {
+            let [superblock] = &superblocks[..] else { panic!("one lane") };
             assert_eq!(device.path(), request.members[index]);
             assert_eq!(read_superblock(device).as_ref(), Ok(superblock));
             assert_eq!(usize::from(superblock.member.0), index);
             assert_eq!((superblock.array, superblock.created_unix), (created.array, 1234));
             assert!(superblock.clean && superblock.epoch.live == MemberSet::first(6));
-            assert_eq!(inspect(device).copies.iter().filter(|copy| copy.valid).count(), 2);
+            assert_eq!(read_copies(device).iter().filter(|copy| matches!(copy, Ok(Ok(_)))).count(), 2);
         }
-        let inodes: std::collections::HashSet<_> = created.members.iter().map(|(_, s)| s.device).collect();
+        let inodes: std::collections::HashSet<_> = created.members.iter().map(|(_, s)| s[0].device).collect();
         assert_eq!(inodes.len(), 6);
+    }
+
+    #[test]
+    fn lanes_have_superblocks_of_their_own_and_keep_nothing_of_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = CreateRequest { lanes: 4, ..request(dir.path(), 2, 1) };
+        let old = CreatePlan::new(request.clone()).unwrap();
+        assert!(old.describe()[0].ends_with(", 4 lanes"), "{:?}", old.describe());
+        let old = old.execute(0).unwrap();
+        assert_eq!(old.geometry.volume_bytes, 8 * MIB);
+        let (device, superblocks) = &old.members[1];
+        assert_eq!(superblocks.len(), 4);
+        let secrets: std::collections::HashSet<_> =
+            superblocks.iter().map(|superblock| (superblock.log_secret, superblock.epoch.id)).collect();
+        assert_eq!(secrets.len(), 4, "each lane has its own");
+        // A superblock in the middle of the device that would outrank a new one.
+        let window = &windows_of(superblocks[0].part, device.facts().bytes)[2];
+        let newer = Superblock { sequence: 99, ..superblocks[2].clone() };
+        write_superblock(&device.window(window), &newer).unwrap();
+        drop(old);
+        let again = CreatePlan::new(CreateRequest { force: true, ..request }).unwrap().execute(7).unwrap();
+        for (device, superblocks) in &again.members {
+            let found = DeviceLanes::read(device);
+            assert!(found.superblocks().eq(superblocks.iter().map(Some)));
+            assert!(found.is_new() && !found.is_unfinished() && found.words_for_damaged().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_creation_of_lanes_that_fails_gives_back_what_was_between_the_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = CreateRequest { lanes: 3, force: true, ..request(dir.path(), 2, 1) };
+        let bytes = member_bytes_for(8 * MIB, request.shape()).unwrap();
+        let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 | 1).collect();
+        fs::write(&request.members[0], &content).unwrap();
+        let plan = CreatePlan::new(request.clone()).unwrap();
+        // Another process takes the last name in between.
+        File::create(&request.members[2]).unwrap();
+        assert!(matches!(plan.execute(0).unwrap_err(), CreateError::TakenBack { .. }));
+        assert!(fs::read(&request.members[0]).unwrap() == content);
+        fs::remove_file(&request.members[2]).unwrap();
+        // What was written is given back, too, when a later device fails.
+        let device = Arc::new(Device::open(&request.members[0], Access::Exclusive).unwrap());
+        let layout = layout_for(bytes, request.shape(), request.volume_bytes).unwrap();
+        let (part, regions) = (layout.part(LaneIndex(1)), &layout.of_lane[0].1);
+        let reserved = reserved_ranges(&device, part, regions);
+        let undo = Undo::of(&device, &wiped_ranges(&device, part), &reserved).unwrap();
+        wipe_ends(&device, part).unwrap();
+        let superblocks = new_superblocks(&request, &layout, 512, 0).swap_remove(0);
+        write_first_superblocks(&device, &superblocks).unwrap();
+        assert!(fs::read(&request.members[0]).unwrap() != content);
+        undo.give_back(&device).unwrap();
+        assert!(fs::read(&request.members[0]).unwrap() == content);
+    }
+
+    #[test]
+    fn lanes_out_of_range_and_too_small_a_volume_are_refused_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = request(dir.path(), 2, 1);
+        let refuse = |lanes, volume_bytes| {
+            let error = refusal(CreateRequest { lanes, volume_bytes: Some(volume_bytes), ..good.clone() });
+            assert!(error.is_usage(), "{error}");
+            error.to_string()
+        };
+        for lanes in [0, 33] {
+            assert!(refuse(lanes, 64 * MIB).contains("use 1 to 32"), "{}", refuse(lanes, 64 * MIB));
+        }
+        assert!(refuse(32, 8 * MIB).contains("too small for 32 lanes: use fewer"), "{}", refuse(32, 8 * MIB));
+        assert_eq!(listing(dir.path()), Vec::<PathBuf>::new());
     }
 
     #[test]
@@ -745,7 +841,8 @@ mod tests {
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains("m1: 60.") && notes[0].contains("left over"), "{notes:?}");
         let created = plan.execute(0).unwrap();
-        let (device, superblock) = &created.members[1];
+        let (device, superblocks) = &created.members[1];
+        let superblock = &superblocks[0];
         assert!(region_end(&superblock.regions).0 < 40 * MIB);
         assert_eq!(read_superblock(device).as_ref(), Ok(superblock), "tail copies at the real end");
     }

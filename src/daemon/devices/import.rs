@@ -4,15 +4,18 @@
 //! device that cannot be opened, or does not answer, is left out, unless another daemon may serve the array.
 //! Must not know of running arrays.
 
-use crate::daemon::devices::copies::{Twins, find_twins};
+use crate::daemon::devices::copies::{Claim, Twins, find_twins};
+use crate::daemon::devices::create::Created;
+use crate::daemon::devices::lanes::{DeviceLane, DeviceLanes, windows_of};
 use crate::daemon::devices::search::{Found, Hindrance, Search, Unusable};
-use crate::daemon::devices::superblocks::{Copies, check_length, patiently, read_copies, witness};
+use crate::daemon::devices::superblocks::{check_length, patiently, witness};
 use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use calpe_core::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use calpe_core::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, newest_read};
-use calpe_core::units::{MemberIndex, shown};
-use std::collections::BTreeMap;
+use calpe_core::format::{LanePart, MemberState, ReplacementRecord, Superblock};
+use calpe_core::units::{LaneIndex, MemberIndex, shown};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -57,19 +60,15 @@ pub enum ImportError {
     #[error("{0}")]
     Threadless(String),
     /// The members do not form an array.
-    #[error("{}{}{}", told(source, left_out), advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
+    #[error("{}{}{}{}", in_lane(*lane), told(source, left_out), advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
     Assembly {
+        /// In which of several lanes.
+        lane: Option<LaneIndex>,
         /// Why not.
         source: AssemblyError,
         /// Devices that are there and were not used, a line each.
         left_out: Vec<String>,
     },
-}
-
-impl From<AssemblyError> for ImportError {
-    fn from(source: AssemblyError) -> ImportError {
-        ImportError::Assembly { source, left_out: Vec::new() }
-    }
 }
 
 impl ImportError {
@@ -89,6 +88,11 @@ impl ImportError {
 /// Advice about missing members in an answer to a command. It is left out for arrays that the
 /// daemon tries again by itself.
 pub(crate) const IMPORT_AGAIN: &str = ": bring them back, then import again";
+
+/// The head of an error about one of several lanes.
+fn in_lane(lane: Option<LaneIndex>) -> String {
+    lane.map_or_else(String::new, |lane| format!("lane {lane}: "))
+}
 
 /// The devices that were found and left out, for the text of the error.
 fn told(source: &AssemblyError, left_out: &[String]) -> String {
@@ -157,6 +161,7 @@ impl ImportError {
     pub fn explained(self, about: impl FnOnce() -> BTreeMap<Uuid, String>) -> ImportError {
         match self {
             ImportError::Assembly {
+                lane,
                 source: source @ (AssemblyError::TooFew { .. } | AssemblyError::NoMajority { .. }),
                 mut left_out,
             } => {
@@ -165,38 +170,56 @@ impl ImportError {
                         left_out.push(line);
                     }
                 }
-                ImportError::Assembly { source, left_out }
+                ImportError::Assembly { lane, source, left_out }
             }
             error => error,
         }
     }
 }
 
-/// The newest superblock of an array, for its name and geometry.
+/// The newest superblock of an array, for its name and geometry: of several lanes that of the first one of
+/// which there is any.
 #[must_use]
 pub(crate) fn newest_found(members: &[Found]) -> Option<&Superblock> {
-    members.iter().map(|found| &found.superblock).max_by_key(|s| (s.epoch.number, s.sequence))
+    let all = members.iter().map(|found| &found.superblock);
+    all.max_by_key(|s| (Reverse(s.part.lane), s.epoch.number, s.sequence))
 }
 
-/// How the members would assemble, without locking them; for lists. Those that cannot be written
+/// The lanes of an array with such a superblock; one that is not cut has one, without a number.
+fn lanes_of(part: LanePart) -> Vec<Option<LaneIndex>> {
+    part.lanes.indices().map(|lane| part.is_cut().then_some(lane)).collect()
+}
+
+/// Whether superblocks with these parts are of arrays that are cut in the same way.
+fn is_cut_alike(one: LanePart, other: LanePart) -> bool {
+    LanePart { lane: other.lane, ..one } == other
+}
+
+/// How each lane of the members would assemble, without locking them; for lists. Those that cannot be written
 /// are left out, as [`open`] does.
 ///
 /// # Errors
 /// Why they would not.
-pub(crate) fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, ImportError> {
-    let mut candidates = candidates_of(members);
+pub(crate) fn preview(members: &[Found], force: bool) -> Result<Vec<Assembled<usize>>, ImportError> {
     let twins = twins_among(members);
-    candidates.retain(|candidate| !twins.iter().any(|(twins, _)| twins.unused.contains(&candidate.key)));
-    assemble(&candidates, force).map_err(|source| {
-        let left_out = members.iter().filter_map(|found| found.unwritable.clone()).collect();
-        ImportError::Assembly { source, left_out }
-    })
-}
-
-/// Keys are indexes in the list of members.
-fn candidates_of(members: &[Found]) -> Vec<Candidate<usize>> {
-    let candidates = members.iter().enumerate().filter(|(_, found)| found.unwritable.is_none());
-    candidates.map(|(key, found)| Candidate { key, superblock: found.superblock.clone() }).collect()
+    let part = newest_found(members).map_or(LanePart::WHOLE, |superblock| superblock.part);
+    let is_used = |(key, found): &(usize, &Found)| {
+        let is_twin = twins.iter().any(|(twins, _)| twins.unused.contains(key));
+        found.unwritable.is_none() && !is_twin && is_cut_alike(found.superblock.part, part)
+    };
+    let used: Vec<(usize, &Found)> = members.iter().enumerate().filter(is_used).collect();
+    let assembled = lanes_of(part).into_iter().zip(0..).map(|(lane, at): (_, usize)| {
+        let superblock = |&(key, found): &(usize, &Found)| {
+            let superblock = found.lanes.get(at)?.clone()?;
+            Some(Candidate { key, superblock })
+        };
+        let candidates: Vec<_> = used.iter().filter_map(superblock).collect();
+        assemble(&candidates, force).map_err(|source| {
+            let left_out = members.iter().filter_map(|found| found.unwritable.clone()).collect();
+            ImportError::Assembly { lane, source, left_out }
+        })
+    });
+    assembled.collect()
 }
 
 /// Devices that claim to be the same member, with the reason why an import would not use them. Their indexes
@@ -204,9 +227,17 @@ fn candidates_of(members: &[Found]) -> Vec<Candidate<usize>> {
 #[must_use]
 pub(crate) fn twins_among(members: &[Found]) -> Vec<(Twins, String)> {
     let path = |key: usize| shown(&members[key].path).to_string();
-    let candidates = candidates_of(members);
-    let key = |at: usize| candidates[at].key;
-    let twins = find_twins(&candidates).into_iter();
+    let (keys, claims): (Vec<usize>, Vec<Claim<'_>>) = members
+        .iter()
+        .enumerate()
+        .filter(|(_, found)| found.unwritable.is_none())
+        .map(|(key, found)| {
+            let lanes = found.lanes.iter().map(Option::as_ref).collect();
+            (key, Claim { device: found.superblock.device, lanes })
+        })
+        .unzip();
+    let key = |at: usize| keys[at];
+    let twins = find_twins(&claims).into_iter();
     twins
         .map(|Twins { device, unused, used }| {
             let unused: Vec<usize> = unused.into_iter().map(key).collect();
@@ -220,10 +251,8 @@ pub(crate) fn twins_among(members: &[Found]) -> Vec<(Twins, String)> {
 /// An array whose devices are open and locked.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// The verdict; keys are indexes in `devices`.
-    pub assembled: Assembled<usize>,
-    /// The devices that serve it, or are to be marked as replaced; none where a device was refused.
-    pub devices: Vec<Option<Device>>,
+    /// Its lanes, in order: one where it is not cut.
+    pub lanes: Vec<OpenedLane>,
     /// Damaged copies of the superblock, by device.
     pub damaged: Vec<(Uuid, u64)>,
     /// What a person should know, a line each.
@@ -234,42 +263,66 @@ pub(crate) struct Opened {
     pub forbidden: Vec<Uuid>,
 }
 
+/// One lane of an array whose devices are open.
+#[derive(Debug)]
+pub(crate) struct OpenedLane {
+    /// The verdict; keys are indexes in `devices`.
+    pub assembled: Assembled<usize>,
+    /// Windows of the devices that serve it, or are to be marked as replaced; none where a device was refused.
+    pub devices: Vec<Option<Device>>,
+}
+
 impl Opened {
+    /// The first lane as it is assembled, for what all lanes have in common: name, identity, members.
+    pub(crate) fn first(&self) -> &Assembled<usize> {
+        &self.lanes[0].assembled
+    }
+
     /// Gives missing members, and replacements that were being built, a reason: what the search has found in
     /// their places. `place`: where the device of an index and identity should be.
     pub(crate) fn explain_missing(&mut self, found: &Search, place: impl Fn(usize, Uuid) -> Option<PathBuf>) {
-        let Opened { assembled, left_out, devices, forbidden, .. } = self;
-        let dirs = devices.iter().flatten().filter_map(|device| device.path().parent());
-        let dirs: Vec<PathBuf> = dirs.map(Path::to_path_buf).collect();
-        let perhaps = found.perhaps_forbidden(&dirs);
-        let seats = assembled.seats.iter_mut().enumerate();
-        for (index, seat) in seats.filter(|(_, seat)| seat.state == MemberState::Missing) {
-            if left_out.iter().any(|left| left.device == seat.uuid) {
-                continue;
+        let Opened { lanes, left_out, forbidden, .. } = self;
+        let dirs: BTreeSet<PathBuf> = lanes
+            .iter()
+            .flat_map(|lane| lane.devices.iter().flatten())
+            .filter_map(|device| device.path().parent().map(Path::to_path_buf))
+            .collect();
+        let perhaps = found.perhaps_forbidden(&dirs.into_iter().collect::<Vec<_>>());
+        // A device that is used in one lane is there: what keeps it out of another is known already.
+        let used: BTreeSet<Uuid> = lanes.iter().flat_map(OpenedLane::used).collect();
+        let known: Vec<Uuid> = left_out.iter().map(|left| left.device).collect();
+        for assembled in lanes.iter_mut().map(|lane| &mut lane.assembled) {
+            let seats = assembled.seats.iter_mut().enumerate();
+            for (index, seat) in seats.filter(|(_, seat)| seat.state == MemberState::Missing) {
+                if known.contains(&seat.uuid) || used.contains(&seat.uuid) {
+                    continue;
+                }
+                if let Some(left) = left_in_place(found, seat.uuid, place(index, seat.uuid)) {
+                    seat.reason = Some(left.reason.clone());
+                    add(left_out, left);
+                } else if let Some(files) = &perhaps {
+                    let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
+                    seat.reason = Some(format!("{before}perhaps it is {files}"));
+                    if !forbidden.contains(&seat.uuid) {
+                        forbidden.push(seat.uuid);
+                    }
+                }
             }
-            if let Some(left) = left_in_place(found, seat.uuid, place(index, seat.uuid)) {
-                seat.reason = Some(left.reason.clone());
-                left_out.push(left);
-            } else if let Some(files) = &perhaps {
-                let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
-                seat.reason = Some(format!("{before}perhaps it is {files}"));
-                forbidden.push(seat.uuid);
+            let is_out = |state| matches!(state, MemberState::Faulted | MemberState::Offline);
+            let seats = assembled.seats.iter_mut().enumerate();
+            for (index, seat) in seats.filter(|(_, seat)| is_out(seat.state)) {
+                let left = left_in_place(found, seat.uuid, place(index, seat.uuid));
+                // Whatever the member was out for, it cannot come back from there.
+                if let Some(left) = left.filter(|left| left.hindrance.is_some_and(Hindrance::is_for_good)) {
+                    let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
+                    seat.reason = Some(before + &left.reason);
+                    add(left_out, left);
+                }
             }
-        }
-        let is_out = |state| matches!(state, MemberState::Faulted | MemberState::Offline);
-        let seats = assembled.seats.iter_mut().enumerate();
-        for (index, seat) in seats.filter(|(_, seat)| is_out(seat.state)) {
-            let left = left_in_place(found, seat.uuid, place(index, seat.uuid));
-            // Whatever the member was out for, it cannot come back from there.
-            if let Some(left) = left.filter(|left| left.hindrance.is_some_and(Hindrance::is_for_good)) {
-                let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
-                seat.reason = Some(before + &left.reason);
-                left_out.push(left);
-            }
-        }
-        for (member, device) in lost_replacements(assembled) {
-            if left_out.iter().all(|left| left.device != device) {
-                left_out.extend(left_in_place(found, device, place(usize::from(member.0), device)));
+            for (member, device) in lost_replacements(assembled) {
+                if left_out.iter().all(|left| left.device != device) {
+                    left_out.extend(left_in_place(found, device, place(usize::from(member.0), device)));
+                }
             }
         }
     }
@@ -278,6 +331,24 @@ impl Opened {
     pub(crate) fn not_told<'l>(&self, lines: &'l [String]) -> impl Iterator<Item = &'l String> {
         let told: Vec<String> = self.left_out.iter().map(|left| left.reason.clone()).collect();
         lines.iter().filter(move |line| !told.contains(line))
+    }
+}
+
+impl OpenedLane {
+    /// The identities of the devices that serve it.
+    fn used(&self) -> impl Iterator<Item = Uuid> {
+        let seats = self.assembled.seats.iter();
+        seats.flat_map(|seat| {
+            let own = seat.key.map(|_| seat.uuid);
+            own.into_iter().chain(seat.replacement.as_ref().map(|(_, uuid, _)| *uuid))
+        })
+    }
+}
+
+/// Adds what is not in the list.
+fn add(left_out: &mut Vec<LeftOut>, left: LeftOut) {
+    if !left_out.contains(&left) {
+        left_out.push(left);
     }
 }
 
@@ -321,90 +392,97 @@ pub(crate) struct LeftOut {
 }
 
 /// Opens, locks and assembles the array of these members. A device that does not answer within `patience` is
-/// left out.
+/// left out; one whose superblock of a lane cannot be used, of that lane.
 ///
 /// # Errors
-/// When another daemon may serve it, or too few members are there. Nothing was changed.
+/// When another daemon may serve it, or too few members are there, in any lane. Nothing was changed.
 pub(crate) fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened, ImportError> {
     let mut warnings = Vec::new();
     let mut damaged = Vec::new();
     let mut opening = Opening::default();
-    for (found, device, copies) in opening.open_all(members, patience)? {
+    let part = newest_found(members).map_or(LanePart::WHOLE, |superblock| superblock.part);
+    for (found, device, lanes) in opening.open_all(members, patience)? {
         let path = shown(&found.path);
-        let faults = damaged_copies(&copies);
-        match newest_read(copies) {
+        let why = match lanes.first() {
             Ok(superblock)
                 if superblock.array == found.superblock.array
-                    && check_length(&device, &superblock).is_ok() =>
+                    && check_length(&device, superblock).is_ok() =>
             {
-                if !faults.is_empty() {
-                    damaged.push((superblock.device, faults.len() as u64));
-                }
-                device.set_remote_witness(witness(
-                    device.facts().bytes,
-                    superblock.array,
-                    superblock.device,
-                    superblock.sequence,
-                ));
-                warnings.extend(faults.iter().map(|(place, why)| {
-                    format!("{path}: superblock copy {} is damaged: {why}; it is written anew", place.word())
-                }));
-                opening.candidates.push(Candidate { key: opening.devices.len(), superblock });
-                opening.devices.push(Some(device));
+                let alike = is_cut_alike(superblock.part, part);
+                (!alike).then(|| "it is cut into lanes in another way than other members".to_owned())
             }
-            outcome => {
-                let why = match outcome {
-                    Ok(_) => "it changed while it was opened".to_owned(),
-                    Err(error) => error.to_string(),
-                };
-                opening.leave_out(found, format!("{path}: {why}"));
-            }
+            Ok(_) => Some("it changed while it was opened".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = why {
+            opening.leave_out(found, format!("{path}: {why}"));
+            continue;
         }
+        let faults = lanes.words_for_damaged();
+        if !faults.is_empty() {
+            damaged.push((found.superblock.device, faults.len() as u64));
+        }
+        let is_written = |fault| format!("{path}: superblock copy {fault}; it is written anew");
+        warnings.extend(faults.into_iter().map(is_written));
+        opening.take(device, &lanes);
     }
     opening.part_twins();
-    let Opening { mut devices, candidates, mut left_out } = opening;
-    let mut assembled = match assemble(&candidates, force) {
-        Ok(assembled) => assembled,
-        Err(source) => {
-            let left_out = left_out.into_iter().map(|left| left.reason).collect();
-            return Err(ImportError::Assembly { source, left_out });
-        }
-    };
-    for (key, not_used) in &assembled.refused {
-        if let Some(device) = &devices[*key] {
-            let reason = format!("{}: not used: {}", shown(device.path()), not_used.why);
-            let own = candidates.iter().find(|candidate| candidate.key == *key);
-            let uuid = own.map_or_else(Uuid::nil, |candidate| candidate.superblock.device);
-            let is_missed = |seat: &Seat<usize>| seat.state == MemberState::Missing && seat.uuid == uuid;
-            let was_built = || lost_replacements(&assembled).iter().any(|(_, device)| *device == uuid);
-            match assembled.seats.iter().any(is_missed) || was_built() {
-                true => {
-                    let path = Some(device.path().to_owned());
-                    let hindrance = not_used.is_kept.then_some(Hindrance::Kept);
-                    left_out.push(LeftOut { device: uuid, path, reason, hindrance });
-                }
-                false => warnings.push(reason),
+    let lanes = lanes_of(part).into_iter().zip(0..).map(|(lane, at)| opening.assemble(lane, at, force));
+    let lanes = lanes.collect::<Result<Vec<OpenedLane>, ImportError>>()?;
+    warnings.extend(opening.note_refused(&lanes));
+    let left_out = opening.left_out;
+    let mut opened = Opened { lanes, damaged, warnings, left_out, forbidden: Vec::new() };
+    // Gives the empty seats their reason.
+    for assembled in opened.lanes.iter_mut().map(|lane| &mut lane.assembled) {
+        for seat in assembled.seats.iter_mut().filter(|seat| seat.state == MemberState::Missing) {
+            if let Some(left) = opened.left_out.iter().find(|left| left.device == seat.uuid) {
+                seat.reason = Some(format!("left out at the start: {}", left.reason));
             }
         }
-        if assembled.replaced.iter().all(|(replaced, ..)| replaced != key) {
-            devices[*key] = None;
-        }
     }
-    // Gives the empty seats their reason.
-    for seat in assembled.seats.iter_mut().filter(|seat| seat.state == MemberState::Missing) {
-        if let Some(left) = left_out.iter().find(|left| left.device == seat.uuid) {
-            seat.reason = Some(format!("left out at the start: {}", left.reason));
-        }
+    Ok(opened)
+}
+
+/// A new array, as if it had been opened.
+///
+/// # Errors
+/// When its devices do not assemble.
+pub(crate) fn opened_new(created: Created) -> Result<Opened, ImportError> {
+    let mut opening = Opening::default();
+    let part = created.members.first().map_or(LanePart::WHOLE, |(_, superblocks)| superblocks[0].part);
+    for (device, superblocks) in created.members {
+        let windows = device.windows(&windows_of(part, device.facts().bytes));
+        let windows = windows.into_iter().map(Some).collect();
+        let lanes = superblocks.into_iter().map(Ok).collect();
+        opening.devices.push(Some(OpenedDevice { path: device.path().into(), lanes, windows }));
     }
-    Ok(Opened { assembled, devices, damaged, warnings, left_out, forbidden: Vec::new() })
+    let lanes = lanes_of(part).into_iter().zip(0..).map(|(lane, at)| opening.assemble(lane, at, false));
+    let lanes = lanes.collect::<Result<Vec<OpenedLane>, ImportError>>()?;
+    let (damaged, warnings) = (Vec::new(), Vec::new());
+    Ok(Opened { lanes, damaged, warnings, left_out: Vec::new(), forbidden: Vec::new() })
 }
 
 /// An array that is being opened.
 #[derive(Default)]
 struct Opening {
-    devices: Vec<Option<Device>>,
-    candidates: Vec<Candidate<usize>>,
+    /// By key; none for twins that are not used.
+    devices: Vec<Option<OpenedDevice>>,
     left_out: Vec<LeftOut>,
+}
+
+/// A device whose superblocks were read under its lock.
+struct OpenedDevice {
+    path: PathBuf,
+    /// The superblock of each lane, or why none can be used.
+    lanes: Vec<Result<Superblock, String>>,
+    /// Its windows, until the lanes have them.
+    windows: Vec<Option<Device>>,
+}
+
+impl OpenedDevice {
+    fn first(&self) -> Option<&Superblock> {
+        self.lanes.iter().flatten().next()
+    }
 }
 
 impl Opening {
@@ -413,18 +491,18 @@ impl Opening {
         &mut self,
         members: &'f [Found],
         patience: Duration,
-    ) -> Result<Vec<(&'f Found, Device, Copies)>, ImportError> {
+    ) -> Result<Vec<(&'f Found, Device, DeviceLanes)>, ImportError> {
         let paths: Vec<PathBuf> = members.iter().map(|found| found.path.clone()).collect();
         let opened = each_within(&paths, "open it", patience, |path| {
             let device = patiently(Instant::now(), || Device::open(path, Access::Exclusive))?;
             // Remote devices are read later, when requests of an earlier daemon have landed.
-            let copies = (!is_remote(path)).then(|| read_copies(&device));
-            Ok((device, copies))
+            let lanes = (!is_remote(path)).then(|| DeviceLanes::read(&device));
+            Ok((device, lanes))
         });
         let mut all = Vec::new();
         for (found, opened) in members.iter().zip(opened) {
             match opened.and_then(|opened| opened) {
-                Ok((device, copies)) => all.push((found, device, copies)),
+                Ok((device, lanes)) => all.push((found, device, lanes)),
                 // Another daemon has it, and may serve the array.
                 Err(error @ DeviceError::Locked { .. }) if is_served_elsewhere(found) => {
                     return Err(error.into());
@@ -434,17 +512,17 @@ impl Opening {
                 Err(error) => self.leave_out(found, error.to_string()),
             }
         }
-        let unclean = members.iter().any(|found| !found.superblock.clean);
-        if unclean && all.iter().any(|(_, _, copies)| copies.is_none()) {
+        let unclean = members.iter().any(|found| found.lanes.iter().flatten().any(|lane| !lane.clean));
+        if unclean && all.iter().any(|(_, _, lanes)| lanes.is_none()) {
             std::thread::sleep(SETTLE);
         }
         // All at the same time, so that servers that do not answer cost their time once.
         let unread: Vec<&Device> =
             all.iter().filter(|entry| entry.2.is_none()).map(|entry| &entry.1).collect();
-        let mut late = each_at_once(&unread, |device| read_copies(device)).into_iter();
-        let whole = |(found, device, copies): (_, _, Option<Copies>)| {
-            let copies = copies.or_else(|| late.next()).expect("what was not read was read now");
-            (found, device, copies)
+        let mut late = each_at_once(&unread, |device| DeviceLanes::read(device)).into_iter();
+        let whole = |(found, device, lanes): (_, _, Option<DeviceLanes>)| {
+            let lanes = lanes.or_else(|| late.next()).expect("what was not read was read now");
+            (found, device, lanes)
         };
         Ok(all.into_iter().map(whole).collect())
     }
@@ -458,23 +536,132 @@ impl Opening {
         });
     }
 
+    /// Takes a device for the lanes of which it has a superblock.
+    fn take(&mut self, device: Device, lanes: &DeviceLanes) {
+        let windows = device.windows(&lanes.windows(device.facts().bytes));
+        for (window, superblock) in windows.iter().zip(lanes.superblocks()) {
+            if let Some(superblock) = superblock {
+                let Superblock { array, device, sequence, .. } = *superblock;
+                window.set_remote_witness(witness(window.facts().bytes, array, device, sequence));
+            }
+        }
+        let superblock = |lane: &DeviceLane| lane.superblock.clone().map_err(|error| error.to_string());
+        self.devices.push(Some(OpenedDevice {
+            path: device.path().into(),
+            lanes: lanes.lanes.iter().map(superblock).collect(),
+            windows: windows.into_iter().map(Some).collect(),
+        }));
+    }
+
     /// Keeps at most one of several devices that claim to be the same member.
     fn part_twins(&mut self) {
-        for twins in find_twins(&self.candidates) {
-            let path = |at: usize| {
-                let device = self.devices[self.candidates[at].key].as_ref();
-                device.map_or_else(String::new, |device| shown(device.path()).to_string())
-            };
-            let reason = twins.reason(self.candidates[twins.unused[0]].superblock.member, path);
+        let claim = |device: &OpenedDevice| Some(device.first()?.device);
+        let claims = self.devices.iter().flatten().map(|device| Claim {
+            device: claim(device).expect("a device that was taken has a superblock"),
+            lanes: device.lanes.iter().map(|lane| lane.as_ref().ok()).collect(),
+        });
+        let all: Vec<Twins> = find_twins(&claims.collect::<Vec<_>>());
+        for twins in all {
+            let device = |at: usize| self.devices[at].as_ref().expect("none was taken away before");
+            let member =
+                device(twins.unused[0]).first().map_or(MemberIndex(0), |superblock| superblock.member);
+            let reason = twins.reason(member, |at| shown(&device(at).path).to_string());
             let Twins { device, unused, used } = twins;
             let hindrance = used.is_none().then_some(Hindrance::Claimed);
             self.left_out.push(LeftOut { device, path: None, reason, hindrance });
             for at in unused {
-                self.devices[self.candidates[at].key] = None;
+                self.devices[at] = None;
             }
         }
-        let devices = &self.devices;
-        self.candidates.retain(|candidate| devices[candidate.key].is_some());
+    }
+
+    /// Assembles a lane, and gives it the windows of its devices.
+    fn assemble(
+        &mut self,
+        lane: Option<LaneIndex>,
+        at: usize,
+        force: bool,
+    ) -> Result<OpenedLane, ImportError> {
+        let devices = self.devices.iter().enumerate();
+        let candidates: Vec<Candidate<usize>> = devices
+            .filter_map(|(key, device)| {
+                let superblock = device.as_ref()?.lanes[at].as_ref().ok()?.clone();
+                Some(Candidate { key, superblock })
+            })
+            .collect();
+        let mut assembled = assemble(&candidates, force).map_err(|source| {
+            let mut left_out: Vec<String> = self.left_out.iter().map(|left| left.reason.clone()).collect();
+            left_out.extend(self.unusable(at).map(|(_, reason)| reason));
+            ImportError::Assembly { lane, source, left_out }
+        })?;
+        for (device, reason) in self.unusable(at) {
+            for seat in assembled.seats.iter_mut().filter(|seat| seat.key.is_none() && seat.uuid == device) {
+                seat.reason = Some(format!("left out at the start: {reason}"));
+            }
+        }
+        let is_replaced = |key| assembled.replaced.iter().any(|(replaced, ..)| *replaced == key);
+        let is_refused = |key| assembled.refused.iter().any(|(refused, _)| *refused == key);
+        let is_used = |key| is_replaced(key) || !is_refused(key);
+        let devices = self.devices.iter_mut().enumerate().map(|(key, device)| {
+            let device = device.as_mut().filter(|device| device.lanes[at].is_ok() && is_used(key))?;
+            device.windows[at].take()
+        });
+        let devices = devices.collect();
+        Ok(OpenedLane { assembled, devices })
+    }
+
+    /// Devices without a usable superblock of a lane: their identities, and why.
+    fn unusable(&self, at: usize) -> impl Iterator<Item = (Uuid, String)> {
+        self.devices.iter().flatten().filter_map(move |device| {
+            let why = device.lanes[at].as_ref().err()?;
+            Some((device.first()?.device, format!("{}: lane {at}: {why}", shown(&device.path))))
+        })
+    }
+
+    /// Notes the devices that no lane uses. Returns a warning for each that was not missed, and for each that
+    /// some lanes start without.
+    fn note_refused(&mut self, lanes: &[OpenedLane]) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for at in 0..lanes.len() {
+            let unusable =
+                self.unusable(at).map(|(_, reason)| format!("{reason}; that lane starts without it"));
+            warnings.extend(unusable);
+        }
+        for (key, device) in self.devices.iter().enumerate() {
+            let Some(device) = device else { continue };
+            let uuid = device.first().map_or_else(Uuid::nil, |superblock| superblock.device);
+            let refusals: Vec<_> = lanes
+                .iter()
+                .enumerate()
+                .filter_map(|(at, lane)| Some((at, lane.assembled.refused.iter().find(|(k, _)| *k == key)?)))
+                .collect();
+            let Some((_, (_, not_used))) = refusals.first() else { continue };
+            let path = shown(&device.path);
+            let usable = device.lanes.iter().filter(|lane| lane.is_ok()).count();
+            if refusals.len() < usable {
+                warnings.extend(refusals.iter().map(|(at, (_, not_used))| {
+                    format!("{path}: lane {at}: not used: {}; that lane starts without it", not_used.why)
+                }));
+                continue;
+            }
+            let reason = format!("{path}: not used: {}", not_used.why);
+            let is_missed = |lane: &OpenedLane| {
+                let is_it = |seat: &Seat<usize>| seat.state == MemberState::Missing && seat.uuid == uuid;
+                let was_built = |(_, device): &(MemberIndex, Uuid)| *device == uuid;
+                lane.assembled.seats.iter().any(is_it)
+                    || lost_replacements(&lane.assembled).iter().any(was_built)
+            };
+            match lanes.iter().any(is_missed) {
+                true => {
+                    let path = Some(device.path.clone());
+                    let is_kept = refusals.iter().any(|(_, (_, not_used))| not_used.is_kept);
+                    let hindrance = is_kept.then_some(Hindrance::Kept);
+                    self.left_out.push(LeftOut { device: uuid, path, reason, hindrance });
+                }
+                false => warnings.push(reason),
+            }
+        }
+        warnings
     }
 }
 
@@ -529,6 +716,11 @@ pub(crate) mod tests {
 
     /// Creates an array of sparse files m0, m1, ... and closes them.
     pub(crate) fn created_in(dir: &Path, name: &str, data: u16, parity: u16) -> Uuid {
+        created_with_lanes(dir, name, data, parity, 1)
+    }
+
+    /// The same, cut into lanes.
+    pub(crate) fn created_with_lanes(dir: &Path, name: &str, data: u16, parity: u16, lanes: u16) -> Uuid {
         let request = CreateRequest {
             name: name.into(),
             data,
@@ -537,6 +729,7 @@ pub(crate) mod tests {
             checksum: ChecksumKind::Blake3,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 << 20),
+            lanes,
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
             force: false,
         };
@@ -602,7 +795,7 @@ pub(crate) mod tests {
         let array = created_in(dir.path(), "tank", 2, 1);
         let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
         let opened = open(&members, false, PATIENCE).unwrap();
-        assert_eq!(opened.devices.iter().flatten().count(), 3);
+        assert_eq!(opened.lanes[0].devices.iter().flatten().count(), 3);
         assert!(matches!(
             open(&members, false, PATIENCE),
             Err(ImportError::Device(DeviceError::Locked { .. }))
@@ -633,10 +826,101 @@ pub(crate) mod tests {
         let mut damaged = opened.damaged.clone();
         damaged.sort();
         assert_eq!(damaged, expected);
-        assert_eq!(opened.assembled.live.len(), 3);
+        assert_eq!(opened.first().live.len(), 3);
         let told = opened.warnings.join("\n");
         assert!(told.contains("m0: superblock copy head B is damaged"), "{told}");
         assert!(told.contains("m1: superblock copy tail B is damaged: it is not there"), "{told}");
+    }
+
+    /// Overwrites all copies of the superblock of a lane.
+    fn wipe_lane(path: &Path, lane: usize) {
+        let device = Device::open(path, Access::Exclusive).unwrap();
+        let windows = DeviceLanes::read(&device).windows(device.facts().bytes);
+        let window = device.window(&windows[lane]);
+        for offset in calpe_core::format::all_copy_offsets(window.facts().bytes) {
+            window.write_at(offset.0, &[0; calpe_core::format::COPY_BYTES]).unwrap();
+        }
+        device.close();
+    }
+
+    #[test]
+    fn every_lane_has_windows_of_all_members_and_starts_without_those_whose_superblock_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_with_lanes(dir.path(), "tank", 2, 1, 3);
+        wipe_lane(&dir.path().join("m1"), 2);
+        let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        let readable: Vec<usize> = members.iter().map(|found| found.lanes.iter().flatten().count()).collect();
+        assert_eq!(readable, [3, 2, 3]);
+        let opened = open(&members, false, PATIENCE).unwrap();
+        let told = opened.warnings.join("\n");
+        assert!(told.contains("m1: lane 2: no Calpe superblock; that lane starts without it"), "{told}");
+        assert_eq!(opened.left_out, []);
+        for (at, lane) in opened.lanes.iter().enumerate() {
+            let part = lane.assembled.superblock.part;
+            assert_eq!((usize::from(part.lane.0), part.lanes.count), (at, 3));
+            let windows: Vec<_> = lane.devices.iter().flatten().collect();
+            assert_eq!((windows.len(), lane.assembled.live.len()), if at == 2 { (2, 2) } else { (3, 3) });
+            for window in windows {
+                let found = crate::daemon::devices::superblocks::read_superblock(window).unwrap();
+                assert_eq!(found.part, part, "its own window");
+            }
+        }
+        let seat = opened.lanes[2].assembled.seats.iter().find(|seat| seat.key.is_none()).unwrap();
+        assert!(seat.reason.as_ref().is_some_and(|why| why.contains("m1: lane 2: ")), "{seat:?}");
+        drop(opened);
+        // One more than may be missing, in one lane.
+        wipe_lane(&dir.path().join("m0"), 2);
+        let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        let error = open(&members, false, PATIENCE).unwrap_err().to_string();
+        assert!(error.starts_with("lane 2: ") && error.contains("m0: lane 2: "), "{error}");
+        assert!(preview(&members, false).unwrap_err().to_string().starts_with("lane 2: "));
+    }
+
+    #[test]
+    fn a_copy_of_a_device_of_several_lanes_is_used_in_no_lane_unless_it_is_current() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_with_lanes(dir.path(), "tank", 2, 1, 2);
+        std::fs::copy(dir.path().join("m1"), dir.path().join("copy")).unwrap();
+        let look = || search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        let opened = open(&look(), false, PATIENCE).unwrap();
+        assert!(opened.lanes.iter().all(|lane| lane.devices.iter().flatten().count() == 2));
+        assert_eq!(opened.left_out[0].hindrance, Some(Hindrance::Claimed));
+        drop(opened);
+        wipe_lane(&dir.path().join("copy"), 1);
+        let opened = open(&look(), false, PATIENCE).unwrap();
+        assert!(opened.lanes.iter().all(|lane| lane.devices.iter().flatten().count() == 3));
+        assert!(
+            opened.left_out[0].reason.contains("copy: an older copy of member 1"),
+            "{:?}",
+            opened.left_out
+        );
+    }
+
+    #[test]
+    fn a_device_that_is_cut_in_another_way_is_left_out() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let array = created_with_lanes(dir.path(), "tank", 2, 1, 2);
+        created_with_lanes(other.path(), "tank", 2, 1, 4);
+        let look = || search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        let (before, path) = (look(), dir.path().join("m2"));
+        // The device says the same of itself, but for how it is cut.
+        let stranger = Device::open(&other.path().join("m2"), Access::Exclusive).unwrap();
+        let own = &before[2].superblock;
+        let lanes = DeviceLanes::read(&stranger);
+        for (lane, window) in lanes.superblocks().flatten().zip(lanes.windows(stranger.facts().bytes)) {
+            let (array, device, members) = (own.array, own.device, own.members.clone());
+            let superblock = Superblock { array, device, members, ..lane.clone() };
+            crate::daemon::devices::superblocks::write_superblock(&stranger.window(&window), &superblock)
+                .unwrap();
+        }
+        stranger.close();
+        std::fs::rename(other.path().join("m2"), &path).unwrap();
+        let opened = open(&look(), false, PATIENCE);
+        let told = match &opened {
+            Ok(opened) => opened.left_out[0].reason.clone(),
+            Err(error) => error.to_string(),
+        };
+        assert!(told.contains("cut into lanes in another way than other members"), "{told}");
     }
 
     #[test]

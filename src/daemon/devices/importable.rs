@@ -25,11 +25,11 @@ pub(crate) fn importable(
             let reason = found.unwritable.as_deref()?;
             Some(reason.strip_prefix(&format!("{}: ", shown(&found.path))).unwrap_or(reason).to_owned())
         }
-        Ok(assembled) => assembled
-            .refused
-            .iter()
-            .find(|(key, _)| members[*key].path == found.path)
-            .map(|(_, not_used)| not_used.why.clone()),
+        Ok(lanes) => {
+            let refused = lanes.iter().flat_map(|assembled| &assembled.refused);
+            let mut own = refused.filter(|(key, _)| members[*key].path == found.path);
+            own.next().map(|(_, not_used)| not_used.why.clone())
+        }
         Err(ImportError::Assembly { source: AssemblyError::Unconfirmed { older, member, .. }, .. })
             if !older.is_empty() =>
         {
@@ -62,9 +62,11 @@ pub(crate) fn importable(
         uuid: superblock.array,
         data: superblock.geometry.data,
         parity: superblock.geometry.parity,
-        volume_bytes: superblock.geometry.volume_bytes,
+        volume_bytes: superblock.volume_bytes(),
         problem: verdict.as_ref().err().map(ToString::to_string),
-        usable: verdict.as_ref().map_or(0, |assembled| assembled.live.len() as u16),
+        usable: verdict
+            .as_ref()
+            .map_or(0, |lanes| lanes.iter().map(|assembled| assembled.live.len() as u16).min().unwrap_or(0)),
         members: superblock.members.iter().zip(0..).map(&mut member).collect(),
     })
 }

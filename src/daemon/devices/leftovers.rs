@@ -4,8 +4,8 @@
 //! Invariant: only files are removed that hold nothing: zeroes, or the superblock of an array that never was
 //! in service while the rest of its members holds zeroes. Must not know of running arrays.
 
+use crate::daemon::devices::lanes::DeviceLanes;
 use crate::daemon::devices::search::Found;
-use crate::daemon::devices::superblocks::read_superblock;
 use crate::member::{Access, Device, DeviceError, DeviceKind};
 use calpe_core::format::Superblock;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,6 @@ const LOOKED_AT_MAX: u64 = 256 << 20;
 
 /// Bytes that are read at one time.
 const PIECE_BYTES: u64 = 1 << 20;
-
-/// Superblocks of an array that has never been in service have this sequence number, ...
-const FIRST_SEQUENCE: u64 = 1;
-/// ... and this epoch.
-const FIRST_EPOCH: u64 = 1;
 
 /// Why files stay where they are.
 #[derive(Debug)]
@@ -43,18 +38,13 @@ impl From<DeviceError> for Kept {
 pub(crate) fn is_unfinished(members: &[Found], name: &str, place: impl Fn(usize) -> PathBuf) -> bool {
     let is_first = |found: &Found| {
         let Superblock { name: own, member, .. } = &found.superblock;
-        own == name && is_new(&found.superblock) && found.path == place(usize::from(member.0))
+        own == name && found.is_new && found.path == place(usize::from(member.0))
     };
     let width = members.first().map_or(0, |found| found.superblock.members.len());
     // Files are created before the first superblock is written.
-    members.len() < width
+    (members.len() < width || members.iter().any(|found| found.is_unfinished))
         && members.iter().all(is_first)
         && (0..width).all(|index| place(index).symlink_metadata().is_ok())
-}
-
-/// Whether the array has never been in service.
-fn is_new(superblock: &Superblock) -> bool {
-    (superblock.sequence, superblock.epoch.number) == (FIRST_SEQUENCE, FIRST_EPOCH)
 }
 
 /// Removes these files if none of them holds anything; with an `array`, its superblocks count as
@@ -68,7 +58,8 @@ pub(crate) fn remove(files: &[PathBuf], array: Option<Uuid>) -> Result<(), Kept>
         let device = Device::open(path, Access::Exclusive)?;
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         // Read again under the lock: a daemon may have served it since.
-        let is_left = |array| read_superblock(&device).is_ok_and(|s| s.array == array && is_new(&s));
+        let lanes = DeviceLanes::read(&device);
+        let is_left = |array| lanes.first().is_ok_and(|s| s.array == array && lanes.is_new());
         let is_own = array.is_some_and(is_left);
         if is_link || device.facts().kind != DeviceKind::File || !(is_own || is_blank(&device)?) {
             return Err(Kept::Used(path.clone()));

@@ -8,6 +8,8 @@ mod copies;
 pub(crate) mod create;
 pub(crate) mod import;
 pub(crate) mod importable;
+pub(crate) mod inspection;
+pub(crate) mod lanes;
 pub(crate) mod leftovers;
 pub(crate) mod looking;
 pub(crate) mod places;

@@ -5,7 +5,7 @@
 //! Invariants: nothing further is done to a device after a step was given up; the caller learns what may be
 //! left. Must not know of running arrays.
 
-use crate::daemon::devices::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
+use crate::daemon::devices::superblocks::{reserve_regions, wipe_ends, wipe_logs, without_answer};
 use crate::member::patience::{begin_step, step_by_step, within};
 use crate::member::{CreatedFile, Device, DeviceError};
 use calpe_core::format::Superblock;
@@ -47,7 +47,7 @@ pub(crate) fn create_file(path: &Path, bytes: u64, limit: Duration) -> Result<De
 }
 
 /// Prepares a device to take a member's place, or creates a file for that. Returns it, and whether
-/// all of it reads as zeroes.
+/// all of it reads as zeroes. `superblock`: that of any lane of the array; every lane is prepared for.
 ///
 /// # Errors
 /// When the device fails or does not answer within the limit. A file that was created is removed
@@ -59,21 +59,21 @@ pub(crate) fn prepare(
     superblock: &Superblock,
     limit: Duration,
 ) -> Result<(Device, bool), DeviceError> {
-    let (own, superblock) = (path.to_path_buf(), superblock.clone());
+    let (own, part, regions) = (path.to_path_buf(), superblock.part, superblock.regions.clone());
     let is_new = device.is_none();
     let prepared = step_by_step(path, "write to it", limit, move || {
         let (device, is_zero) = match device {
             Some(device) => {
                 let is_zero = device.discard_all()?;
                 if !is_zero {
-                    wipe_ends(&device)?;
-                    wipe_log(&device, &superblock)?;
+                    wipe_ends(&device, part)?;
+                    wipe_logs(&device, part, &regions)?;
                 }
                 (device, is_zero)
             }
             None => (Device::create_sparse(&own, file_bytes)?, true),
         };
-        let done = reserve_regions(&device, &superblock).and_then(|()| is_wanted(&own));
+        let done = reserve_regions(&device, part, &regions).and_then(|()| is_wanted(&own));
         if done.is_err() && is_new {
             // The error is the answer; a file that stays behind is empty.
             let _ = device.remove_file();

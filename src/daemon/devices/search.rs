@@ -4,7 +4,8 @@
 //! that does not answer costs its own members and a limited time, and nothing else. Must not know of running
 //! arrays.
 
-use crate::daemon::devices::superblocks::{check_length, patiently, read_superblock};
+use crate::daemon::devices::lanes::DeviceLanes;
+use crate::daemon::devices::superblocks::{check_length, patiently};
 use crate::member::patience::{hangs, within, within_apart, work_off};
 use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
 use calpe_core::format::{NewestError, Role, Superblock};
@@ -36,8 +37,14 @@ const MEMBER_BYTES_MIN: u64 = 1 << 20;
 pub(crate) struct Found {
     /// Where.
     pub path: PathBuf,
-    /// Its current superblock.
+    /// Its current superblock; of several lanes that of the first one that has one.
     pub superblock: Superblock,
+    /// Those of all lanes; none where a lane has none that can be used.
+    pub lanes: Vec<Option<Superblock>>,
+    /// Its array has never been in service, as far as it tells.
+    pub is_new: bool,
+    /// It looks as a creation leaves a device that is cut short there.
+    pub is_unfinished: bool,
     /// Whether it was found only because it had been there before.
     pub remembered: bool,
     /// Why it cannot be written, so that an import leaves it out: "PATH: what is wrong".
@@ -327,7 +334,7 @@ impl Search {
     ) -> BTreeMap<Uuid, String> {
         let dirs: Vec<PathBuf> =
             members.iter().filter_map(|found| found.path.parent()).map(Path::to_path_buf).collect();
-        let blanks = self.blanks(superblock.device_bytes_min(), &dirs);
+        let blanks = self.blanks(superblock.whole_device_bytes_min(), &dirs);
         let forbidden = self.perhaps_forbidden(&dirs);
         let is_missing = |device: &Uuid| !members.iter().any(|found| found.superblock.device == *device);
         let missing = superblock.members.iter().map(|member| member.uuid).filter(is_missing);
@@ -506,14 +513,20 @@ fn look_at(path: &Path) -> Seen {
         |device, reason, hindrance| Seen::Unfit(Unusable { path: path.into(), device, reason, hindrance });
     let facts = device.facts();
     let file_bytes = (facts.kind == DeviceKind::File).then_some(facts.exact_bytes);
-    let seen = match read_superblock(&device) {
-        Ok(superblock) => match check_length(&device, &superblock) {
-            Ok(()) => {
-                let unwritable = device.check_writable().err().map(|error| error.to_string());
-                Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false, unwritable }))
-            }
+    let lanes = DeviceLanes::read(&device);
+    let seen = match lanes.first() {
+        Ok(superblock) => match check_length(&device, superblock) {
+            Ok(()) => Seen::Member(Box::new(Found {
+                path: path.into(),
+                superblock: superblock.clone(),
+                lanes: lanes.superblocks().map(|superblock| superblock.cloned()).collect(),
+                is_new: lanes.is_new(),
+                is_unfinished: lanes.is_unfinished(),
+                remembered: false,
+                unwritable: device.check_writable().err().map(|error| error.to_string()),
+            })),
             Err(error) => {
-                let Superblock { name, member, device, role, .. } = superblock;
+                let &Superblock { ref name, member, device, role, .. } = superblock;
                 // Another device may have taken its place.
                 let was = match role {
                     Role::Member => "the device of",

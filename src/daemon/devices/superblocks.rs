@@ -2,15 +2,17 @@
 //! import and inspection share. Knows where bytes lie from `format`; must not know of arrays that
 //! run.
 
+use super::lanes::windows_of;
 use crate::member::patience::{each_within_apart, within};
 use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
 use calpe_core::block_io::IoFaultKind;
 use calpe_core::format::{
-    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, Region, RegionKind, Role, SIGNATURE_WINDOW,
-    Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest, newest_read, recognise,
-    superblock_offsets,
+    COPY_BYTES, CopyPlace, FormatError, LanePart, Lanes, NewestError, Region, RegionKind, Role,
+    SIGNATURE_WINDOW, Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest,
+    newest_read, recognise, superblock_offsets,
 };
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -87,7 +89,7 @@ pub(crate) fn words_for_damaged(copies: &Copies) -> Vec<String> {
     damaged.map(|(place, why)| format!("{} is damaged: {why}", place.word())).collect()
 }
 
-/// The newest valid superblock.
+/// The newest valid superblock of a device, or of a window.
 ///
 /// # Errors
 /// See [`newest_read`].
@@ -95,13 +97,13 @@ pub fn read_superblock(device: &Device) -> Result<Superblock, NewestError> {
     newest_read(read_copies(device))
 }
 
-/// Checks that a device still has the length that its superblock records: a file that was cut off
-/// since would grow by writes beyond its end, and read as zeroes in between.
+/// Checks that a device still has the length that the superblock of one of its lanes records: a file that was
+/// cut off since would grow by writes beyond its end, and read as zeroes in between.
 ///
 /// # Errors
 /// [`DeviceError::CutOff`].
 pub(crate) fn check_length(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let (facts, needed) = (device.facts(), superblock.device_bytes_min());
+    let (facts, needed) = (device.facts(), superblock.whole_device_bytes_min());
     if facts.bytes < needed {
         let bytes = facts.exact_bytes;
         return Err(DeviceError::CutOff { path: device.path().into(), bytes, needed });
@@ -121,35 +123,74 @@ pub(crate) fn write_superblock(device: &Device, superblock: &Superblock) -> Resu
     device.flush()
 }
 
-/// Bytes that [`reserve_regions`] sets aside.
+/// Writes the first superblocks of a device, one for each lane, and flushes. The copy at its very start is
+/// the last one: where it is missing, a creation was cut short.
+///
+/// # Errors
+/// When the device fails; some of the copies may then have been written.
+pub(crate) fn write_first_superblocks(
+    device: &Device,
+    superblocks: &[Superblock],
+) -> Result<(), DeviceError> {
+    let [first, others @ ..] = superblocks else { return Ok(()) };
+    let windows = windows_of(first.part, device.facts().bytes);
+    if others.is_empty() {
+        return write_superblock(device, first);
+    }
+    let places = |window: &Range<u64>, superblock: &Superblock| {
+        let offsets = superblock_offsets(window.end - window.start, superblock.sequence);
+        offsets.map(|offset| window.start + offset.0)
+    };
+    for (window, superblock) in windows[1..].iter().zip(others) {
+        let copy = superblock.encode();
+        for place in places(window, superblock) {
+            device.write_at(place, copy.as_slice())?;
+        }
+    }
+    let [head, tail] = places(&windows[0], first);
+    device.write_at(tail, first.encode().as_slice())?;
+    device.flush()?;
+    device.write_at(head, first.encode().as_slice())?;
+    device.flush()
+}
+
+/// Bytes that [`reserve_regions`] sets aside for an array of which this is the superblock of a lane.
 #[must_use]
 pub(crate) fn reserved_bytes(superblock: &Superblock) -> u64 {
-    reserved_of(&superblock.regions)
+    reserved_of(superblock.part.lanes, &superblock.regions)
 }
 
-/// Bytes that are set aside on a member with these regions.
+/// Bytes that are set aside on a member whose lanes have these regions each.
 #[must_use]
-pub(crate) fn reserved_of(regions: &[Region]) -> u64 {
+pub(crate) fn reserved_of(lanes: Lanes, regions: &[Region]) -> u64 {
     let copies = (CopyPlace::ALL.len() * COPY_BYTES) as u64;
-    copies + reserved(regions).map(|region| region.len).sum::<u64>()
+    u64::from(lanes.count) * (copies + reserved(regions).map(|region| region.len).sum::<u64>())
 }
 
-/// Bytes that a creation leaves allocated on a device that existed: the reserved regions, and both
-/// ends, which are zeroed, without regions whose space is discarded again.
+/// Bytes that a creation leaves allocated on a device that existed: the reserved regions, and what is zeroed,
+/// without regions whose space is discarded again. `regions`: those of each lane.
 #[must_use]
-pub(crate) fn allocated_on(device: &Device, regions: &[Region]) -> u64 {
-    let extent = |region: &Region| region.offset.0..region.offset.0 + region.len;
+pub(crate) fn allocated_on(device: &Device, part: LanePart, regions: &[Region]) -> u64 {
+    let windows = windows_of(part, device.facts().bytes);
+    let extents = |regions: &[&Region]| -> Vec<Range<u64>> {
+        let of_window = |start: u64| {
+            let place = move |region: &&Region| start + region.offset.0..start + region.offset.0 + region.len;
+            regions.iter().map(place).collect::<Vec<_>>()
+        };
+        windows.iter().flat_map(|window| of_window(window.start)).collect()
+    };
     let is_reserved = |region: &&Region| reserved(regions).any(|other| other == *region);
     let (kept, given_back): (Vec<_>, Vec<_>) = regions.iter().partition(is_reserved);
-    let wiped = wiped_ranges(device).map(|(offset, len)| offset..offset + len);
+    let (kept, given_back) = (extents(&kept), extents(&given_back));
+    let wiped: Vec<_> =
+        wiped_ranges(device, part).into_iter().map(|(offset, len)| offset..offset + len).collect();
     // All starts and ends of ranges: the bytes between two of them are all alike.
-    let ranges = || regions.iter().map(extent).chain(wiped.clone());
-    let mut cuts: Vec<u64> = ranges().flat_map(|range| [range.start, range.end]).collect();
+    let ranges = kept.iter().chain(&given_back).chain(&wiped);
+    let mut cuts: Vec<u64> = ranges.flat_map(|range| [range.start, range.end]).collect();
     cuts.sort_unstable();
     cuts.dedup();
-    let has = |list: &[&Region], at: u64| list.iter().any(|region| extent(region).contains(&at));
-    let is_allocated =
-        |at: u64| has(&kept, at) || (wiped.iter().any(|range| range.contains(&at)) && !has(&given_back, at));
+    let has = |list: &[Range<u64>], at: u64| list.iter().any(|range| range.contains(&at));
+    let is_allocated = |at: u64| has(&kept, at) || (has(&wiped, at) && !has(&given_back, at));
     cuts.windows(2).filter(|cut| is_allocated(cut[0])).map(|cut| cut[1] - cut[0]).sum()
 }
 
@@ -157,7 +198,8 @@ fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
     regions.iter().filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages))
 }
 
-/// Allocates space for the superblocks and the log of a member: without it no write could be acknowledged on
+/// Allocates space for the superblocks and the logs of a member, whose lanes have this part of the array and
+/// these regions each: without it no write could be acknowledged on
 /// a full filesystem. All slots of superblocks are allocated, because the next superblock goes to a slot that
 /// has not been written yet. Metadata pages, two percent of a volume, are allocated when they are written; on
 /// a full filesystem they wait in the log until there is room (rule T4), and clients get an error when that
@@ -165,52 +207,81 @@ fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
 ///
 /// # Errors
 /// When there is no room.
-pub(crate) fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let copies = all_copy_offsets(device.facts().bytes).map(|offset| (offset.0, COPY_BYTES as u64));
-    let mut all = copies.into_iter().chain(reserved_ranges(superblock));
-    all.try_for_each(|(offset, len)| device.preallocate(offset, len))
+pub(crate) fn reserve_regions(
+    device: &Device,
+    part: LanePart,
+    regions: &[Region],
+) -> Result<(), DeviceError> {
+    for window in windows_of(part, device.facts().bytes) {
+        let window = device.window(&window);
+        for (offset, len) in copy_places(window.facts().bytes) {
+            window.preallocate(offset, len)?;
+        }
+        reserved(regions).try_for_each(|region| window.preallocate(region.offset.0, region.len))?;
+    }
+    Ok(())
 }
 
 /// What [`reserve_regions`] allocates beside the slots of superblocks: starts and lengths.
 #[must_use]
-pub(crate) fn reserved_ranges(superblock: &Superblock) -> Vec<(u64, u64)> {
-    reserved(&superblock.regions).map(|region| (region.offset.0, region.len)).collect()
+pub(crate) fn reserved_ranges(device: &Device, part: LanePart, regions: &[Region]) -> Vec<(u64, u64)> {
+    let windows = windows_of(part, device.facts().bytes).into_iter();
+    let of_window = |window: Range<u64>| {
+        reserved(regions).map(move |region| (window.start + region.offset.0, region.len))
+    };
+    windows.flat_map(of_window).collect()
 }
 
-/// Zeroes both ends of a device, superblocks and all signatures with them, and flushes.
+/// The places of the four copies on a device, or in a window, of this many bytes: starts and lengths.
+fn copy_places(bytes: u64) -> [(u64, u64); 4] {
+    all_copy_offsets(bytes).map(|offset| (offset.0, COPY_BYTES as u64))
+}
+
+/// Zeroes both ends of a device, superblocks and all signatures with them, and the places of superblocks of
+/// all lanes, and flushes. `part`: how the array cuts the device that it is to become a member of.
 ///
 /// # Errors
 /// When the device fails.
-pub(crate) fn wipe_ends(device: &Device) -> Result<(), DeviceError> {
-    for (offset, len) in wiped_ranges(device) {
+pub(crate) fn wipe_ends(device: &Device, part: LanePart) -> Result<(), DeviceError> {
+    for (offset, len) in wiped_ranges(device, part) {
         device.write_at(offset, &vec![0; len as usize])?;
     }
     device.flush()
 }
 
-/// What [`wipe_ends`] writes, all places of superblocks in it: starts and lengths.
+/// What [`wipe_ends`] writes, all places of superblocks in it: starts and lengths. They may overlap.
 #[must_use]
-pub(crate) fn wiped_ranges(device: &Device) -> [(u64, u64); 2] {
+pub(crate) fn wiped_ranges(device: &Device, part: LanePart) -> Vec<(u64, u64)> {
     let bytes = device.facts().bytes;
     let len = WIPED_BYTES.min(bytes);
-    [(0, len), (bytes - len, len)]
+    let mut wiped = vec![(0, len), (bytes - len, len)];
+    for window in windows_of(part, bytes).into_iter().filter(|_| part.is_cut()) {
+        let places = copy_places(window.end - window.start);
+        wiped.extend(places.map(|(offset, len)| (window.start + offset, len)));
+    }
+    wiped.retain(|(offset, len)| offset + len <= bytes);
+    wiped
 }
 
-/// Zeroes the log region of a device that is to become a member, and flushes. A device that was
+/// Zeroes the log regions of a device that is to become a member, and flushes. A device that was
 /// that member before, perhaps on the other side of a divided array, may hold valid log segments of
 /// a later epoch than the array's. They would count once the device is in service, and a rebuild
 /// writes everything but the log.
 ///
 /// # Errors
 /// When the device fails.
-pub(crate) fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let Some(log) = superblock.region(RegionKind::Log) else { return Ok(()) };
-    let zeroes = vec![0; WIPED_AT_ONCE.min(log.len) as usize];
-    let mut done = 0;
-    while done < log.len {
-        let len = (log.len - done).min(WIPED_AT_ONCE) as usize;
-        device.write_at(log.offset.0 + done, &zeroes[..len])?;
-        done += len as u64;
+pub(crate) fn wipe_logs(device: &Device, part: LanePart, regions: &[Region]) -> Result<(), DeviceError> {
+    for window in windows_of(part, device.facts().bytes) {
+        let window = device.window(&window);
+        for log in regions.iter().filter(|region| region.kind == RegionKind::Log) {
+            let zeroes = vec![0; WIPED_AT_ONCE.min(log.len) as usize];
+            let mut done = 0;
+            while done < log.len {
+                let len = (log.len - done).min(WIPED_AT_ONCE) as usize;
+                window.write_at(log.offset.0 + done, &zeroes[..len])?;
+                done += len as u64;
+            }
+        }
     }
     device.flush()
 }
@@ -318,12 +389,6 @@ pub(crate) fn without_answer(error: DeviceError) -> DeviceError {
     }
 }
 
-/// Everything that `calpe inspect` shows of a device.
-#[must_use]
-pub(crate) fn inspect(device: &Device) -> Inspection {
-    Inspection::new(device.path().display().to_string(), device.facts().exact_bytes, read_copies(device))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -374,7 +439,7 @@ mod tests {
         let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 | 1).collect();
         std::fs::write(&path, &content).unwrap();
         let device = Device::open(&path, Access::Exclusive).unwrap();
-        wipe_log(&device, &superblock).unwrap();
+        wipe_logs(&device, superblock.part, &superblock.regions).unwrap();
         drop(device);
         let mut expected = content;
         expected[log.offset.0 as usize..(log.offset.0 + log.len) as usize].fill(0);

@@ -9,7 +9,7 @@ use crate::daemon::arrays::serve::serve;
 use crate::daemon::arrays::settings::ServeOptions;
 use crate::daemon::arrays::waiting::NotServed;
 use crate::daemon::config::ArrayChoice;
-use crate::daemon::devices::import::{self, ImportError, Opened};
+use crate::daemon::devices::import::{self, ImportError, Opened, OpenedLane};
 use crate::daemon::devices::search::Search;
 use calpe_core::format::MemberState;
 use calpe_core::units::{HumanSize, MemberIndex};
@@ -91,14 +91,16 @@ pub(crate) fn explained(arrays: &Arrays, error: ImportError, found: &Search, arr
 
 /// Warnings about replacements whose devices are not there, a line each.
 pub(crate) fn lost_replacement_lines(arrays: &Arrays, opened: &Opened) -> Vec<String> {
-    let name = &opened.assembled.superblock.name;
+    let name = &opened.first().superblock.name;
     let line = |(member, why): (MemberIndex, String)| {
         format!(
             "the replacement of member {member} that was being built is given up: {why}; begin again with 'calpe replace {name} \
              {member} NEW'"
         )
     };
-    arrays.memory.lost_replacements(&opened.assembled, &opened.left_out).into_iter().map(line).collect()
+    let lost = |lane: &OpenedLane| arrays.memory.lost_replacements(&lane.assembled, &opened.left_out);
+    let lost: BTreeMap<MemberIndex, String> = opened.lanes.iter().flat_map(lost).collect();
+    lost.into_iter().map(line).collect()
 }
 
 /// What the start of an array has lost, a line each, from its events since number `since`.
@@ -135,7 +137,8 @@ pub(crate) fn served_line(report: &ArrayReport) -> String {
 
 /// Paths that could not be read, a line each, if members are missing: the members may be there.
 pub(crate) fn unread_lines(found: &Search, opened: &Opened) -> Vec<String> {
-    let is_missing = opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing);
+    let mut seats = opened.lanes.iter().flat_map(|lane| &lane.assembled.seats);
+    let is_missing = seats.any(|seat| seat.state == MemberState::Missing);
     let lines = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned();
     if is_missing { lines.collect() } else { Vec::new() }
 }

@@ -205,7 +205,7 @@ fn would_import(
     let mut opened = opened.map_err(|error| explained(arrays, error, found, array))?;
     opened.explain_missing(found, |_, device| arrays.memory.earlier_path(array, device));
     opened.warnings.extend(unread_lines(found, &opened));
-    let superblock = &opened.assembled.superblock;
+    let superblock = &opened.first().superblock;
     check_servable(arrays, superblock, options)?;
     let Superblock { name, .. } = superblock;
     if taken.contains(name) {
@@ -220,13 +220,13 @@ fn would_import(
         let text = format!("an array named '{name}' is served already: export that one first");
         return Err(refusal(ErrorCode::Refused, text));
     }
-    let replay = match superblock.clean {
+    let replay = match opened.lanes.iter().all(|lane| lane.assembled.superblock.clean) {
         true => "",
         false => "; whether its redo log can be replayed shows only when it is imported",
     };
     let message = format!(
         "would import array '{name}' with {} of {} members{replay}",
-        opened.assembled.live.len(),
+        opened.lanes.iter().map(|lane| lane.assembled.live.len()).min().unwrap_or(0),
         superblock.members.len()
     );
     let left_out = opened.left_out.iter().map(|left| left.reason.clone());

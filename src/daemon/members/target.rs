@@ -41,7 +41,7 @@ impl Target {
 
     /// Bytes that a device needs to take its place.
     pub(crate) fn needed_bytes(&self) -> u64 {
-        self.superblock.device_bytes_min()
+        self.superblock.whole_device_bytes_min()
     }
 
     /// Searches places for the target's own device.

@@ -26,7 +26,6 @@ use crate::daemon::reactor::{ListenAddress, Listener};
 use crate::daemon::service::{Daemon, ServiceConfig};
 use crate::daemon::state::remembered_devices;
 use crate::member::DEFAULT_MEMBER_TIMEOUT;
-use calpe_core::array::assembly::{Candidate, assemble};
 use calpe_core::format::{ChecksumKind, Superblock, VolumeKind};
 use calpe_core::units::{ByteCount, Count, HumanSize, Printable, PrintableLines, quoted, shown, two_sizes};
 use calpe_gpu::{GpuConfig, Mode};
@@ -66,6 +65,8 @@ pub(crate) struct UpOptions {
     pub size: Option<ByteCount>,
     /// Bytes of a chunk.
     pub chunk: Option<ByteCount>,
+    /// Lanes that the volume is cut into.
+    pub lanes: Option<u16>,
     /// Kind of volume.
     pub volume: Option<VolumeKind>,
     /// Checksum of each block.
@@ -123,7 +124,7 @@ pub(crate) fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), Run
     opened.warnings.extend(lost_replacement_lines(daemon.arrays(), &opened));
     let mut warnings = opened.warnings.clone();
     warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
-    let array = opened.assembled.superblock.array;
+    let array = opened.first().superblock.array;
     let served = daemon.listen(&ListenAddress::Unix(dir.join(NBD_SOCKET_NAME))).map_err(RunError::from);
     let serve_options = ServeOptions { force: options.force, ..ServeOptions::default() };
     let served = served.and_then(|_| Ok(serve(daemon.arrays(), opened, serve_options)?));
@@ -251,7 +252,7 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             }
             let mut opened = import::open(&members, options.force, DEFAULT_MEMBER_TIMEOUT)
                 .map_err(|error| name_files(error, options, &members, &found))?;
-            let own: Vec<Uuid> = opened.assembled.seats.iter().map(|seat| seat.uuid).collect();
+            let own: Vec<Uuid> = opened.first().seats.iter().map(|seat| seat.uuid).collect();
             opened.explain_missing(&found, |index, device| {
                 let known = devices.iter().find(|(known, _)| *known == device).map(|(_, path)| path.clone());
                 match own.contains(&device) {
@@ -264,7 +265,7 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             });
             let told: Vec<String> = opened.not_told(&found.warnings).cloned().collect();
             opened.warnings.splice(0..0, told);
-            let origin = picked_up(options, &opened.assembled.superblock);
+            let origin = picked_up(options, &opened.first().superblock);
             Ok((opened, origin))
         }
         _ => unclear(several(&found)),
@@ -316,7 +317,7 @@ fn name_files(error: ImportError, options: &UpOptions, members: &[Found], found:
         .filter(|path| !path.exists())
         .map(|path| shown(&path).to_string())
         .collect();
-    let ImportError::Assembly { source, left_out } = &error else { return error.into() };
+    let ImportError::Assembly { lane, source, left_out } = &error else { return error.into() };
     // A member that was moved or replaced may be elsewhere.
     let is_member = |path: &PathBuf| members.iter().any(|member| member.path == *path);
     let unusable: Vec<&String> = found
@@ -334,7 +335,8 @@ fn name_files(error: ImportError, options: &UpOptions, members: &[Found], found:
         true => format!(", or start without them with '{again} --force'"),
         false => String::new(),
     };
-    let mut lines = vec![source.to_string()];
+    let lane = lane.map_or_else(String::new, |lane| format!("lane {lane}: "));
+    let mut lines = vec![format!("{lane}{source}")];
     if !gone.is_empty() {
         lines.push(format!("files that are not there: {}", gone.join(", ")));
     }
@@ -359,6 +361,7 @@ fn create(options: &UpOptions, cleared: Option<String>) -> Result<(Opened, Origi
         checksum: options.checksum.unwrap_or(DEFAULT_CHECKSUM),
         volume: options.volume.unwrap_or(VolumeKind::Plain),
         volume_bytes: Some(options.size.map_or(UP_BYTES, |size| size.0)),
+        lanes: options.lanes.unwrap_or(1),
         members,
         force: false,
     })?;
@@ -372,22 +375,7 @@ fn create(options: &UpOptions, cleared: Option<String>) -> Result<(Opened, Origi
     )];
     origin.extend(cleared);
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
-    let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
-    let candidates: Vec<_> =
-        superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
-    let assembled = assemble(&candidates, false).map_err(ImportError::from)?;
-    let devices = devices.into_iter().map(Some).collect();
-    Ok((
-        Opened {
-            assembled,
-            devices,
-            damaged: Vec::new(),
-            warnings: Vec::new(),
-            left_out: Vec::new(),
-            forbidden: Vec::new(),
-        },
-        origin,
-    ))
+    Ok((import::opened_new(created)?, origin))
 }
 
 /// A warning when the filesystem cannot hold the members at their full size.
@@ -411,8 +399,9 @@ fn picked_up(options: &UpOptions, superblock: &Superblock) -> Origin {
     };
     compare("--data", options.data.map(|n| n.to_string()), geometry.data.to_string());
     compare("--parity", options.parity.map(|n| n.to_string()), geometry.parity.to_string());
+    compare("--lanes", options.lanes.map(|n| n.to_string()), superblock.part.lanes.count.to_string());
     let sizes = [
-        ("--size", options.size, geometry.volume_bytes),
+        ("--size", options.size, superblock.volume_bytes()),
         ("--chunk", options.chunk, u64::from(geometry.chunk)),
     ];
     for (option, asked, is) in sizes {

@@ -374,6 +374,7 @@ fn create_pair(name: &str, checksum: ChecksumKind, volume_bytes: u64, members: V
         checksum,
         volume: VolumeKind::Plain,
         volume_bytes: Some(volume_bytes),
+        lanes: 1,
         members,
         force: false,
     };

@@ -1,0 +1,177 @@
+//! Arrays that are cut into lanes, by the commands that need no daemon: created, shown, checked, recovered.
+
+use crate::support::process::member;
+use crate::support::{calpe, run, try_run};
+use calpe_core::format::{COPY_BYTES, LanePart, RegionKind, Superblock, all_copy_offsets};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const LANES: u16 = 4;
+const BYTES: u64 = 16 << 20;
+
+/// An array of 2 + 1 members m0.img, ... in DIR/data that was never in service.
+fn created(dir: &Path) -> Vec<PathBuf> {
+    fs::create_dir(dir.join("data")).expect("a directory");
+    let paths: Vec<PathBuf> = (0..3).map(|index| member(dir, index)).collect();
+    let said = run(create(&["--size", &BYTES.to_string(), "--lanes", &LANES.to_string()], &paths));
+    assert!(said.contains("volume of 16 MiB, 4 lanes"), "{said}");
+    paths
+}
+
+fn create(options: &[&str], paths: &[PathBuf]) -> &'static mut Command {
+    let mut command = calpe();
+    command.args(["create", "tank", "--data", "2", "--parity", "1"]).args(options).args(paths);
+    Box::leak(Box::new(command))
+}
+
+/// What a device says of its first lane: the part, and the regions within a window.
+fn superblock(path: &Path) -> Superblock {
+    let mut copy = vec![0; COPY_BYTES];
+    let file = File::open(path).expect("a member");
+    let found = [0, COPY_BYTES as u64].into_iter().find_map(|at| {
+        file.read_exact_at(&mut copy, at).expect("read");
+        Superblock::decode(&copy).ok()
+    });
+    found.expect("a superblock at the head")
+}
+
+fn window(path: &Path, part: LanePart, lane: u16) -> std::ops::Range<u64> {
+    let bytes = fs::metadata(path).expect("a member").len();
+    part.window(calpe_core::units::LaneIndex(lane), bytes)
+}
+
+/// Overwrites all copies of the superblock of one lane.
+fn wipe_lane(path: &Path, lane: u16) {
+    let window = window(path, superblock(path).part, lane);
+    let file = File::options().write(true).open(path).expect("a member");
+    for offset in all_copy_offsets(window.end - window.start) {
+        file.write_all_at(&vec![0; COPY_BYTES], window.start + offset.0).expect("written");
+    }
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn check(paths: &[PathBuf]) -> (i32, Value) {
+    let output = try_run(calpe().arg("check").arg("--json").args(paths));
+    (output.status.code().expect("an exit code"), json(&output))
+}
+
+fn recover(dir: &Path, paths: &[PathBuf]) -> (Output, Vec<u8>) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/recover.py");
+    let volume = dir.join("volume");
+    let output = try_run(Command::new("python3").arg(script).args(paths).arg("--output").arg(&volume));
+    (output, fs::read(&volume).unwrap_or_default())
+}
+
+#[test]
+fn all_lanes_of_a_device_are_shown() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = created(dir.path());
+    let told = json(&try_run(calpe().arg("inspect").arg("--json").arg(&paths[1])));
+    let lanes = told["lanes"].as_array().expect("lanes");
+    assert_eq!((lanes.len(), &told["member_index"], &told["error"]), (4, &1.into(), &Value::Null));
+    let bytes = fs::metadata(&paths[1]).expect("a member").len();
+    assert_eq!(told["device_bytes"], bytes);
+    let mut end = 0;
+    for (at, lane) in lanes.iter().enumerate() {
+        assert_eq!((&lane["lane"]["index"], &lane["lane"]["count"]), (&at.into(), &4.into()));
+        assert_eq!(lane["lane"]["whole_volume_bytes"], BYTES);
+        assert_eq!(lane["window_offset"], end);
+        end += lane["window_bytes"].as_u64().expect("bytes");
+        assert_eq!((&lane["array_uuid"], &lane["device_uuid"]), (&told["array_uuid"], &told["device_uuid"]));
+    }
+    assert_eq!(end, bytes);
+    let shares: u64 = lanes.iter().map(|lane| lane["volume_bytes"].as_u64().expect("bytes")).sum();
+    assert_eq!(shares, BYTES);
+    let text = run(calpe().arg("inspect").arg(&paths[1]));
+    assert!(text.contains("lane 3, from byte ") && text.contains("lane: 0 of 4"), "{text}");
+
+    wipe_lane(&paths[1], 2);
+    let output = try_run(calpe().arg("inspect").arg("--json").arg(&paths[1]));
+    let told = json(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told["error"].as_str().is_some_and(|error| error.starts_with("lane 2: ")), "{told:#}");
+    assert!(told["lanes"][2]["array_uuid"].is_null() && !told["lanes"][3]["array_uuid"].is_null());
+}
+
+#[test]
+fn a_new_array_is_good_in_every_lane_and_what_is_wrong_in_one_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = created(dir.path());
+    let (code, told) = check(&paths);
+    assert_eq!(code, 0, "{told:#}");
+    assert!(told["good"] == true && told["lanes"] == LANES, "{told:#}");
+    // One may be missing.
+    let (code, told) = check(&paths[1..]);
+    assert!(code == 1 && told["consistent"] == true && told["whole"] == false, "{told:#}");
+    assert_eq!(told["members"][0]["reason"], "not given");
+
+    wipe_lane(&paths[1], 2);
+    let (code, told) = check(&paths);
+    assert!(code == 1 && told["good"] == false, "{told:#}");
+    let problem = told["problems"][0].as_str().expect("a problem");
+    assert!(problem.contains("m1.img: lane 2: no Calpe superblock"), "{told:#}");
+    let reason = told["members"][1]["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("lane 2: "), "{told:#}");
+    wipe_lane(&paths[0], 2);
+    let output = try_run(calpe().arg("check").args(&paths));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("lane 2: "), "{error}");
+}
+
+#[test]
+fn a_new_array_is_recovered_as_zeroes_lane_by_lane() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = created(dir.path());
+    let (output, volume) = recover(dir.path(), &paths[..2]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("lane 3: array 'tank'") && said.contains(" 0 blocks of 4 KiB lost"), "{said}");
+    assert!(volume.len() as u64 == BYTES && volume.iter().all(|&byte| byte == 0));
+    wipe_lane(&paths[0], 1);
+    let (output, _) = recover(dir.path(), &paths[..2]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && error.contains("lane 1: too few current members"), "{error}");
+    let (output, _) = recover(dir.path(), &paths);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths: Vec<PathBuf> = (0..3).map(|index| dir.path().join(format!("m{index}"))).collect();
+    for (options, told) in [
+        (["--size", "1GiB", "--lanes", "33"], "use 1 to 32"),
+        (["--size", "1GiB", "--lanes", "0"], "use 1 to 32"),
+        (["--size", "4MiB", "--lanes", "32"], "too small for 32 lanes: use fewer"),
+    ] {
+        let output = try_run(create(&options, &paths));
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(told), "{error}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 0);
+    // Existing devices that have no room for so many logs.
+    for path in &paths {
+        File::create(path).and_then(|file| file.set_len(100 << 20)).expect("a file");
+    }
+    let output = try_run(create(&["--lanes", "8"], &paths));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("needed"), "{error}");
+}
+
+#[test]
+fn logs_of_all_lanes_are_set_aside() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = created(dir.path());
+    let superblock = superblock(&paths[0]);
+    let log = superblock.region(RegionKind::Log).expect("a log").len;
+    let blocks = fs::metadata(&paths[0]).expect("a member").blocks() * 512;
+    assert!(blocks >= u64::from(LANES) * log, "{blocks} bytes for {LANES} logs of {log}");
+}
