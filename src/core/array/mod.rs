@@ -137,6 +137,19 @@ pub struct ArrayConfig {
     pub unix_at_zero: u64,
 }
 
+impl ArrayConfig {
+    /// For one of several lanes, of which all together keep to the rates.
+    #[must_use]
+    pub fn for_lane(self, lanes: u16) -> ArrayConfig {
+        let lanes = u64::from(lanes);
+        ArrayConfig {
+            rebuild_min: self.rebuild_min.div_ceil(lanes),
+            rebuild_max: self.rebuild_max.div_ceil(lanes),
+            ..self
+        }
+    }
+}
+
 impl Default for ArrayConfig {
     fn default() -> Self {
         ArrayConfig {
