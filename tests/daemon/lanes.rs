@@ -1,13 +1,18 @@
 //! Arrays that are cut into lanes, by the commands that need no daemon: created, shown, checked, recovered.
 
-use crate::support::process::member;
+use crate::support::load::{BLOCK, Client, Counts, Load};
+use crate::support::process::{Daemon, Setup, create_lanes, member};
 use crate::support::{calpe, run, try_run};
 use calpe_core::format::{COPY_BYTES, LanePart, RegionKind, Superblock, all_copy_offsets};
+use calpe_core::units::{LaneIndex, VolumeOffset};
+use calpe_core::volume::LaneCut;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 const LANES: u16 = 4;
 const BYTES: u64 = 16 << 20;
@@ -40,7 +45,7 @@ fn superblock(path: &Path) -> Superblock {
 
 fn window(path: &Path, part: LanePart, lane: u16) -> std::ops::Range<u64> {
     let bytes = fs::metadata(path).expect("a member").len();
-    part.window(calpe_core::units::LaneIndex(lane), bytes)
+    part.window(LaneIndex(lane), bytes)
 }
 
 /// Overwrites all copies of the superblock of one lane.
@@ -174,4 +179,58 @@ fn logs_of_all_lanes_are_set_aside() {
     let log = superblock.region(RegionKind::Log).expect("a log").len;
     let blocks = fs::metadata(&paths[0]).expect("a member").blocks() * 512;
     assert!(blocks >= u64::from(LANES) * log, "{blocks} bytes for {LANES} logs of {log}");
+}
+
+#[test]
+fn an_array_of_lanes_that_was_killed_is_good_and_what_rots_in_a_lane_is_found() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    create_lanes(dir.path(), &setup, LANES);
+    let paths: Vec<PathBuf> = (0..3).map(|index| member(dir.path(), index)).collect();
+    let daemon = Daemon::start(dir.path(), &setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    let load = Load::new(setup.bytes, setup.stripe_bytes(), 5);
+    std::thread::scope(|scope| {
+        let (stop, counts) = (AtomicBool::new(false), Counts::default());
+        let running = scope.spawn(move || {
+            let mut load = load;
+            assert!(load.run(&mut client, &stop, &counts).is_err(), "the connection outlived the daemon");
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        daemon.kill();
+        running.join().expect("the load saw nothing wrong");
+    });
+    let (code, told) = check(&paths);
+    assert!(code == 0 && told["good"] == true && told["clean"] == false, "{told:#}");
+    let notices: Vec<&str> =
+        told["notices"].as_array().expect("notices").iter().filter_map(Value::as_str).collect();
+    assert!(notices.iter().all(|notice| notice.starts_with("lane ")), "{notices:?}");
+
+    // All data of one lane on one member rots: it can be decoded. On a second member it is lost, and only
+    // what that lane has of the volume.
+    let superblock = superblock(&paths[0]);
+    let data = superblock.data_region();
+    for (path, is_lost) in [(&paths[1], false), (&paths[2], true)] {
+        let start = window(path, superblock.part, 2).start + data.offset.0;
+        let file = File::options().read(true).write(true).open(path).expect("a member");
+        let mut block = vec![0; BLOCK];
+        for at in (0..data.len).step_by(BLOCK) {
+            file.read_exact_at(&mut block, start + at).expect("read");
+            if block.iter().any(|&byte| byte != 0) {
+                file.write_all_at(&[block[7] ^ 1], start + at + 7).expect("written");
+            }
+        }
+        file.sync_all().expect("flushed");
+        let (code, told) = check(&paths);
+        assert!(code == 1 && told["errors"].as_u64() > Some(0), "{told:#}");
+        let lost = told["lost"].as_array().expect("parts");
+        assert_eq!(!lost.is_empty(), is_lost, "{told:#}");
+        let cut = LaneCut::of(&superblock);
+        for part in lost {
+            let [at, bytes] = ["offset", "bytes"].map(|field| part[field].as_u64().expect("bytes"));
+            for piece in cut.pieces(VolumeOffset(at), bytes) {
+                assert_eq!(piece.lane, LaneIndex(2), "{part}");
+            }
+        }
+    }
 }

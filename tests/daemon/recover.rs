@@ -3,7 +3,7 @@
 
 use crate::support::image::Image;
 use crate::support::load::{BLOCK, Client, Counts, Load};
-use crate::support::process::{Daemon, Setup, hide};
+use crate::support::process::{Daemon, Setup, create_lanes, hide};
 use crate::support::try_run;
 use calpe_core::format::{COPY_BYTES, Superblock};
 use calpe_core::nbd::{Command as NbdCommand, Request};
@@ -60,7 +60,14 @@ fn killed_and_degraded(dir: &Path, setup: &Setup, early: usize, seed: u64) -> Lo
 }
 
 fn a_reader_of_the_document_gets_everything(setup: &Setup, early: usize) {
+    a_reader_gets_everything_of_lanes(setup, early, 1);
+}
+
+fn a_reader_gets_everything_of_lanes(setup: &Setup, early: usize, lanes: u16) {
     let dir = tempfile::tempdir().expect("a directory");
+    if lanes > 1 {
+        create_lanes(dir.path(), setup, lanes);
+    }
     let mut load = killed_and_degraded(dir.path(), setup, early, setup.chunk);
     let (output, volume) = recover(dir.path());
     let said = String::from_utf8_lossy(&output.stdout);
@@ -89,6 +96,12 @@ fn a_killed_and_degraded_array_is_recovered_3_2_crc32c() {
 fn a_killed_and_degraded_array_is_recovered_2_1_without_checksums() {
     let setup = Setup { data: 2, parity: 1, checksum: "none", bytes: BYTES, chunk: 4 << 10 };
     a_reader_of_the_document_gets_everything(&setup, 0);
+}
+
+#[test]
+fn a_killed_and_degraded_array_of_lanes_is_recovered() {
+    let setup = Setup { data: 3, parity: 2, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    a_reader_gets_everything_of_lanes(&setup, 1, 4);
 }
 
 #[test]

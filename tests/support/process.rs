@@ -1,8 +1,8 @@
 //! `calpe up` as a process that a test can kill and ask over its control socket, and whose members it can
 //! read, without running any other program: fast enough for hundreds of starts.
 
-use super::calpe;
 use super::load::Client;
+use super::{calpe, run};
 use calpe::control::{
     ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, Reply, Request, ScrubAction, read_message,
     write_message,
@@ -189,6 +189,16 @@ impl Drop for Daemon {
 
 pub(crate) fn member(dir: &Path, index: usize) -> PathBuf {
     dir.join(format!("data/member-{index:02}.img"))
+}
+
+/// Creates the array that [`Daemon::start`] finds then, cut into lanes.
+pub(crate) fn create_lanes(dir: &Path, setup: &Setup, lanes: u16) {
+    fs::create_dir_all(dir.join("data")).expect("a directory");
+    let mut command = calpe();
+    command.args(["create", NAME, "--checksum", setup.checksum, "--lanes", &lanes.to_string()]);
+    command.args(["--data", &setup.data.to_string(), "--parity", &setup.parity.to_string()]);
+    command.args(["--size", &setup.bytes.to_string(), "--chunk", &setup.chunk.to_string()]);
+    run(command.args((0..setup.width()).map(|index| member(dir, index))));
 }
 
 /// Moves the files of members away; [`unhide`] puts them back.

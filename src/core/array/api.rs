@@ -146,7 +146,7 @@ pub enum ClientError {
 }
 
 /// An administrator's request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum AdminRequest {
     /// Take a member out for good, as if it had failed.
     Fail {
@@ -205,7 +205,7 @@ pub enum AdminRequest {
 }
 
 /// A device that the driver has opened, locked and checked for size, handed to the array.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct NewDevice {
     /// Its handle.
     pub device: DeviceId,

@@ -78,7 +78,7 @@ pub use api::{
     ZERO_RUN_STRIPES,
 };
 pub use calpe_view::Orphan;
-pub use create::NewArray;
+pub use create::{LaneSeed, NewArray, NewLanes};
 pub use footprint::Footprint;
 use geometry::Map;
 pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
@@ -135,6 +135,19 @@ pub struct ArrayConfig {
     pub seed: u64,
     /// Seconds since 1970 at `Timestamp(0)`.
     pub unix_at_zero: u64,
+}
+
+impl ArrayConfig {
+    /// For one of several lanes, of which all together keep to the rates.
+    #[must_use]
+    pub fn for_lane(self, lanes: u16) -> ArrayConfig {
+        let lanes = u64::from(lanes);
+        ArrayConfig {
+            rebuild_min: self.rebuild_min.div_ceil(lanes),
+            rebuild_max: self.rebuild_max.div_ceil(lanes),
+            ..self
+        }
+    }
 }
 
 impl Default for ArrayConfig {

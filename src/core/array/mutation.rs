@@ -218,6 +218,18 @@ mutations! {
     /// Readers on other threads do not look at their ticket after the read, and take another stripe's bytes
     /// where no hash tells.
     ViewTicketNotCompared "view-ticket-not-compared",
+    /// Lanes: a flush goes to one lane only; a power cut takes what the others have acknowledged.
+    FlushForgetsALane "flush-forgets-a-lane",
+    /// Lanes: a lane reads where the next one lies.
+    ReadsOtherWindow "reads-other-window",
+    /// Lanes: a lane writes data where the next one lies.
+    WritesOtherWindow "writes-other-window",
+    /// Lanes: after a restart stripes are looked for in other lanes than they were written to.
+    CutForgotten "cut-forgotten",
+    /// Lanes: clients are not told of writes that another lane than the first has lost.
+    LostWritesOfALaneUntold "lost-writes-of-a-lane-untold",
+    /// Lanes: all have the same secret; a log or page that was written into another lane's verifies there.
+    LanesShareASecret "lanes-share-a-secret",
 }
 
 impl Mutation {
@@ -236,7 +248,7 @@ impl Mutation {
 
 /// Whether a test has switched this rule off.
 #[inline]
-pub(super) fn is_off(rule: Mutation) -> bool {
+pub(crate) fn is_off(rule: Mutation) -> bool {
     cfg!(debug_assertions) && BROKEN.get() == Some(rule)
 }
 

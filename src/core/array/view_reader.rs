@@ -139,18 +139,30 @@ impl ViewReader {
     /// Whether `buffers`, which were filled as planned, together hold what the volume held at the moment of
     /// the plan.
     pub fn verify<'a>(&self, plan: &ReadPlan, buffers: impl Iterator<Item = &'a [u8]> + Clone) -> bool {
+        ViewReader::verify_all(std::iter::once((self, plan)), buffers)
+    }
+
+    /// The same of several plans of lanes of one array, with the buffers of all in their order: many blocks
+    /// are hashed side by side.
+    pub fn verify_all<'p, 'b>(
+        plans: impl Iterator<Item = (&'p ViewReader, &'p ReadPlan)> + Clone,
+        buffers: impl Iterator<Item = &'b [u8]> + Clone,
+    ) -> bool {
         let len = buffers.clone().map(<[u8]>::len).sum::<usize>();
-        let is_whole = len == plan.pieces.iter().map(|piece| piece.len).sum::<usize>();
-        let have_hashes = self.checksums.is_none_or(|hasher| {
-            let mut wanted = plan.hashes.iter();
-            let mut have = plan.hashes.len() * BLOCK == len;
+        let pieces = plans.clone().flat_map(|(_, plan)| &plan.pieces);
+        let is_whole = len == pieces.map(|piece| piece.len).sum::<usize>();
+        let hasher = plans.clone().next().and_then(|(reader, _)| reader.checksums);
+        let have_hashes = hasher.is_none_or(|hasher| {
+            let mut wanted = plans.clone().flat_map(|(_, plan)| &plan.hashes);
+            let mut have = wanted.clone().count() * BLOCK == len;
             let blocks = buffers.flat_map(|buffer| buffer.as_chunks::<BLOCK>().0);
             hasher.hash_each(Counted { blocks, left: len / BLOCK }, |hash| {
                 have &= wanted.next() == Some(&hash)
             });
             have
         });
-        is_whole && have_hashes && self.still_holds(plan)
+        let mut plans = plans;
+        is_whole && have_hashes && plans.all(|(reader, plan)| reader.still_holds(plan))
     }
 
     /// Has all reads go to the array until what is returned is dropped: a request of a client that is gone is

@@ -5,7 +5,7 @@
 //! in ascending order there, without gaps.
 
 use crate::format::{LanePart, Lanes, Superblock};
-use crate::units::{LaneIndex, StripeIndex, VolumeOffset};
+use crate::units::{LaneIndex, SlotIndex, StripeIndex, VolumeOffset};
 
 /// See the head of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,24 @@ impl LaneCut {
         self.volume_bytes
     }
 
+    /// Bytes of user data in a stripe.
+    #[must_use]
+    pub fn stripe_bytes(&self) -> u64 {
+        self.stripe_bytes
+    }
+
+    /// Size of the volume of a lane in bytes: the last stripe of the whole volume counts as whole.
+    #[must_use]
+    pub fn bytes_of(&self, lane: LaneIndex) -> u64 {
+        match self.lanes.count {
+            1 => self.volume_bytes,
+            _ => {
+                let stripes = self.volume_bytes.div_ceil(self.stripe_bytes);
+                self.lanes.stripes_in(lane, stripes) * self.stripe_bytes
+            }
+        }
+    }
+
     /// Bytes from an offset on that go to one lane.
     #[must_use]
     pub fn run_from(&self, offset: VolumeOffset) -> u64 {
@@ -87,6 +105,60 @@ impl LaneCut {
             let len = cut.run_from(start).min(end - at);
             at += len;
             Some(LanePiece { at: start, lane, within, len })
+        })
+    }
+
+    /// Where a byte of a lane's volume is in the whole one.
+    #[must_use]
+    pub fn whole_of(&self, lane: LaneIndex, within: VolumeOffset) -> VolumeOffset {
+        if self.lanes.count == 1 {
+            return within;
+        }
+        let stripe = self.lanes.stripe_of(lane, StripeIndex(within.0 / self.stripe_bytes));
+        VolumeOffset(stripe.0 * self.stripe_bytes + within.0 % self.stripe_bytes)
+    }
+
+    /// The places, among those of all lanes, of a run of a lane's slots: runs (first, count) in ascending
+    /// order. A slot is at the place of the stripe of the whole volume that has its number in the lane.
+    pub fn places_of(
+        &self,
+        lane: LaneIndex,
+        first: SlotIndex,
+        count: u64,
+    ) -> impl Iterator<Item = (SlotIndex, u64)> + use<> {
+        let (lanes, end) = (self.lanes, first.0 + count);
+        let mut at = first.0;
+        std::iter::from_fn(move || {
+            let left = end.checked_sub(at).filter(|left| *left > 0)?;
+            let group = u64::from(lanes.group);
+            let run = if lanes.count == 1 { left } else { (group - at % group).min(left) };
+            let place = SlotIndex(lanes.stripe_of(lane, StripeIndex(at)).0);
+            at += run;
+            Some((place, run))
+        })
+    }
+
+    /// The slots of one lane among a run of places: the inverse of [`LaneCut::places_of`]. Runs (first,
+    /// count) in ascending order, of which neighbours are not joined.
+    pub fn slots_at(
+        &self,
+        lane: LaneIndex,
+        first: SlotIndex,
+        count: u64,
+    ) -> impl Iterator<Item = (SlotIndex, u64)> + use<> {
+        let (lanes, end) = (self.lanes, first.0 + count);
+        let mut at = first.0;
+        std::iter::from_fn(move || {
+            while at < end {
+                let group = u64::from(lanes.group);
+                let run = if lanes.count == 1 { end - at } else { (group - at % group).min(end - at) };
+                let (of, slot) = lanes.lane_of(StripeIndex(at));
+                at += run;
+                if of == lane {
+                    return Some((SlotIndex(slot.0), run));
+                }
+            }
+            None
         })
     }
 
@@ -154,6 +226,38 @@ mod tests {
                 prop_assert_eq!(back, vec![(piece.at, piece.len)]);
             }
             prop_assert_eq!(at, from + len);
+        }
+
+        #[test]
+        fn places_of_a_lane_are_found_again(cut in cuts(), first in 0u64..1 << 20, count in 1u64..100) {
+            for lane in (0..cut.count()).map(LaneIndex) {
+                let mut slots = first..first + count;
+                for (place, run) in cut.places_of(lane, SlotIndex(first), count) {
+                    for at in 0..run {
+                        let back = cut.slots_at(lane, SlotIndex(place.0 + at), 1);
+                        let slot = SlotIndex(slots.next().expect("no more than asked for"));
+                        prop_assert_eq!(back.collect::<Vec<_>>(), vec![(slot, 1)]);
+                    }
+                    let others = (0..cut.count()).filter(|other| *other != lane.0).map(LaneIndex);
+                    for other in others {
+                        prop_assert_eq!(cut.slots_at(other, place, run).next(), None);
+                    }
+                }
+                prop_assert_eq!(slots.next(), None);
+            }
+        }
+
+        #[test]
+        fn lanes_have_all_bytes_of_the_volume(cut in cuts()) {
+            let all: u64 = (0..cut.count()).map(|lane| cut.bytes_of(LaneIndex(lane))).sum();
+            prop_assert!(all >= cut.volume_bytes());
+            prop_assert!(all - cut.volume_bytes() < cut.stripe_bytes());
+            for lane in (0..cut.count()).map(LaneIndex) {
+                if let Some(last) = cut.bytes_of(lane).checked_sub(1) {
+                    let whole = cut.whole_of(lane, VolumeOffset(last));
+                    prop_assert_eq!(cut.place_of(whole), (lane, VolumeOffset(last)));
+                }
+            }
         }
 
         #[test]

@@ -7,6 +7,7 @@
 mod api;
 mod cut;
 mod driven;
+mod lanes;
 mod plain;
 
 pub use crate::array::{
@@ -20,6 +21,9 @@ pub use api::{
     VolumeExtent, VolumeOutput,
 };
 pub use cut::{LaneCut, LanePiece};
+pub use lanes::{
+    LaneNotices, LaneRequest, LaneRequests, OutOfStep, for_lane, merge_outcomes, merge_status, out_of_step,
+};
 pub use plain::PlainVolume;
 
 use crate::units::Timestamp;

@@ -58,6 +58,6 @@ pub(crate) fn pace(arrays: &Arrays, config: &ArrayConfig) -> Result<Standing, Re
         rebuild_min: config.rebuild_min.unwrap_or(defaults.rebuild_min),
         rebuild_max: config.rebuild_max.unwrap_or(defaults.rebuild_max),
     };
-    arrays.reactor.admin(id, request, Vec::new())?;
+    arrays.reactor.admin_all(id, &request)?;
     Ok(if sections.len() > 1 { Standing::Before(sections.swap_remove(1)) } else { Standing::Counts })
 }

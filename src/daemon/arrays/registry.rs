@@ -219,20 +219,21 @@ impl Arrays {
         dry_run: bool,
     ) -> Result<String, ReactorError> {
         if dry_run {
-            return self.would(id, name, request);
+            let outcome = self.reactor.would_all(id, &request)?;
+            return Ok(format!("would be done on array '{name}': {}", outcome.0));
         }
-        let outcome = self.reactor.admin(id, request, Vec::new())?;
+        let outcome = self.reactor.admin_all(id, &request)?;
         Ok(format!("array '{name}': {}", outcome.0))
     }
 
-    /// What a request to an array would come to, in words for an administrator.
+    /// What requests to the lanes of an array would come to, in words for an administrator.
     pub(crate) fn would(
         &self,
         id: ArrayId,
         name: &str,
-        request: AdminRequest,
+        requests: Vec<AdminRequest>,
     ) -> Result<String, ReactorError> {
-        let outcome = self.reactor.would(id, request)?;
+        let outcome = self.reactor.would(id, requests)?;
         Ok(format!("would be done on array '{name}': {}", outcome.0))
     }
 

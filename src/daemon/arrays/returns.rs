@@ -5,9 +5,10 @@
 //! time. Must not know how a device is looked for.
 
 use crate::daemon::devices::import::SETTLE;
+use crate::daemon::devices::lanes::DeviceLanes;
 use crate::daemon::ranked::{Ranked, RankedGuard, lock};
 use crate::member::{self, Device, DeviceError};
-use calpe_core::format::{MemberState, Superblock};
+use calpe_core::format::MemberState;
 use calpe_core::units::MemberIndex;
 use calpe_core::volume::MemberStatus;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +35,8 @@ const ATTEMPT_LOOK: Duration = Duration::from_millis(20);
 /// A member of an array.
 type Seat = (Uuid, u16);
 
-/// The device of a member, its superblock, and copies of it that are damaged, in words.
-pub(crate) type Own = (Device, Superblock, Vec<String>);
+/// The device of a member, and what it says of itself.
+pub(crate) type Own = (Device, DeviceLanes);
 
 /// What is known of members that are away.
 #[derive(Debug, Default)]

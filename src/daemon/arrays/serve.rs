@@ -14,15 +14,15 @@ use crate::daemon::config::MIN_PAGE_CACHE;
 use crate::daemon::devices::import::{self, LeftOut, Opened, OpenedLane};
 use crate::daemon::devices::search::Hindrance;
 use crate::daemon::events::{News, kinds};
-use crate::daemon::reactor::NewArray;
+use crate::daemon::reactor::{NewArray, NewLane};
 use crate::member::{Device, forget_lost};
-use calpe_core::array::assembly::Assembled;
-use calpe_core::array::{Footprint, OpenDevice};
+use calpe_core::array::assembly::{Assembled, Seat};
+use calpe_core::array::{ArrayConfig, Footprint, OpenDevice};
 use calpe_core::block_io::DeviceId;
 use calpe_core::codec::Codec;
 use calpe_core::format::{MemberState as Seated, Superblock, VolumeKind};
-use calpe_core::units::{HumanSize, SizeBeside};
-use calpe_core::volume::{NoticeLevel, PlainVolume};
+use calpe_core::units::{HumanSize, LaneIndex, SizeBeside, VolumeOffset};
+use calpe_core::volume::{LaneCut, NoticeLevel, PlainVolume};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use uuid::Uuid;
@@ -37,28 +37,16 @@ pub(crate) fn serve(
     mut options: ServeOptions,
 ) -> Result<ArrayReport, RequestError> {
     let Opened { mut lanes, damaged, warnings, left_out, forbidden } = opened;
-    if lanes.len() > 1 {
-        let (name, count) = (&lanes[0].assembled.superblock.name, lanes.len());
-        let what = format!("array '{name}' has {count} lanes, and only arrays of one lane are served");
-        return Err(refusal(ErrorCode::Refused, what));
+    let mut causes = HashMap::new();
+    for OpenedLane { assembled, .. } in &mut lanes {
+        arrays.memory.recall_given_up(assembled, &left_out);
+        causes.extend(arrays.memory.recall_causes(assembled, &left_out));
     }
-    let OpenedLane { mut assembled, devices } = lanes.remove(0);
-    arrays.memory.recall_given_up(&mut assembled, &left_out);
-    let causes = arrays.memory.recall_causes(&mut assembled, &left_out);
-    let superblock = assembled.superblock.clone();
+    let superblock = lanes[0].assembled.superblock.clone();
     let memory = check_servable(arrays, &superblock, options)?;
-    options.page_cache = Some(memory.page_cache);
-    let geometry = superblock.geometry;
-    let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
-        .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
-    let devices: Vec<_> =
-        devices.into_iter().map(|device| device.map(|d| (arrays.reactor.next_device_id(), d))).collect();
-    let open = |key: usize| {
-        let (id, device) = devices[key].as_ref().expect("assembly seats only devices that are open");
-        OpenDevice { id: *id, bytes: device.facts().bytes }
-    };
-    let missing = assembled.seats.iter().zip(0..).filter(|(seat, _)| seat.state == Seated::Missing);
-    let missing: Vec<(u16, Uuid)> = missing.map(|(seat, index)| (index, seat.uuid)).collect();
+    options.page_cache = Some(memory.page_cache / lanes.len() as u64);
+    let opened: Vec<OpenLane> = lanes.into_iter().map(|lane| OpenLane::of(arrays, lane)).collect();
+    let missing = missing_in_all(&opened);
     let forbidden = forbidden.into_iter().map(|device| (device, Hindrance::Forbidden));
     let hindered = left_out.iter().filter_map(|left| Some((left.device, left.hindrance?)));
     let hindrances = forbidden.chain(hindered).collect();
@@ -67,17 +55,19 @@ pub(crate) fn serve(
         damaged: damaged.into_iter().collect(),
         hindrances,
         causes,
-        ..names_of(arrays, &assembled, &devices, &left_out)
+        ..names_of(arrays, &opened, &left_out)
     };
-    for (_, device) in devices.iter().flatten() {
+    for (_, device) in opened.iter().flat_map(OpenLane::devices) {
         device.set_limits(options.limits);
         forget_lost(device.path(), device.since());
     }
-    let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
-    let config = options.array_config(rotational);
-    let assembled = import::with_handles(assembled, open);
-    let mut volume = Box::new(PlainVolume::new(assembled, codec, arrays.pool.clone(), config));
-    expect_earlier(arrays, &mut volume, superblock.array);
+    let rotational = opened.iter().flat_map(OpenLane::devices).any(|(_, device)| device.facts().rotational);
+    let cut = LaneCut::of(&superblock);
+    let lanes = (0..).map(LaneIndex).zip(opened).map(|(lane, opened)| {
+        let config = options.array_config(rotational).for_lane(cut.count());
+        opened.begin(arrays, (cut, lane), config)
+    });
+    let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
     let sections = arrays.settings.sections();
     if !arrays.served.list(|served| served.names.name.clone()).contains(&names.name) {
         arrays.events.name(&names.name, names.uuid);
@@ -85,8 +75,8 @@ pub(crate) fn serve(
     let id = arrays.reactor.add_array(NewArray {
         array: superblock.array,
         name: names.name.clone(),
-        volume,
-        devices: devices.into_iter().flatten().collect(),
+        cut,
+        lanes,
         read_only: options.read_only,
         rules: sections.rules(&names.name, names.uuid),
     })?;
@@ -103,42 +93,96 @@ pub(crate) fn serve(
     Ok(report)
 }
 
+/// A lane whose devices are open and have handles.
+struct OpenLane {
+    assembled: Assembled<usize>,
+    devices: Vec<Option<(DeviceId, Device)>>,
+}
+
+impl OpenLane {
+    fn of(arrays: &Arrays, lane: OpenedLane) -> OpenLane {
+        let OpenedLane { assembled, devices } = lane;
+        let handle = |device: Option<Device>| device.map(|d| (arrays.reactor.next_device_id(), d));
+        OpenLane { assembled, devices: devices.into_iter().map(handle).collect() }
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &(DeviceId, Device)> {
+        self.devices.iter().flatten()
+    }
+
+    fn open(&self, key: usize) -> &(DeviceId, Device) {
+        self.devices[key].as_ref().expect("assembly seats only devices that are open")
+    }
+
+    /// Makes its volume, with what an earlier run knew of it.
+    fn begin(
+        self,
+        arrays: &Arrays,
+        (cut, lane): (LaneCut, LaneIndex),
+        config: ArrayConfig,
+    ) -> Result<NewLane, RequestError> {
+        let geometry = self.assembled.superblock.geometry;
+        let array = self.assembled.superblock.array;
+        let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
+            .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
+        let OpenLane { assembled, devices } = self;
+        let open = |key: usize| {
+            let (id, device) = devices[key].as_ref().expect("assembly seats only devices that are open");
+            OpenDevice { id: *id, bytes: device.facts().bytes }
+        };
+        let assembled = import::with_handles(assembled, open);
+        let mut volume = Box::new(PlainVolume::new(assembled, codec, arrays.pool.clone(), config));
+        expect_earlier(arrays, &mut volume, array, (cut, lane));
+        Ok(NewLane { volume, devices: devices.into_iter().flatten().collect() })
+    }
+}
+
+/// Members that no lane has: index and device.
+fn missing_in_all(lanes: &[OpenLane]) -> Vec<(u16, Uuid)> {
+    let is_missing =
+        |index: usize| lanes.iter().all(|lane| lane.assembled.seats[index].state == Seated::Missing);
+    let seats = lanes[0].assembled.seats.iter().enumerate();
+    let missing = seats.filter(|(index, _)| is_missing(*index));
+    missing.map(|(index, seat)| (index as u16, seat.uuid)).collect()
+}
+
 /// The names of an array, from its seats and from earlier runs. They begin as writable for clients, and
 /// without faults of devices.
-fn names_of(
-    arrays: &Arrays,
-    assembled: &Assembled<usize>,
-    devices: &[Option<(DeviceId, Device)>],
-    left_out: &[LeftOut],
-) -> Names {
-    let superblock = &assembled.superblock;
-    let place = |key: &usize, uuid: Uuid| {
-        let (id, device) = devices[*key].as_ref().expect("assembly seats only devices that are open");
-        (*id, Place::of(uuid, device))
-    };
-    let seats = assembled.seats.iter().map(|seat| match &seat.key {
-        Some(key) => place(key, seat.uuid).1,
-        None => {
-            let left = left_out.iter().find(|left| left.device == seat.uuid);
+fn names_of(arrays: &Arrays, lanes: &[OpenLane], left_out: &[LeftOut]) -> Names {
+    let superblock = &lanes[0].assembled.superblock;
+    let seat = |index: usize| {
+        // Where a lane lacks a device that another one has, it is there all the same.
+        let all = lanes.iter().map(|lane| (lane, &lane.assembled.seats[index]));
+        let found = all.clone().find_map(|(lane, seat)| {
+            let key = seat.key.as_ref()?;
+            Some(Place::of(seat.uuid, &lane.open(*key).1))
+        });
+        found.unwrap_or_else(|| {
+            let uuid = lanes[0].assembled.seats[index].uuid;
+            let left = left_out.iter().find(|left| left.device == uuid);
             let path = left.and_then(|left| left.path.clone());
-            Place::unseen(seat.uuid, path.or_else(|| arrays.memory.earlier_path(superblock.array, seat.uuid)))
-        }
-    });
+            Place::unseen(uuid, path.or_else(|| arrays.memory.earlier_path(superblock.array, uuid)))
+        })
+    };
+    let devices_of = |lane: &OpenLane| {
+        let place = |key: &usize, uuid: Uuid| {
+            let (id, device) = lane.open(*key);
+            (*id, Place::of(uuid, device))
+        };
+        let of_seat = |seat: &Seat<usize>| {
+            let own = seat.key.as_ref().map(|key| place(key, seat.uuid));
+            let new = seat.replacement.as_ref().map(|(key, uuid, _)| place(key, *uuid));
+            own.into_iter().chain(new).collect::<Vec<_>>()
+        };
+        lane.assembled.seats.iter().flat_map(of_seat).collect::<Vec<_>>()
+    };
     Names {
         name: superblock.name.clone(),
         uuid: superblock.array,
         kind: superblock.volume,
         read_only: false,
-        seats: seats.collect(),
-        devices: assembled
-            .seats
-            .iter()
-            .flat_map(|seat| {
-                let own = seat.key.as_ref().map(|key| place(key, seat.uuid));
-                let new = seat.replacement.as_ref().map(|(key, uuid, _)| place(key, *uuid));
-                own.into_iter().chain(new)
-            })
-            .collect(),
+        seats: (0..lanes[0].assembled.seats.len()).map(seat).collect(),
+        devices: lanes.iter().flat_map(devices_of).collect(),
         earlier: arrays.memory.earlier_counts(superblock.array),
         earlier_client_errors: arrays.memory.earlier_client_errors(superblock.array),
         earlier_unchecked: arrays.memory.earlier_unchecked(superblock.array),
@@ -150,13 +194,22 @@ fn names_of(
     }
 }
 
-/// Tells a volume what an earlier run knew of it.
-fn expect_earlier(arrays: &Arrays, volume: &mut PlainVolume, array: Uuid) {
-    let [unreadable, beyond_repair] = arrays.memory.earlier_damage(array);
+/// Tells the volume of a lane what an earlier run knew of it.
+fn expect_earlier(arrays: &Arrays, volume: &mut PlainVolume, array: Uuid, (cut, lane): (LaneCut, LaneIndex)) {
+    let [unreadable, beyond_repair] = arrays.memory.earlier_damage(array).map(|ranges| {
+        let within = |(offset, len): &(VolumeOffset, u64)| {
+            // What a file says may lie beyond the volume.
+            let len = (*len).min(cut.volume_bytes().saturating_sub(offset.0));
+            let pieces = cut.pieces(*offset, len).filter(move |piece| piece.lane == lane);
+            pieces.map(|piece| (piece.within, piece.len)).collect::<Vec<_>>()
+        };
+        ranges.iter().flat_map(within).collect::<Vec<_>>()
+    });
     volume.expect_damage(&beyond_repair, true);
     volume.expect_damage(&unreadable, false);
     for (device, runs) in arrays.memory.earlier_lacking(array) {
-        volume.expect_lacking(device, &runs);
+        let slots = runs.iter().flat_map(|&(first, count)| cut.slots_at(lane, first, count));
+        volume.expect_lacking(device, &slots.collect::<Vec<_>>());
     }
     if arrays.memory.scrub_was_paused(array) {
         volume.keep_scrub_paused();
@@ -230,9 +283,21 @@ pub(crate) fn check_servable(
 
 /// The page cache of an array that has no setting for it, where so many bytes are left for metadata.
 fn default_page_cache(superblock: &Superblock, left: u64) -> u64 {
-    let without = Footprint::of(superblock, 0).total();
+    let without = footprint(superblock, 0).total();
     let part = left.saturating_sub(without) / CACHE_PART;
-    Footprint::whole_cache(superblock).min(part.clamp(CACHE_MIN, CACHE_MAX)).max(MIN_PAGE_CACHE)
+    let lanes = u64::from(superblock.part.lanes.count);
+    Footprint::whole_cache(superblock)
+        .saturating_mul(lanes)
+        .min(part.clamp(CACHE_MIN, CACHE_MAX))
+        .max(MIN_PAGE_CACHE)
+}
+
+/// The memory of all lanes of an array, with a page cache of so many bytes in all. Every lane has room for as
+/// many stripes as the first.
+fn footprint(superblock: &Superblock, page_cache: u64) -> Footprint {
+    let lanes = u64::from(superblock.part.lanes.count);
+    let Footprint { stripe_map, page_cache } = Footprint::of(superblock, page_cache / lanes);
+    Footprint { stripe_map: stripe_map.saturating_mul(lanes), page_cache: page_cache.saturating_mul(lanes) }
 }
 
 /// Memory for the metadata of an array, if there is enough beside that of the others.
@@ -244,19 +309,19 @@ fn memory_for(
     let taken: u64 = arrays.served.list(|served| served.memory).iter().sum();
     let left = arrays.metadata_memory.saturating_sub(taken);
     let page_cache = options.page_cache.unwrap_or_else(|| default_page_cache(superblock, left));
-    let needed = Footprint::of(superblock, page_cache);
+    let needed = footprint(superblock, page_cache);
     if needed.total() <= left {
         return Ok(MetadataMemory { total: needed.total(), page_cache });
     }
     // Whether the smallest page cache would fit.
-    let is_cache = Footprint::of(superblock, MIN_PAGE_CACHE).total() <= left;
+    let is_cache = footprint(superblock, MIN_PAGE_CACHE).total() <= left;
     let cache = if is_cache { ", lower the array's page_cache" } else { "" };
     let what = format!(
         "array '{}' needs {needed} of memory, and {} of {} are left: raise metadata_memory in [daemon]{cache}, or, if its size of {} is not what you expect, look at its members with 'calpe inspect'",
         superblock.name,
         SizeBeside { bytes: left, other: needed.total() },
         HumanSize(arrays.metadata_memory),
-        HumanSize(superblock.geometry.volume_bytes),
+        HumanSize(superblock.volume_bytes()),
     );
     Err(refusal(ErrorCode::Refused, what))
 }

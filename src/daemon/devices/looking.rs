@@ -2,7 +2,7 @@
 //!
 //! Invariant: every call has a limit. Must not know what the answer is for.
 
-use super::superblocks::{Copies, read_copies};
+use super::lanes::DeviceLanes;
 use crate::member::patience::{within, within_apart};
 use crate::member::{self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, Identity, TimeLimits};
 use std::path::Path;
@@ -29,15 +29,15 @@ pub(crate) fn look_at(path: &Path, limit: Duration) -> Result<Option<Identity>, 
 }
 
 /// A device, and what it says of itself.
-type Opened = (Device, Copies);
+type Opened = (Device, DeviceLanes);
 
-/// Opens a device, and reads the copies of its superblock. A device that does not answer in time is given up.
+/// Opens a device, and reads the superblocks of its lanes. A device that does not answer in time is given up.
 pub(crate) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Result<Opened, DeviceError> {
     let open = move |path: &Path| {
         let device = Device::open(path, access)?;
         device.set_limits(limits);
-        let copies = read_copies(&device);
-        Ok((device, copies))
+        let lanes = DeviceLanes::read(&device);
+        Ok((device, lanes))
     };
     if member::is_remote(path) {
         // Every step with a remote device has a limit of its own.

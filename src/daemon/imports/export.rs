@@ -52,7 +52,7 @@ pub(crate) fn export(arrays: &Arrays, array: &str, force: bool, dry_run: bool) -
         );
     }
     if dry_run {
-        let how = arrays.reactor.would(id, AdminRequest::Stop)?.0;
+        let how = arrays.reactor.would_all(id, &AdminRequest::Stop)?.0;
         if how != STOPPED_CLEANLY {
             note.insert(0, format!("array '{name}' would be {how}"));
         }

@@ -8,13 +8,15 @@ use crate::control::{ErrorCode, RequestError};
 use crate::daemon::arrays::names::Place;
 use crate::daemon::arrays::outcome::{Done, refusal};
 use crate::daemon::arrays::registry::Arrays;
+use crate::daemon::arrays::returns::Own;
+use crate::daemon::devices::lanes::DeviceLane;
 use crate::daemon::devices::looking::{look_at, patience};
-use crate::daemon::devices::superblocks::witness;
+use crate::daemon::devices::superblocks::{windows_of, witness};
 use crate::daemon::reactor::ReactorError;
 use crate::member::{self, Device, DeviceError, DeviceKind};
 use calpe_core::block_io::DeviceId;
-use calpe_core::format::Superblock;
-use calpe_core::units::{MemberIndex, ROW_BYTES, shown};
+use calpe_core::format::{CopyPlace, Superblock};
+use calpe_core::units::{LaneIndex, MemberIndex, ROW_BYTES, shown};
 use calpe_core::volume::{AdminRequest, NewDevice};
 use std::path::Path;
 use uuid::Uuid;
@@ -46,23 +48,29 @@ impl From<NotTaken> for RequestError {
     }
 }
 
-/// Hands an open device to an array, and remembers where it is.
+/// Hands an open device to an array, each lane its window of it, and remembers where it is.
 pub(crate) fn hand_over(
     arrays: &Arrays,
     target: &Target,
-    new: NewDevice,
-    device: Device,
+    device: &Device,
+    new: Vec<NewDevice>,
     by: By,
-    request: impl FnOnce(MemberIndex, NewDevice) -> AdminRequest,
+    request: impl Fn(MemberIndex, NewDevice) -> AdminRequest,
 ) -> Result<Done, NotTaken> {
-    let id = new.device;
+    let ids: Vec<DeviceId> = new.iter().map(|new| new.device).collect();
+    let uuid = new[0].uuid;
     let path = device.path().to_owned();
     device.set_limits(target.limits);
-    device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
-    let place = Place::of(new.uuid, &device);
+    let windows = device.windows(&windows_of(target.superblock.part, device.facts().bytes));
+    for window in &windows {
+        window.set_remote_witness(witness(window.facts().bytes, target.superblock.array, uuid, 0));
+    }
+    let place = Place::of(uuid, device);
     let since = device.since();
     // Before the device is in service: a status may be asked for while superblocks are being written.
-    arrays.served.with_names(target.array, |names| names.add_device(id, place.clone()));
+    arrays.served.with_names(target.array, |names| {
+        ids.iter().for_each(|id| names.add_device(*id, place.clone()));
+    });
     let outcome = {
         // A command that takes out a member that is away promises that it stays away.
         let _alone = (by == By::Itself).then(|| arrays.returns.alone());
@@ -71,8 +79,9 @@ pub(crate) fn hand_over(
         match stays_out {
             true => Err(NotTaken::KeptOut),
             false => {
-                let request = request(target.index, new);
-                arrays.reactor.admin(target.array, request, vec![(id, device)]).map_err(NotTaken::ByArray)
+                let devices = ids.iter().copied().zip(windows).map(|device| vec![device]);
+                let requests = new.into_iter().map(|new| request(target.index, new)).zip(devices);
+                arrays.reactor.admin(target.array, requests.collect()).map_err(NotTaken::ByArray)
             }
         }
     };
@@ -81,7 +90,7 @@ pub(crate) fn hand_over(
         let at = usize::from(target.index.0);
         let is_members = arrays.facts(target.array).is_ok_and(|f| f.status.members[at].uuid == place.uuid);
         arrays.served.with_names(target.array, |names| {
-            names.withdraw_device(id);
+            ids.iter().for_each(|id| names.withdraw_device(*id));
             if is_members {
                 names.seat(at, place);
             }
@@ -97,11 +106,34 @@ pub(crate) fn hand_over(
     Ok(Done { message, warnings, ..Done::default() })
 }
 
-/// The description of a device that an array is given.
-pub(crate) fn new_device(arrays: &Arrays, device: &Device, superblock: Option<Superblock>) -> NewDevice {
-    let uuid = superblock.as_ref().map_or_else(Uuid::new_v4, |superblock| superblock.device);
-    let new = NewDevice::new(arrays.reactor.next_device_id(), uuid, device.facts().bytes);
-    NewDevice { superblock: superblock.map(Box::new), ..new }
+/// The windows of a device that is to be a member's, as each lane of its array is given one.
+pub(crate) fn new_devices(
+    arrays: &Arrays,
+    target: &Target,
+    uuid: Uuid,
+    device_bytes: u64,
+) -> impl Iterator<Item = NewDevice> {
+    let windows = windows_of(target.superblock.part, device_bytes).into_iter();
+    windows
+        .map(move |window| NewDevice::new(arrays.reactor.next_device_id(), uuid, window.end - window.start))
+}
+
+/// The same for a member's own device, with what it says of itself. A lane that finds nothing of its own there
+/// builds it anew.
+pub(crate) fn own_devices(arrays: &Arrays, target: &Target, (device, lanes): &Own) -> Vec<NewDevice> {
+    let all = new_devices(arrays, target, target.seat.uuid, device.facts().bytes);
+    let with_own = |(new, (lane, read)): (NewDevice, (LaneIndex, &DeviceLane))| {
+        let is_own = |superblock: &&Superblock| {
+            superblock.array == target.superblock.array
+                && superblock.device == target.seat.uuid
+                && superblock.part.lane == lane
+        };
+        let superblock = read.superblock.as_ref().ok().filter(is_own).cloned().map(Box::new);
+        let word = |(place, why): &(CopyPlace, String)| format!("{} is damaged: {why}", place.word());
+        let bad_copies = read.damaged.iter().map(word).collect();
+        NewDevice { superblock, bad_copies, ..new }
+    };
+    all.zip((0..).map(LaneIndex).zip(&lanes.lanes)).map(with_own).collect()
 }
 
 /// A warning about a device outside the places where members of its array are looked for.

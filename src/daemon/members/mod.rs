@@ -4,6 +4,7 @@
 //! that fit. Must not know how requests arrive.
 
 pub(crate) mod hand_over;
+pub(crate) mod in_step;
 pub(crate) mod online;
 pub(crate) mod own_device;
 pub(crate) mod replace;

@@ -2,7 +2,7 @@
 //!
 //! Must not know how requests arrive, or when a member is tried.
 
-use super::hand_over::{By, NotTaken, hand_over, new_device};
+use super::hand_over::{By, NotTaken, hand_over, own_devices};
 use super::own_device::open_own;
 use super::target::{self, Target, state_of};
 use crate::control::{ErrorCode, MemberRef};
@@ -14,7 +14,7 @@ use crate::daemon::devices::search::Hindrance;
 use crate::daemon::reactor::ReactorError;
 use calpe_core::format::MemberState;
 use calpe_core::units::shown;
-use calpe_core::volume::{AdminRefusal, AdminRequest, NewDevice};
+use calpe_core::volume::{AdminRefusal, AdminRequest};
 use std::path::Path;
 
 /// Brings a member back that is out, or only says what would happen.
@@ -43,12 +43,12 @@ pub(crate) fn online(
     }
     let own = open_own(arrays, &target, path, &change)?;
     if dry_run {
-        let (device, superblock, _) = own;
-        let new = new_device(arrays, &device, Some(superblock));
-        let request = AdminRequest::Online { member: target.index, device: new };
-        let would = arrays.would(target.array, &target.name, request);
-        let would = would.inspect_err(|error| note_kept(arrays, &target, device.path(), error))?;
-        return Ok(Done::line(format!("{would} ({})", shown(device.path()))));
+        let request = |device| AdminRequest::Online { member: target.index, device };
+        let requests = own_devices(arrays, &target, &own).into_iter().map(request);
+        let would = arrays.would(target.array, &target.name, requests.collect());
+        let path = own.0.path();
+        let would = would.inspect_err(|error| note_kept(arrays, &target, path, error))?;
+        return Ok(Done::line(format!("{would} ({})", shown(path))));
     }
     let done = bring_online(arrays, &target, own, By::Command)?;
     arrays.returns.back(target.superblock.array, target.index);
@@ -57,13 +57,12 @@ pub(crate) fn online(
 
 /// Hands a member's own device, which [fits](super::hand_over::check_fit), to its array again.
 pub(crate) fn bring_online(arrays: &Arrays, target: &Target, own: Own, by: By) -> Outcome {
-    let (device, superblock, bad_copies) = own;
-    let new = NewDevice { bad_copies, ..new_device(arrays, &device, Some(superblock)) };
-    let path = device.path().to_owned();
+    let new = own_devices(arrays, target, &own);
+    let (device, _) = own;
     let request = |member, device| AdminRequest::Online { member, device };
-    let taken = hand_over(arrays, target, new, device, by, request);
+    let taken = hand_over(arrays, target, &device, new, by, request);
     if let Err(NotTaken::ByArray(error)) = &taken {
-        note_kept(arrays, target, &path, error);
+        note_kept(arrays, target, device.path(), error);
     }
     Ok(taken?)
 }

@@ -12,9 +12,7 @@ use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::returns::{ATTEMPT_WAIT, Own};
 use crate::daemon::devices::looking::{open_member, patience};
 use crate::daemon::devices::search::{Hindrance, overwritten};
-use crate::daemon::devices::superblocks::words_for_damaged;
 use crate::member::{Access, DeviceError, Identity};
-use calpe_core::format::newest_read;
 use calpe_core::units::quoted;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -44,11 +42,10 @@ pub(crate) fn open_own(
     let attempt = arrays.returns.interrupt(target.superblock.array, target.index);
     drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
     // Locked even in a dry run: whether that works is part of the answer.
-    let (device, copies) = open_member(&path, Access::Exclusive, target.limits)?;
-    let bad_copies = words_for_damaged(&copies);
-    let superblock = target.own(&device, newest_read(copies))?;
+    let (device, lanes) = open_member(&path, Access::Exclusive, target.limits)?;
+    target.check_own(&device, lanes.first())?;
     check_fit(target, &device)?;
-    Ok((device, superblock, bad_copies))
+    Ok((device, lanes))
 }
 
 /// Where the own device of a member is: at its last place, beside other members, or in the configured places.

@@ -4,7 +4,7 @@
 //! it is removed; steps that may wait for a device that does not answer come before others have to wait for
 //! this request. Must not know how requests arrive.
 
-use super::hand_over::{By, check_fit, check_unused, hand_over, outside_search};
+use super::hand_over::{By, check_fit, check_unused, hand_over, new_devices, outside_search};
 use super::target::{self, Target};
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::daemon::arrays::outcome::{Done, Outcome, refusal};
@@ -18,7 +18,7 @@ use crate::daemon::devices::superblocks::{open_and_recognise, reserved_bytes};
 use crate::daemon::peer::Owner;
 use crate::member::patience::within_apart;
 use crate::member::{Access, CreatedFile, Device, DeviceError, DeviceKind};
-use calpe_core::format::{NewestError, Signature, newest_read};
+use calpe_core::format::{NewestError, Signature};
 use calpe_core::units::{HumanSize, Printable, shown};
 use calpe_core::volume::{AdminRequest, NewDevice};
 use nix::errno::Errno;
@@ -88,10 +88,9 @@ struct Checked {
 fn check(arrays: &Arrays, target: &Target, new: &Path, force: bool) -> Result<Checked, RequestError> {
     check_unused(arrays, target, new, "name a device that is no member")?;
     // The array is asked before anything is opened or created, with a stand-in for a device that fits.
-    let id = arrays.reactor.next_device_id();
-    let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
-    let request = AdminRequest::Replace { member: target.index, device: fitting };
-    let would = arrays.would(target.array, &target.name, request)?;
+    let fitting = new_devices(arrays, target, Uuid::new_v4(), target.needed_bytes());
+    let request = |device| AdminRequest::Replace { member: target.index, device };
+    let would = arrays.would(target.array, &target.name, fitting.map(request).collect())?;
     // `new` may be the member's own device, which an attempt to bring it back has locked.
     let attempt = arrays.returns.hold_off(target.superblock.array, target.index);
     drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
@@ -136,11 +135,10 @@ fn put_in_place(arrays: &Arrays, target: &Target, device: Device, uuid: Uuid, kn
     // A file that was created is checked here for the first time.
     check_fit(target, &device)?;
     let _change = arrays.begin_change(target.superblock.array)?;
-    let id = arrays.reactor.next_device_id();
-    let bytes = device.facts().bytes;
-    let new = NewDevice { known_zero, ..NewDevice::new(id, uuid, bytes) };
+    let new = new_devices(arrays, target, uuid, device.facts().bytes);
+    let new = new.map(|new| NewDevice { known_zero, ..new }).collect();
     let request = |member, device| AdminRequest::Replace { member, device };
-    Ok(hand_over(arrays, target, new, device, By::Command, request)?)
+    Ok(hand_over(arrays, target, &device, new, By::Command, request)?)
 }
 
 /// Gives up a replacement that is being built.
@@ -159,8 +157,8 @@ pub(crate) fn cancel_replace(arrays: &Arrays, array: &str, member: &MemberRef, d
 /// a status says so.
 fn note_without_superblock(arrays: &Arrays, target: &Target, device: Uuid, path: &Path) {
     let read = open_member(path, Access::ReadOnly, target.limits);
-    if let Ok((_, copies)) = read
-        && matches!(newest_read(copies), Err(NewestError::NotAMember))
+    if let Ok((_, lanes)) = read
+        && matches!(lanes.first(), Err(NewestError::NotAMember))
     {
         arrays.served.with_names(target.array, |names| {
             names.hinder(device, Hindrance::Overwritten, overwritten(path));

@@ -18,14 +18,15 @@ use crate::daemon::arrays::outcome::Done;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::returns::{Attempted, Looking, NotBack, Obstacle, Own, Step};
 use crate::daemon::devices::import::SETTLE;
+use crate::daemon::devices::lanes::DeviceLanes;
 use crate::daemon::devices::looking::{identity_of, open_member, patience};
 use crate::daemon::devices::search::search;
-use crate::daemon::devices::superblocks::{check_length, read_copies, words_for_damaged};
+use crate::daemon::devices::superblocks::check_length;
 use crate::daemon::events::kinds;
 use crate::daemon::reactor::{ArrayFacts, ArrayId};
 use crate::member::patience::within_apart;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
-use calpe_core::format::{MemberState, NewestError, Role, Superblock, newest_read};
+use calpe_core::format::{MemberState, NewestError, Role, Superblock};
 use calpe_core::units::{HumanSize, MemberIndex, shown};
 use calpe_core::volume::NoticeLevel;
 use nix::sys::statvfs::statvfs;
@@ -123,13 +124,13 @@ fn begin(member: &Away, looking: Looking) -> Receiver<Attempted> {
 }
 
 fn take_back(arrays: &Arrays, array: ArrayId, away: &Away, own: Own) {
-    let (device, superblock, bad_copies) = own;
+    let (device, lanes) = own;
     let path = shown(device.path()).to_string();
     let target = target::find(arrays, &away.array.to_string(), &MemberRef::Index(away.index.0));
     let outcome: Result<Done, RequestError> = target.and_then(|target: Target| {
-        let superblock = target.own(&device, Ok(superblock))?;
+        target.check_own(&device, lanes.first())?;
         check_fit(&target, &device)?;
-        bring_online(arrays, &target, (device, superblock, bad_copies), By::Itself)
+        bring_online(arrays, &target, (device, lanes), By::Itself)
     });
     match outcome {
         Ok(done) => {
@@ -201,7 +202,7 @@ fn look_for(places: &[PathBuf], limits: TimeLimits, array: Uuid, uuid: Uuid) -> 
     for place in places {
         // Opened read-only first: a device of another array is not opened for writing.
         let looked = open_member(place, Access::ReadOnly, limits);
-        let looked = looked.map(|(device, copies)| (device, newest_read(copies))).map_err(NotBack::from);
+        let looked = looked.map(|(device, lanes)| (device, first_of(&lanes))).map_err(NotBack::from);
         let not_back = match looked {
             Ok((device, Ok(superblock))) if is_own(&superblock) => {
                 check_length(&device, &superblock).map_err(|error| unfit(place, &error))?;
@@ -212,10 +213,9 @@ fn look_for(places: &[PathBuf], limits: TimeLimits, array: Uuid, uuid: Uuid) -> 
                 })?;
                 device.set_limits(limits);
                 sleep(SETTLE);
-                let copies = read_copies(&device);
-                let bad_copies = words_for_damaged(&copies);
-                let superblock = newest_read(copies).map_err(|error| other_in(place, Err(error)))?;
-                return Ok((device, superblock, bad_copies));
+                let lanes = DeviceLanes::read(&device);
+                first_of(&lanes).map_err(|error| other_in(place, Err(error)))?;
+                return Ok((device, lanes));
             }
             Ok((_, found)) => other_in(place, found),
             Err(not_back) => not_back,
@@ -224,6 +224,11 @@ fn look_for(places: &[PathBuf], limits: TimeLimits, array: Uuid, uuid: Uuid) -> 
         first.get_or_insert(not_back);
     }
     Err(first.unwrap_or_else(|| NotBack::Away("it is not known where it may be".into())))
+}
+
+/// What a device says of itself, by the first of its superblocks that can be used.
+fn first_of(lanes: &DeviceLanes) -> Result<Superblock, NewestError> {
+    lanes.first().cloned().map_err(Clone::clone)
 }
 
 /// The obstacle where the member's own device was found and cannot serve.

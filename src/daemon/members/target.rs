@@ -100,12 +100,12 @@ impl Target {
         Err(refusal(ErrorCode::Refused, what))
     }
 
-    /// The superblock of a device, which must be the target's own.
-    pub(crate) fn own(
+    /// Checks that a device with this superblock is the target's own.
+    pub(crate) fn check_own(
         &self,
         device: &Device,
-        superblock: Result<Superblock, NewestError>,
-    ) -> Result<Superblock, RequestError> {
+        superblock: Result<&Superblock, &NewestError>,
+    ) -> Result<(), RequestError> {
         let path = shown(device.path());
         let refuse = |what: String| {
             let advice = format!("to build it anew: 'calpe replace {} {} NEW'", self.name, self.index);
@@ -121,7 +121,7 @@ impl Target {
             Ok(s) if s.device != self.seat.uuid => {
                 refuse(format!("once was {}, and has been replaced since", self.describe()))
             }
-            Ok(s) => Ok(s),
+            Ok(_) => Ok(()),
             Err(NewestError::NotAMember) => refuse("holds no Calpe superblock".into()),
             Err(error) => refuse(error.to_string()),
         }

@@ -2,7 +2,7 @@
 //! requests ask for.
 
 use super::mailbox::Reply;
-use super::orders::ArrayId;
+use super::orders::LaneId;
 use calpe_core::block_io::DeviceId;
 use calpe_core::volume::{AdminOutcome, RequestId};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ pub(super) struct Administration {
 
 #[derive(Debug)]
 struct Pending {
-    array: ArrayId,
+    lane: LaneId,
     /// Devices that came with it.
     devices: Vec<DeviceId>,
     reply: Reply<AdminOutcome>,
@@ -35,12 +35,12 @@ impl Administration {
     /// Registers a request that came with these devices.
     pub(super) fn begin(
         &mut self,
-        array: ArrayId,
+        lane: LaneId,
         devices: Vec<DeviceId>,
         reply: Reply<AdminOutcome>,
     ) -> RequestId {
         let id = self.next_id();
-        self.pending.insert(id, Pending { array, devices, reply });
+        self.pending.insert(id, Pending { lane, devices, reply });
         id
     }
 
@@ -49,8 +49,8 @@ impl Administration {
         self.pending.remove(&id).map(|pending| (pending.devices, pending.reply))
     }
 
-    /// Forgets the requests of an array that is gone; their requesters learn of it by the end of the channel.
-    pub(super) fn forget(&mut self, array: ArrayId) {
-        self.pending.retain(|_, pending| pending.array != array);
+    /// Forgets the requests of a lane that is gone; their requesters learn of it by the end of the channel.
+    pub(super) fn forget(&mut self, lane: LaneId) {
+        self.pending.retain(|_, pending| pending.lane != lane);
     }
 }

@@ -7,15 +7,15 @@
 //! Must not know connections, or what volumes do.
 
 use super::administration::Administration;
-use super::directory::{Directory, Listed};
+use super::directory::{Directory, Listed, ListedLane};
 use super::edges::{Edges, middle};
 use super::error::ReactorError;
 use super::job_pool::{JobDone, Owner};
 use super::jobs::Jobs;
-use super::mailbox::{ArrayFacts, Bell, NewArray, Reply};
+use super::mailbox::{Bell, LaneFacts, NewLane, Reply};
 use super::order::{Precedence, Span, Ticket, blocks_of};
 use super::orders::{
-    Answer, ArrayId, News, Order, Outcome, ReactorId, Requester, allocation_of, client_request,
+    Answer, LaneId, LaneTicket, News, Order, Outcome, PartId, Requester, allocation_of, client_request,
 };
 use super::stopping::{StopStep, Stopping};
 use crate::daemon::clock;
@@ -23,7 +23,7 @@ use crate::daemon::events::EventLog;
 use crate::member::{Device, MemberIo, Ring, Stragglers};
 use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, Pool};
 use calpe_core::format::MemberState;
-use calpe_core::nbd::{BLOCK_BYTES_MAX, Command, ExportInfo, Request};
+use calpe_core::nbd::{Command, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
     self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
@@ -49,7 +49,8 @@ const BUSY_NANOS: u64 = 2_000_000_000;
 
 /// See the head of this file.
 pub(super) struct Arrays {
-    hosted: Vec<Option<Hosted>>,
+    /// Lanes of arrays, by their numbers.
+    hosted: Vec<Option<Box<Hosted>>>,
     members: MemberIo,
     jobs: Jobs,
     pool: Pool,
@@ -66,11 +67,11 @@ pub(super) struct Arrays {
     directory: Arc<Directory>,
 }
 
-/// An array in service.
+/// A lane of an array in service.
 struct Hosted {
-    name: String,
+    id: LaneId,
     volume: Box<dyn Volume>,
-    /// What clients see of it.
+    /// What clients see of its array.
     listed: Arc<Listed>,
     stopping: Stopping,
     /// Orders that the volume has.
@@ -87,9 +88,9 @@ struct Hosted {
     active: bool,
 }
 
-/// A stopped array that is not quite gone.
+/// A stopped lane that is not quite gone.
 struct Departing {
-    array: ArrayId,
+    lane: LaneId,
     since: Timestamp,
     replies: Vec<Reply<AdminOutcome>>,
     result: Result<AdminOutcome, ReactorError>,
@@ -102,7 +103,12 @@ const DEPARTURE_NANOS_MAX: u64 = 2_000_000_000;
 #[derive(Debug)]
 struct Pending {
     requester: Requester,
+    /// With its offset in the volume of the lane.
     request: Request,
+    /// Its offset in the volume of the array.
+    asked: u64,
+    /// The request of several lanes that it is a part of.
+    part: Option<PartId>,
     /// Its place in the order of its array, if it modifies.
     ticket: Ticket,
     /// Whether later requests wait for it: its client has hung up.
@@ -153,6 +159,14 @@ impl Hosted {
         self.listed.block()
     }
 
+    fn lane(&self) -> &Arc<ListedLane> {
+        self.listed.lane(self.id.lane())
+    }
+
+    fn name(&self) -> &str {
+        &self.listed.export().name
+    }
+
     fn span_of(&self, request: &Request) -> Span {
         Span::of(request, self.block())
     }
@@ -172,7 +186,7 @@ impl Hosted {
 
     /// Takes an order that may begin. Returns what to ask of the volume.
     fn begin(&mut self, order: Order, ticket: Ticket, pool: &Pool) -> VolumeEvent {
-        let Order { requester, request, payload, charge, long, sparse } = order;
+        let Order { requester, request, payload, asked, part, charge, long, sparse } = order;
         let (offset, block) = (VolumeOffset(request.offset), self.block());
         let blocks = blocks_of(&request, block);
         let is_uneven = blocks != (request.offset..request.offset + request.length);
@@ -182,8 +196,8 @@ impl Hosted {
                 let buf = pool.alloc((blocks.end - blocks.start) as usize);
                 ClientRequest::Read { offset: VolumeOffset(blocks.start), buf }
             }
-            (Command::Read, _) => {
-                let buf = pool.alloc(request.length as usize);
+            (Command::Read, memory) => {
+                let buf = memory.unwrap_or_else(|| pool.alloc(request.length as usize));
                 match sparse {
                     true => ClientRequest::ReadSparse { offset, buf },
                     false => ClientRequest::Read { offset, buf },
@@ -202,8 +216,19 @@ impl Hosted {
         self.modifying += usize::from(request.command.modifies());
         let allocation = Vec::new();
         let (is_orphan, hold) = (false, None);
-        let pending =
-            Pending { requester, request, ticket, is_orphan, hold, charge, long, edges, allocation };
+        let pending = Pending {
+            requester,
+            request,
+            asked,
+            part,
+            ticket,
+            is_orphan,
+            hold,
+            charge,
+            long,
+            edges,
+            allocation,
+        };
         VolumeEvent::Client(RequestId(self.pending.insert(pending) as u64), question)
     }
 
@@ -233,12 +258,15 @@ impl Hosted {
             }
             (result, _) => result,
         };
-        let Pending { requester, ticket, charge, long, allocation, .. } = self.pending.remove(key);
+        let Pending { requester, asked, part, ticket, charge, long, allocation, .. } =
+            self.pending.remove(key);
         if request.command.modifies() {
             self.modifying -= 1;
             self.leave(&request, ticket, outcomes);
         }
-        outcomes.push_back(Outcome::Answer(Answer { requester, request, charge, long, allocation, result }));
+        let request = Request { offset: asked, ..request };
+        let answer = Answer { requester, request, part, charge, long, allocation, result };
+        outcomes.push_back(Outcome::Answer(answer));
         None
     }
 
@@ -248,7 +276,8 @@ impl Hosted {
         for woken in self.order.leave(&span, ticket) {
             if let Some(order) = self.order.waiting(woken) {
                 let (requester, modifies) = (order.requester, order.request.command.modifies());
-                outcomes.push_back(Outcome::MayGoOn { requester, ticket: woken, modifies });
+                let ticket = (self.id, woken);
+                outcomes.push_back(Outcome::MayGoOn { requester, ticket, modifies });
             }
         }
     }
@@ -264,7 +293,7 @@ impl Hosted {
     ) -> Option<VolumeEvent> {
         let Some(behind) = behind else { return Some(self.begin(order, ticket, pool)) };
         let (requester, modifies) = (order.requester, order.request.command.modifies());
-        outcomes.push_back(Outcome::Waits { requester, ticket, modifies });
+        outcomes.push_back(Outcome::Waits { requester, ticket: (self.id, ticket), modifies });
         self.waiting += 1;
         self.order.wait(ticket, behind, order);
         None
@@ -303,60 +332,41 @@ impl Arrays {
         }
     }
 
-    fn get(&self, id: ArrayId) -> Option<&Hosted> {
-        self.hosted.get(id.0 as usize)?.as_ref()
+    fn get(&self, id: LaneId) -> Option<&Hosted> {
+        self.hosted.get(id.number() as usize)?.as_deref()
     }
 
-    fn get_mut(&mut self, id: ArrayId) -> Option<&mut Hosted> {
-        self.hosted.get_mut(id.0 as usize)?.as_mut()
+    fn get_mut(&mut self, id: LaneId) -> Option<&mut Hosted> {
+        self.hosted.get_mut(id.number() as usize)?.as_deref_mut()
     }
 
-    fn ids(&self) -> impl Iterator<Item = ArrayId> + use<> {
-        (0..self.hosted.len() as u32).map(ArrayId)
+    fn ids(&self) -> Vec<LaneId> {
+        self.hosted.iter().flatten().map(|hosted| hosted.id).collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.hosted.iter().flatten().next().is_none() && self.departing.is_empty()
     }
 
+    /// Begins to serve a lane of an array that is listed.
     pub(super) fn add(
         &mut self,
         ring: &mut Ring,
         now: Timestamp,
-        (id, owner): (ArrayId, ReactorId),
-        array: NewArray,
-    ) -> Result<(), ReactorError> {
-        let NewArray { array, name, volume, devices, read_only, rules } = array;
-        let geometry = volume.status().geometry;
-        let export = ExportInfo {
-            name: name.clone(),
-            description: format!("Calpe array {}+{}, {array}", geometry.data, geometry.parity),
-            size: geometry.volume_bytes,
-            read_only,
-            block_min: geometry.sector,
-            block_preferred: geometry.chunk.max(geometry.sector).min(BLOCK_BYTES_MAX),
-            block_max: BLOCK_BYTES_MAX,
-            rotational: devices.iter().any(|(_, device)| device.facts().rotational),
-            trim: true,
-            write_zeroes: true,
-            // Whole stripes of logged arrays; the volume refuses what it would have to write.
-            fast_zero: true,
-            multi_conn: true,
-            cache: true,
-        };
-        export.check().map_err(|fault| ReactorError::Export { name: name.clone(), fault })?;
-        // Clients that see it now find it here when this turn goes on.
-        let listed = self.directory.add(Listed::new((id, owner), export, &*volume, rules))?;
+        (listed, id): (Arc<Listed>, LaneId),
+        lane: NewLane,
+    ) {
+        let NewLane { volume, devices } = lane;
         for (device_id, device) in devices {
-            self.members.add(ring, device_id, id.0, device);
-            share(&self.members, &listed, device_id);
+            self.members.add(ring, device_id, id.number(), device);
+            share(&self.members, listed.lane(id.lane()), device_id);
         }
-        let index = id.0 as usize;
+        let index = id.number() as usize;
         if self.hosted.len() <= index {
             self.hosted.resize_with(index + 1, || None);
         }
-        self.hosted[index] = Some(Hosted {
-            name,
+        self.hosted[index] = Some(Box::new(Hosted {
+            id,
             volume,
             listed,
             stopping: Stopping::new(),
@@ -367,26 +377,23 @@ impl Arrays {
             reads: 0,
             last_request: now,
             active: true,
-        });
+        }));
         // Assembly leaves work to do; the first tick starts it.
         self.step(ring, now, id, VolumeEvent::Tick);
-        Ok(())
     }
 
-    /// The facts of an array. `turns`: how often the loop has turned.
-    pub(super) fn facts(&self, id: ArrayId, turns: u64) -> Result<ArrayFacts, ReactorError> {
+    /// The facts of a lane. `turns`: how often the loop has turned.
+    pub(super) fn facts(&self, id: LaneId, turns: u64) -> Result<LaneFacts, ReactorError> {
         let array = self.get(id).ok_or(ReactorError::NoSuchArray)?;
-        let fence = array.listed.fence();
-        let (clients, traffic) = (fence.clients(), fence.traffic());
-        Ok(ArrayFacts { status: array.volume.status(), clients, traffic, turns })
+        Ok(LaneFacts { status: array.volume.status(), turns })
     }
 }
 
 /// Orders.
 impl Arrays {
     /// Takes an order: hands it to its volume, makes it wait for others, or drops it where the array is gone.
-    pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, order: Order) {
-        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+    pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, order: Order) {
+        let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
             self.outcomes.push_back(Outcome::Dropped { order, waited: None });
             return;
         };
@@ -402,8 +409,10 @@ impl Arrays {
     }
 
     /// Goes on with a waiting order, like [`Arrays::submit`]. One whose array is gone was dropped with it.
-    pub(super) fn resume(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, ticket: Ticket) {
-        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+    pub(super) fn resume(&mut self, ring: &mut Ring, now: Timestamp, (id, ticket): LaneTicket) {
+        let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
+            return;
+        };
         let Some(order) = hosted.take_waiting(ticket) else { return };
         let behind = hosted.order.blocker(&hosted.span_of(&order.request), ticket);
         let event = hosted.begin_or_wait(order, ticket, behind, &self.pool, &mut self.outcomes);
@@ -413,15 +422,17 @@ impl Arrays {
     }
 
     /// Gives up a waiting order. One whose array is gone was dropped with it.
-    pub(super) fn give_up(&mut self, id: ArrayId, ticket: Ticket) {
-        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+    pub(super) fn give_up(&mut self, (id, ticket): LaneTicket) {
+        let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
+            return;
+        };
         let Some(order) = hosted.take_waiting(ticket) else { return };
         hosted.leave(&order.request, ticket, &mut self.outcomes);
-        self.outcomes.push_back(Outcome::Dropped { order, waited: Some(ticket) });
+        self.outcomes.push_back(Outcome::Dropped { order, waited: Some((id, ticket)) });
     }
 
     /// Makes orphans of the modifying orders of a requester that has gone: later requests wait for them.
-    pub(super) fn orphan(&mut self, id: ArrayId, requester: Requester) {
+    pub(super) fn orphan(&mut self, id: LaneId, requester: Requester) {
         let Some(hosted) = self.get_mut(id) else { return };
         let block = hosted.block();
         let of_it = |pending: &&mut Pending| pending.requester == requester && !pending.is_orphan;
@@ -429,7 +440,7 @@ impl Arrays {
             let span = Span::of(&pending.request, block);
             if span.modifies {
                 pending.is_orphan = true;
-                pending.hold = hosted.listed.reader().map(ViewReader::orphan);
+                pending.hold = hosted.listed.lane(id.lane()).reader().map(ViewReader::orphan);
                 hosted.order.orphan(&span, pending.ticket);
             }
         }
@@ -445,8 +456,10 @@ impl Arrays {
 impl Arrays {
     /// Gives an event to a volume and executes the actions it returns. Events of arrays that are gone are
     /// dropped.
-    fn step(&mut self, ring: &mut Ring, now: Timestamp, id: ArrayId, event: VolumeEvent) {
-        let Some(hosted) = self.hosted.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+    fn step(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, event: VolumeEvent) {
+        let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
+            return;
+        };
         hosted.note(&event, now);
         let before = hosted.volume.damage_revision();
         hosted.volume.step(now, event, &mut self.output);
@@ -471,14 +484,16 @@ impl Arrays {
         for action in actions.drain(..) {
             match action {
                 ArrayAction::Work(job) => {
-                    self.jobs.submit(job.owned_by(|op| Owner { array: id, op }), jobs == 1);
+                    self.jobs.submit(job.owned_by(|op| Owner { lane: id, op }), jobs == 1);
                 }
-                ArrayAction::Io { device, token, op } => self.members.submit(ring, id.0, device, token, op),
+                ArrayAction::Io { device, token, op } => {
+                    self.members.submit(ring, id.number(), device, token, op)
+                }
                 ArrayAction::AdminDone(request, result) => self.admin_done(id, request, result),
                 ArrayAction::Release(device) => self.release(id, device),
                 ArrayAction::Notice(notice) => self.notice(id, notice),
                 ArrayAction::WritesLost => {
-                    self.outcomes.push_back(Outcome::News(News::WritesLost(id)));
+                    self.outcomes.push_back(Outcome::News(News::WritesLost(id.array())));
                 }
             }
         }
@@ -487,12 +502,12 @@ impl Arrays {
 
     /// Takes what has ended: all jobs, and one operation of a member. Returns whether there may be more.
     pub(super) fn advance(&mut self, ring: &mut Ring, now: Timestamp) -> bool {
-        while let Some(JobDone { owner: Owner { array, op }, done }) = self.jobs.next_done() {
-            self.step(ring, now, array, VolumeEvent::Worked(volume::JobDone { owner: op, done }));
+        while let Some(JobDone { owner: Owner { lane, op }, done }) = self.jobs.next_done() {
+            self.step(ring, now, lane, VolumeEvent::Worked(volume::JobDone { owner: op, done }));
         }
         match self.members.next_finished() {
             Some(done) => {
-                self.step(ring, now, ArrayId(done.owner), VolumeEvent::Io(done.completion));
+                self.step(ring, now, LaneId::from_number(done.owner), VolumeEvent::Io(done.completion));
                 true
             }
             None => self.jobs.do_small(),
@@ -549,7 +564,7 @@ impl Arrays {
 
     /// Latest time of the next tick, if sooner than usual.
     pub(super) fn due(&self) -> Option<Timestamp> {
-        self.hosted.iter().flatten().filter_map(Hosted::due).min()
+        self.hosted.iter().flatten().filter_map(|hosted| hosted.due()).min()
     }
 
     /// Gives all volumes a tick.
@@ -567,24 +582,26 @@ impl Arrays {
     /// Tells volumes of members that are gone.
     pub(super) fn report_vanished(&mut self, ring: &mut Ring, now: Timestamp) {
         for (owner, device, fault) in self.members.vanished() {
-            self.step(ring, now, ArrayId(owner), VolumeEvent::DeviceGone(device, fault));
+            self.step(ring, now, LaneId::from_number(owner), VolumeEvent::DeviceGone(device, fault));
         }
     }
 
     /// Lets go of a device.
-    fn release(&mut self, id: ArrayId, device: DeviceId) {
+    fn release(&mut self, id: LaneId, device: DeviceId) {
         if let Some(array) = self.get(id) {
-            array.listed.devices().remove(device);
+            array.lane().devices().remove(device);
         }
         self.members.release(device);
     }
 
-    fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
+    fn notice(&mut self, id: LaneId, notice: ArrayNotice) {
         if ends_pass(notice.kind) {
             self.bell.tell_pass_ended();
         }
-        if let Some(array) = self.hosted.get(id.0 as usize).and_then(Option::as_ref) {
-            self.events.push(&array.name, notice);
+        if let Some(array) = self.get(id) {
+            if let Some(notice) = array.listed.take_notice(id.lane(), notice) {
+                self.events.push(array.name(), notice);
+            }
         }
     }
 }
@@ -595,7 +612,7 @@ impl Arrays {
         &mut self,
         ring: &mut Ring,
         now: Timestamp,
-        id: ArrayId,
+        id: LaneId,
         request: AdminRequest,
         devices: Vec<(DeviceId, Device)>,
         reply: Reply<AdminOutcome>,
@@ -606,11 +623,11 @@ impl Arrays {
             return;
         }
         let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
-        let listed = self.get(id).map(|array| Arc::clone(&array.listed));
+        let lane = self.get(id).map(|array| Arc::clone(array.lane()));
         for (device_id, device) in devices {
-            self.members.add(ring, device_id, id.0, device);
-            if let Some(listed) = &listed {
-                share(&self.members, listed, device_id);
+            self.members.add(ring, device_id, id.number(), device);
+            if let Some(lane) = &lane {
+                share(&self.members, lane, device_id);
             }
         }
         let request_id = self.administration.begin(id, ids, reply);
@@ -618,16 +635,16 @@ impl Arrays {
     }
 
     /// What an administrator's request would come to; changes nothing.
-    pub(super) fn would(&self, id: ArrayId, request: &AdminRequest) -> Result<AdminOutcome, ReactorError> {
+    pub(super) fn would(&self, id: LaneId, request: &AdminRequest) -> Result<AdminOutcome, ReactorError> {
         self.check_serving(id)?.volume.would(request).map_err(ReactorError::Refused)
     }
 
     /// Only arrays that serve take administrators' requests.
-    fn check_serving(&self, id: ArrayId) -> Result<&Hosted, ReactorError> {
+    fn check_serving(&self, id: LaneId) -> Result<&Hosted, ReactorError> {
         self.get(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)
     }
 
-    fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminRefusal>) {
+    fn admin_done(&mut self, id: LaneId, request: RequestId, result: Result<AdminOutcome, AdminRefusal>) {
         let result = result.map_err(ReactorError::Refused);
         if let Some((devices, reply)) = self.administration.end(request) {
             if result.is_err() {
@@ -644,7 +661,7 @@ impl Arrays {
 /// Stopping.
 impl Arrays {
     /// Begins to stop an array; the reply comes when it has stopped.
-    pub(super) fn begin_stop(&mut self, now: Timestamp, id: ArrayId, reply: Option<Reply<AdminOutcome>>) {
+    pub(super) fn begin_stop(&mut self, now: Timestamp, id: LaneId, reply: Option<Reply<AdminOutcome>>) {
         let Some(array) = self.get_mut(id) else {
             if let Some(reply) = reply {
                 // The requester may have gone.
@@ -654,14 +671,13 @@ impl Arrays {
         };
         array.listed.stop_serving();
         if array.stopping.ask(now, reply) {
-            self.outcomes.push_back(Outcome::News(News::Leaves(id)));
+            self.outcomes.push_back(Outcome::News(News::Leaves(id.array())));
         }
     }
 
     /// Begins to stop all arrays.
     pub(super) fn begin_stop_all(&mut self, now: Timestamp) {
-        let ids: Vec<ArrayId> = self.ids().filter(|&id| self.get(id).is_some()).collect();
-        ids.into_iter().for_each(|id| self.begin_stop(now, id, None));
+        self.ids().into_iter().for_each(|id| self.begin_stop(now, id, None));
     }
 
     /// Moves the stops of arrays on to the next stage.
@@ -684,7 +700,7 @@ impl Arrays {
         for id in self.ids() {
             let Some(array) = self.get(id) else { continue };
             let Some(begun) = array.stopping.since() else { continue };
-            let Stragglers { busy, idle, silence } = self.members.stragglers(id.0, STRAGGLING);
+            let Stragglers { busy, idle, silence } = self.members.stragglers(id.number(), STRAGGLING);
             let silence = (silence.as_nanos() as u64).min(now.nanos_since(begun));
             if busy.is_empty() || silence < STRAGGLING.as_nanos() as u64 {
                 continue;
@@ -708,7 +724,7 @@ impl Arrays {
     }
 
     /// Ends the stop of an array with the array as it is.
-    fn give_up_stop(&mut self, id: ArrayId) {
+    fn give_up_stop(&mut self, id: LaneId) {
         let Some(array) = self.get_mut(id) else { return };
         array.stopping.give_up();
         let notice = ArrayNotice {
@@ -723,25 +739,30 @@ impl Arrays {
     }
 
     /// Takes a stopped array out of service.
-    fn remove(&mut self, id: ArrayId, result: Result<AdminOutcome, ReactorError>) {
-        let Some(mut array) = self.hosted[id.0 as usize].take() else { return };
-        self.directory.remove(&array.listed);
-        self.members.release_owner(id.0);
+    fn remove(&mut self, id: LaneId, result: Result<AdminOutcome, ReactorError>) {
+        let Some(mut array) = self.hosted[id.number() as usize].take() else { return };
+        self.directory.lane_is_gone(&array.listed);
+        self.members.release_owner(id.number());
         // Requests that the volume never answered are lost with it, and so are their buffers.
-        for Pending { requester, request, charge, long, .. } in array.pending.drain() {
-            let order = Order { requester, request, payload: None, charge, long, sparse: false };
+        for Pending { requester, request, asked, part, charge, long, .. } in array.pending.drain() {
+            let order = Order { requester, request, payload: None, asked, part, charge, long, sparse: false };
             self.outcomes.push_back(Outcome::Dropped { order, waited: None });
         }
         let waiting = array.order.into_waiting();
-        self.outcomes.extend(waiting.map(|(ticket, order)| Outcome::Dropped { order, waited: Some(ticket) }));
-        self.outcomes.push_back(Outcome::News(News::Leaves(id)));
+        let dropped = |(ticket, order)| Outcome::Dropped { order, waited: Some((id, ticket)) };
+        self.outcomes.extend(waiting.map(dropped));
+        self.outcomes.push_back(Outcome::News(News::Leaves(id.array())));
         self.administration.forget(id);
         let replies = array.stopping.into_replies();
         if let (Err(error), true) = (&result, replies.is_empty()) {
-            self.unclean.push(format!("array '{}': {error}", array.name));
+            let of_lane = match array.listed.cut().count() {
+                1 => String::new(),
+                _ => format!(", lane {}", id.lane()),
+            };
+            self.unclean.push(format!("array '{}'{of_lane}: {error}", array.listed.export().name));
         }
         let since = clock::now();
-        self.departing.push(Departing { array: id, since, replies, result });
+        self.departing.push(Departing { lane: id, since, replies, result });
         self.answer_departed(since);
     }
 
@@ -750,7 +771,7 @@ impl Arrays {
         let members = &self.members;
         let has_gone = |departing: &mut Departing| {
             let is_late = now.nanos_since(departing.since) > DEPARTURE_NANOS_MAX;
-            is_late || !members.is_closing(Some(departing.array.0))
+            is_late || !members.is_closing(Some(departing.lane.number()))
         };
         for Departing { replies, result, .. } in self.departing.extract_if(.., has_gone) {
             for reply in replies {
@@ -767,9 +788,9 @@ impl Arrays {
 }
 
 /// Lists a device that any reactor may read.
-fn share(members: &MemberIo, listed: &Listed, device: DeviceId) {
+fn share(members: &MemberIo, lane: &ListedLane, device: DeviceId) {
     if let Some(shared) = members.shared(device) {
-        listed.devices().add(device, shared);
+        lane.devices().add(device, shared);
     }
 }
 

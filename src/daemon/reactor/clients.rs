@@ -13,8 +13,7 @@ use super::directory::{Directory, Listed, Seat};
 use super::fence::have_hung_up;
 use super::large::LargeToken;
 use super::long::{LongKind, Longs, Writing, is_long, written};
-use super::order::Ticket;
-use super::orders::{Answer, ArrayId, ConnectionId, Order, ReactorId, Requester};
+use super::orders::{Answer, ArrayId, ConnectionId, LaneTicket, Order, ReactorId, Requester};
 use super::seats::{Seated, Seats};
 use super::shares::{Memory, Turn, charge_of};
 use super::sockets::{Outgoing, Sockets, hang_ups, hangup_bits};
@@ -171,7 +170,7 @@ impl Clients {
             }
             let charge = if long.is_some() { buf.len() } else { charge_of(&request) };
             let requester = self.connections.requester(key);
-            let order = Order { requester, request, payload: None, charge, long, sparse: false };
+            let order = Order { long, ..order_of(requester, request, None, charge) };
             self.drop_order(now, order);
             None
         } else if have < buf.len() {
@@ -205,7 +204,7 @@ impl Clients {
     }
 
     /// The next request of a connection that no longer has to wait, and whether it modifies.
-    pub(super) fn next_ready(&mut self, key: ConnectionId) -> Option<(Ticket, bool)> {
+    pub(super) fn next_ready(&mut self, key: ConnectionId) -> Option<(LaneTicket, bool)> {
         self.connections[key].pop_ready()
     }
 
@@ -304,6 +303,7 @@ impl Clients {
                         let answer = Answer {
                             requester: order.requester,
                             request: order.request,
+                            part: None,
                             charge: order.charge,
                             long: order.long,
                             allocation: Vec::new(),
@@ -330,17 +330,17 @@ impl Clients {
     }
 
     /// An order that was handed over waits for others.
-    pub(super) fn waits(&mut self, key: ConnectionId, ticket: Ticket, modifies: bool) {
+    pub(super) fn waits(&mut self, key: ConnectionId, ticket: LaneTicket, modifies: bool) {
         self.connections[key].request_waits(ticket, modifies);
     }
 
     /// A waiting order is about to go on.
-    pub(super) fn resumes(&mut self, key: ConnectionId, ticket: Ticket, modifies: bool) {
+    pub(super) fn resumes(&mut self, key: ConnectionId, ticket: LaneTicket, modifies: bool) {
         self.connections[key].request_resumes(ticket, modifies);
     }
 
     /// A waiting order may go on, as its connection's share of the time permits.
-    pub(super) fn may_go_on(&mut self, key: ConnectionId, ticket: Ticket, modifies: bool) {
+    pub(super) fn may_go_on(&mut self, key: ConnectionId, ticket: LaneTicket, modifies: bool) {
         self.connections[key].push_ready(ticket, modifies);
         self.connections.turn().mark(key);
     }
@@ -351,7 +351,7 @@ impl Clients {
     }
 
     /// Takes back an order that was dropped. `waited`: its ticket, if it waited for others then.
-    pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: Option<Ticket>) {
+    pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: Option<LaneTicket>) {
         let key = order.requester.connection;
         self.connections[key].request_lost(order.request.command.modifies(), waited);
         self.drop_order(now, order);
@@ -366,14 +366,45 @@ impl Clients {
         }
     }
 
+    /// One more part of a request is about to be handed over.
+    pub(super) fn part_begins(&mut self, key: ConnectionId, modifies: bool) {
+        self.connections[key].part_begins(modifies);
+    }
+
+    /// A part of a request has ended, or was dropped.
+    pub(super) fn part_ended(&mut self, key: ConnectionId, modifies: bool, waited: Option<LaneTicket>) {
+        self.connections[key].part_ended(modifies, waited);
+        // Requests may have been put off until nothing modifies.
+        self.connections.turn().touch(key);
+    }
+
     /// Takes a volume's answer.
-    pub(super) fn answer(&mut self, now: Timestamp, mut answer: Answer) {
+    pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) {
+        let connection = &mut self.connections[answer.requester.connection];
+        connection.request_ended(answer.request.command.modifies(), now);
+        self.take_answer(now, answer);
+    }
+
+    /// Takes the answer to a request whose parts have all ended.
+    pub(super) fn answer_whole(&mut self, now: Timestamp, answer: Answer) {
+        self.connections[answer.requester.connection].whole_ended(now);
+        self.take_answer(now, answer);
+    }
+
+    /// Drops a request whose parts have all ended, some of them dropped.
+    pub(super) fn lose_whole(&mut self, now: Timestamp, order: Order) {
+        let key = order.requester.connection;
+        self.connections[key].whole_ended(now);
+        self.drop_order(now, order);
+        self.connections.turn().mark(key);
+    }
+
+    fn take_answer(&mut self, now: Timestamp, mut answer: Answer) {
         let key = answer.requester.connection;
         if matches!(answer.result, Err(ClientError::Stopping)) {
             self.dismiss(now, key);
         }
         let connection = &mut self.connections[key];
-        connection.request_ended(answer.request.command.modifies(), now);
         // Writes were lost while it was on its way, or before its volume had it.
         if answer.request.command == Command::Flush && answer.result.is_ok() && connection.take_lost_writes()
         {
@@ -683,5 +714,6 @@ impl Clients {
 
 /// An order of a client, for all but long requests.
 fn order_of(requester: Requester, request: Request, payload: Option<BufMut>, charge: usize) -> Order {
-    Order { requester, request, payload, charge, long: None, sparse: false }
+    let asked = request.offset;
+    Order { requester, request, payload, asked, part: None, charge, long: None, sparse: false }
 }

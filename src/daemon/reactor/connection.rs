@@ -14,8 +14,7 @@ use super::fence::{Session, Watched};
 use super::link::Link;
 use super::listener::ListenTls;
 use super::long_line::LongLine;
-use super::order::Ticket;
-use super::orders::{ArrayId, ConnectionId, Requester, allocation_of, errno_of, health_of};
+use super::orders::{ArrayId, ConnectionId, LaneTicket, Requester, allocation_of, errno_of, health_of};
 use super::shares::{Class, charge_of};
 use super::sockets::{Outgoing, PollBits};
 use crate::tls::{Goodbye, PeerRules, Tunnel};
@@ -112,9 +111,9 @@ struct Work {
     /// Requests that were handed to the volume, wait for others or are long, and are not answered.
     in_flight: usize,
     /// The tickets of those of them that wait for others.
-    waiting: BTreeSet<Ticket>,
+    waiting: BTreeSet<LaneTicket>,
     /// Those of these that no longer have to, and whether they modify.
-    ready: VecDeque<(Ticket, bool)>,
+    ready: VecDeque<(LaneTicket, bool)>,
     /// Writes are lost that its client may have made and not flushed: its next flush fails.
     lost_writes: bool,
 }

@@ -1,17 +1,17 @@
-//! The arrays of all reactors, as clients see them. The reactor that owns an array lists it; any reactor
-//! may look. Must not know volumes.
+//! The arrays that are served, with their lanes, as clients see them. Any reactor may look. Must not know
+//! volumes.
 
 use super::error::ReactorError;
 use super::fence::{Fence, Session};
-
-use super::orders::{ArrayId, ReactorId, Requester};
+use super::orders::{ArrayId, LaneId, ReactorId, Requester};
 use crate::member::SharedDevice;
 use crate::tls::PeerRules;
 use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{ExportInfo, Request};
-use calpe_core::volume::{ClientRequest, PartLen, ViewReader, Volume};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use calpe_core::units::LaneIndex;
+use calpe_core::volume::{ArrayNotice, ClientRequest, LaneCut, LaneNotices, PartLen, ViewReader, Volume};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct Directory {
     all: RwLock<Vec<Arc<Listed>>>,
 }
 
-/// The devices of an array that any reactor may read, in the order of their ids.
+/// The devices of a lane that any reactor may read, in the order of their ids.
 #[derive(Debug, Default)]
 pub(super) struct SharedDevices {
     all: RwLock<Vec<(DeviceId, Arc<SharedDevice>)>>,
@@ -50,19 +50,61 @@ impl SharedDevices {
     }
 }
 
+/// A lane of an array, as clients see it.
+pub(super) struct ListedLane {
+    id: LaneId,
+    owner: ReactorId,
+    part_len: PartLen,
+    /// For reads on any reactor; none where they are not possible.
+    reader: Option<ViewReader>,
+    devices: SharedDevices,
+}
+
+impl std::fmt::Debug for ListedLane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ListedLane").field("id", &self.id).field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+impl ListedLane {
+    pub(super) fn new(id: LaneId, owner: ReactorId, volume: &dyn Volume) -> ListedLane {
+        let (part_len, reader) = (volume.part_len(), volume.view_reader());
+        ListedLane { id, owner, part_len, reader, devices: SharedDevices::default() }
+    }
+
+    pub(super) fn id(&self) -> LaneId {
+        self.id
+    }
+
+    /// The reactor that its volume runs on.
+    pub(super) fn owner(&self) -> ReactorId {
+        self.owner
+    }
+
+    /// For reads on any reactor; none where they are not possible.
+    pub(super) fn reader(&self) -> Option<&ViewReader> {
+        self.reader.as_ref()
+    }
+
+    /// The devices that any reactor may read.
+    pub(super) fn devices(&self) -> &SharedDevices {
+        &self.devices
+    }
+}
+
 /// One array, as clients see it.
 pub(super) struct Listed {
     id: ArrayId,
-    owner: ReactorId,
     export: ExportInfo,
-    part_len: PartLen,
-    /// For reads on other reactors than the owner's; none where they are not possible.
-    reader: Option<ViewReader>,
-    devices: SharedDevices,
+    cut: LaneCut,
+    lanes: Vec<Arc<ListedLane>>,
+    notices: Mutex<LaneNotices>,
+    /// Lanes whose volumes are gone.
+    gone: AtomicUsize,
     /// Which certificates may use it; none: all of them.
     rules: RwLock<Option<Arc<PeerRules>>>,
-    is_serving: AtomicBool,
-    is_gone: AtomicBool,
+    is_ready: AtomicBool,
+    is_stopping: AtomicBool,
     fence: Fence,
 }
 
@@ -77,21 +119,22 @@ impl std::fmt::Debug for Listed {
 
 impl Listed {
     pub(super) fn new(
-        (id, owner): (ArrayId, ReactorId),
+        id: ArrayId,
         export: ExportInfo,
-        volume: &dyn Volume,
+        (cut, lanes, notices): (LaneCut, Vec<ListedLane>, LaneNotices),
         rules: Option<Arc<PeerRules>>,
     ) -> Listed {
+        assert_eq!(lanes.len(), usize::from(cut.count()));
         Listed {
             id,
-            owner,
             export,
-            part_len: volume.part_len(),
-            reader: volume.view_reader(),
-            devices: SharedDevices::default(),
+            cut,
+            lanes: lanes.into_iter().map(Arc::new).collect(),
+            notices: Mutex::new(notices),
+            gone: AtomicUsize::new(0),
             rules: RwLock::new(rules),
-            is_serving: AtomicBool::new(true),
-            is_gone: AtomicBool::new(false),
+            is_ready: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             fence: Fence::default(),
         }
     }
@@ -100,9 +143,33 @@ impl Listed {
         self.id
     }
 
-    /// The reactor that its volume runs on.
-    pub(super) fn owner(&self) -> ReactorId {
-        self.owner
+    /// Its lanes.
+    pub(super) fn lanes(&self) -> &[Arc<ListedLane>] {
+        &self.lanes
+    }
+
+    pub(super) fn lane(&self, lane: LaneIndex) -> &Arc<ListedLane> {
+        &self.lanes[usize::from(lane.0)]
+    }
+
+    /// How its volume is cut into those of its lanes.
+    pub(super) fn cut(&self) -> LaneCut {
+        self.cut
+    }
+
+    /// Takes a notice of a lane. Returns what is to be told of the array now, if anything.
+    pub(super) fn take_notice(&self, lane: LaneIndex, notice: ArrayNotice) -> Option<ArrayNotice> {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner).take(lane, notice)
+    }
+
+    /// Whether a reactor owns one of its lanes.
+    pub(super) fn is_of(&self, reactor: ReactorId) -> bool {
+        self.lanes.iter().any(|lane| lane.owner == reactor)
+    }
+
+    /// The reactor that its first lane runs on.
+    pub(super) fn first_owner(&self) -> ReactorId {
+        self.lanes[0].owner
     }
 
     /// What it offers.
@@ -115,17 +182,22 @@ impl Listed {
     }
 
     pub(super) fn is_serving(&self) -> bool {
-        self.is_serving.load(Ordering::Acquire)
+        self.is_ready.load(Ordering::Acquire) && !self.is_stopping.load(Ordering::Acquire)
+    }
+
+    /// Its lanes are all there: clients may come.
+    pub(super) fn begin_serving(&self) {
+        self.is_ready.store(true, Ordering::Release);
     }
 
     /// It is to stop: nobody becomes a client of it any more.
     pub(super) fn stop_serving(&self) {
-        self.is_serving.store(false, Ordering::Release);
+        self.is_stopping.store(true, Ordering::Release);
     }
 
-    /// Whether its volume is gone.
+    /// Whether the volume of one of its lanes is gone.
     pub(super) fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Acquire)
+        self.gone.load(Ordering::Acquire) > 0
     }
 
     /// The minimum block of its export, in bytes.
@@ -133,19 +205,20 @@ impl Listed {
         u64::from(self.export.block_min)
     }
 
-    /// How many bytes of a request without payload are done at once.
+    /// How many bytes of a request without payload are done at once: no more than lie in one lane, but for
+    /// requests that are done or refused as a whole. Lanes are cut where stripes are, so that a lane says the
+    /// same of an offset in the whole volume as of the one in its own.
     pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
-        (self.part_len)(request)
-    }
-
-    /// For reads on any reactor; none where they are not possible.
-    pub(super) fn reader(&self) -> Option<&ViewReader> {
-        self.reader.as_ref()
-    }
-
-    /// The devices that any reactor may read.
-    pub(super) fn devices(&self) -> &SharedDevices {
-        &self.devices
+        let part = (self.lanes[0].part_len)(request);
+        match *request {
+            // Such a request must fail before any part of it is done.
+            ClientRequest::WriteZeroes { len, fast_only: true, .. } if part == len => part,
+            ClientRequest::Trim { offset, .. }
+            | ClientRequest::WriteZeroes { offset, .. }
+            | ClientRequest::BlockStatus { offset, .. }
+            | ClientRequest::Health { offset, .. } => part.min(self.cut.run_from(offset)),
+            _ => part,
+        }
     }
 
     /// Its clients.
@@ -155,7 +228,7 @@ impl Listed {
 }
 
 impl Directory {
-    /// Lists an array.
+    /// Lists an array that does not serve yet.
     ///
     /// # Errors
     /// When its name is taken.
@@ -169,10 +242,16 @@ impl Directory {
         Ok(listed)
     }
 
-    /// Removes an array that is gone.
-    pub(super) fn remove(&self, listed: &Arc<Listed>) {
+    /// A lane of an array is gone: it does not serve any more, and with its last lane it is gone, too.
+    pub(super) fn lane_is_gone(&self, listed: &Arc<Listed>) {
         listed.stop_serving();
-        listed.is_gone.store(true, Ordering::Release);
+        if listed.gone.fetch_add(1, Ordering::AcqRel) + 1 == listed.lanes.len() {
+            self.remove(listed);
+        }
+    }
+
+    /// Removes an array.
+    pub(super) fn remove(&self, listed: &Arc<Listed>) {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| !Arc::ptr_eq(other, listed));
     }
@@ -193,10 +272,10 @@ impl Directory {
         all.iter().find(|listed| listed.is_serving() && listed.export.name == name).cloned()
     }
 
-    /// How many arrays a reactor owns.
+    /// How many lanes a reactor owns.
     pub(super) fn count_of(&self, owner: ReactorId) -> usize {
         let all = self.all.read().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter(|listed| listed.owner == owner).count()
+        all.iter().flat_map(|listed| &listed.lanes).filter(|lane| lane.owner == owner).count()
     }
 
     /// Replaces the rules of an array.

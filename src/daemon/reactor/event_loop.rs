@@ -38,14 +38,14 @@ use super::admission::Origin;
 use super::arrays::Arrays;
 use super::clients::{Clients, FAREWELL_NANOS, Taken};
 use super::connection::Connection;
-use super::directory::Listed;
+use super::directory::{Listed, ListedLane};
 use super::error::ReactorError;
 use super::jobs::Jobs;
+use super::joins::{Joined, Joins};
 use super::listeners::Listeners;
 use super::long::Writing;
 use super::mailbox::{Command, Mailbox, Post};
-use super::order::Ticket;
-use super::orders::{ArrayId, ConnectionId, News, Order, Outcome, ReactorId, answer_of};
+use super::orders::{Answer, ArrayId, ConnectionId, LaneTicket, News, Order, Outcome, ReactorId, answer_of};
 use super::peers::{ACCEPTOR, Dealer, Peers};
 use super::reads::{Ended, Reads};
 use super::seats::Seated;
@@ -134,6 +134,8 @@ pub(super) struct Reactor {
     listeners: Listeners,
     arrays: Arrays,
     reads: Reads,
+    /// Requests of several lanes.
+    joins: Joins,
     peers: Arc<Peers>,
     /// Of the reactor that accepts connections.
     dealer: Dealer,
@@ -171,6 +173,7 @@ impl Reactor {
             clients: Clients::new(me, pool.clone(), memory, place, connections_max),
             listeners: Listeners::default(),
             reads: Reads::new(me, TAG_READ, pool.clone()),
+            joins: Joins::new(pool.clone()),
             arrays: Arrays::new(members, jobs, pool, events, bell, directory),
             peers,
             dealer: Dealer::new(reactors),
@@ -390,7 +393,7 @@ impl Reactor {
             self.dealer.keep(self.me);
             return;
         }
-        match self.dealer.choose(array.owner()) {
+        match self.dealer.choose(array.first_owner()) {
             to if to == self.me => self.clients.serve(key),
             to => self.dealer.moves(key, to),
         }
@@ -426,12 +429,27 @@ impl Reactor {
         }
     }
 
+    /// Hands an order to the lanes that it concerns.
+    fn hand_over(&mut self, array: &Listed, order: Order) {
+        if let [lane] = array.lanes() {
+            self.hand_to_lane(lane, order);
+            return;
+        }
+        let (key, modifies) = (order.requester.connection, order.request.command.modifies());
+        let parts = self.joins.cut(array.cut(), order);
+        // All are counted before the first one can end.
+        (1..parts.len()).for_each(|_| self.clients.part_begins(key, modifies));
+        for (lane, order) in parts {
+            self.hand_to_lane(array.lane(lane), order);
+        }
+    }
+
     /// Carries an order out here, if it is a read for which that is possible, or hands it to the owner of its
-    /// array.
-    fn hand_over(&mut self, array: &Arc<Listed>, order: Order) {
+    /// lane.
+    fn hand_to_lane(&mut self, lane: &Arc<ListedLane>, order: Order) {
         let (ring, jobs) = (self.sockets.ring(), self.arrays.jobs());
-        if let Some(order) = self.reads.take(ring, jobs, self.now, array, order) {
-            self.ask_owner(array, order);
+        if let Some(order) = self.reads.take(ring, jobs, self.now, lane, order) {
+            self.ask_owner(lane, order);
         }
         self.take_reads();
     }
@@ -448,22 +466,45 @@ impl Reactor {
     fn take_reads(&mut self) {
         while let Some(ended) = self.reads.next_ended() {
             match ended {
-                Ended::Read(order, buf) => self.clients.answer(self.now, answer_of(order, buf)),
-                Ended::AskOwner(array, order) => self.ask_owner(&array, order),
+                Ended::Read(order, buf) => self.take_answer(answer_of(order, buf)),
+                Ended::AskOwner(lane, order) => self.ask_owner(&lane, order),
             }
         }
     }
 
-    /// Hands an order to the owner of its array.
-    fn ask_owner(&mut self, array: &Listed, order: Order) {
-        if array.owner() == self.me {
-            self.arrays.submit(self.sockets.ring(), self.now, array.id(), order);
+    /// Hands an order to the owner of its lane.
+    fn ask_owner(&mut self, lane: &ListedLane, order: Order) {
+        if lane.owner() == self.me {
+            self.arrays.submit(self.sockets.ring(), self.now, lane.id(), order);
         } else if let Some(Post::Order { order, .. }) =
-            self.peers.post(array.owner(), Post::Order { array: array.id(), order })
+            self.peers.post(lane.owner(), Post::Order { lane: lane.id(), order })
         {
-            self.clients.lose_order(self.now, order, None);
+            self.lose_order(order, None);
         }
         self.pass_on();
+    }
+
+    fn take_answer(&mut self, answer: Answer) {
+        let Some(part) = answer.part else { return self.clients.answer(self.now, answer) };
+        let Answer { requester, request, .. } = answer;
+        self.clients.part_ended(requester.connection, request.command.modifies(), None);
+        let joined = self.joins.answered(part, answer);
+        self.take_joined(joined);
+    }
+
+    fn lose_order(&mut self, order: Order, waited: Option<LaneTicket>) {
+        let Some(part) = order.part else { return self.clients.lose_order(self.now, order, waited) };
+        self.clients.part_ended(order.requester.connection, order.request.command.modifies(), waited);
+        let joined = self.joins.dropped(part);
+        self.take_joined(joined);
+    }
+
+    fn take_joined(&mut self, joined: Option<Joined>) {
+        match joined {
+            None => {}
+            Some(Joined::Answer(answer)) => self.clients.answer_whole(self.now, answer),
+            Some(Joined::Dropped(order)) => self.clients.lose_whole(self.now, order),
+        }
     }
 
     /// Goes on with a request of a connection that no longer waits. Returns whether there was one.
@@ -475,11 +516,12 @@ impl Reactor {
             return true;
         }
         self.clients.resumes(key, ticket, modifies);
-        if array.owner() == self.me {
-            self.arrays.resume(self.sockets.ring(), self.now, array.id(), ticket);
+        let owner = array.lane(ticket.0.lane()).owner();
+        if owner == self.me {
+            self.arrays.resume(self.sockets.ring(), self.now, ticket);
         } else {
             // Where the owner has ended, the order was dropped.
-            let _ = self.peers.post(array.owner(), Post::Resume { array: array.id(), ticket });
+            let _ = self.peers.post(owner, Post::Resume(ticket));
         }
         self.pass_on();
         true
@@ -495,12 +537,13 @@ impl Reactor {
         }
     }
 
-    fn give_up(&mut self, array: &Listed, ticket: Ticket) {
-        if array.owner() == self.me {
-            self.arrays.give_up(array.id(), ticket);
+    fn give_up(&mut self, array: &Listed, ticket: LaneTicket) {
+        let owner = array.lane(ticket.0.lane()).owner();
+        if owner == self.me {
+            self.arrays.give_up(ticket);
         } else {
             // As above.
-            let _ = self.peers.post(array.owner(), Post::GiveUp { array: array.id(), ticket });
+            let _ = self.peers.post(owner, Post::GiveUp(ticket));
         }
         self.pass_on();
     }
@@ -518,12 +561,14 @@ impl Reactor {
         if !is_enough && (modifies || seat.others_modify()) {
             *looked = if modifies { Looked::ForAll } else { Looked::ForReads };
             seat.look(modifies, |requester| {
-                let hold = array.reader().map(ViewReader::orphan);
-                // Behind what that client's reactor has posted. Where the owner has ended, its volume has
-                // nothing any more.
-                let _ = self.peers.post(array.owner(), Post::Orphan { array: array.id(), requester, hold });
+                for lane in array.lanes() {
+                    let (hold, id) = (lane.reader().map(ViewReader::orphan), lane.id());
+                    // Behind what that client's reactor has posted. Where the owner has ended, its volume has
+                    // nothing any more.
+                    let _ = self.peers.post(lane.owner(), Post::Orphan { lane: id, requester, hold });
+                }
             });
-            if array.owner() == self.me {
+            if array.is_of(self.me) {
                 self.take_orders();
             }
         }
@@ -558,14 +603,14 @@ impl Reactor {
 
     fn take_outcome(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::Answer(answer) => self.clients.answer(self.now, answer),
+            Outcome::Answer(answer) => self.take_answer(answer),
             Outcome::Waits { requester, ticket, modifies } => {
                 self.clients.waits(requester.connection, ticket, modifies);
             }
             Outcome::MayGoOn { requester, ticket, modifies } => {
                 self.clients.may_go_on(requester.connection, ticket, modifies);
             }
-            Outcome::Dropped { order, waited } => self.clients.lose_order(self.now, order, waited),
+            Outcome::Dropped { order, waited } => self.lose_order(order, waited),
             Outcome::News(News::WritesLost(array)) => self.clients.lose_writes(array),
             Outcome::News(News::Leaves(array)) => {
                 self.reads.forget(array);
@@ -592,7 +637,7 @@ impl Reactor {
     fn take_orders(&mut self) {
         for post in self.mailbox.take_posts() {
             match post {
-                Post::Order { .. } | Post::Resume { .. } | Post::GiveUp { .. } | Post::Orphan { .. } => {
+                Post::Order { .. } | Post::Resume(_) | Post::GiveUp(_) | Post::Orphan { .. } => {
                     self.take_post(post);
                 }
                 post => self.posts.push(post),
@@ -603,11 +648,11 @@ impl Reactor {
     fn take_post(&mut self, post: Post) {
         let (ring, now) = (self.sockets.ring(), self.now);
         match post {
-            Post::Order { array, order } => self.arrays.submit(ring, now, array, order),
-            Post::Resume { array, ticket } => self.arrays.resume(ring, now, array, ticket),
-            Post::GiveUp { array, ticket } => self.arrays.give_up(array, ticket),
+            Post::Order { lane, order } => self.arrays.submit(ring, now, lane, order),
+            Post::Resume(ticket) => self.arrays.resume(ring, now, ticket),
+            Post::GiveUp(ticket) => self.arrays.give_up(ticket),
             // What holds reads off is let go when the orphans do that themselves.
-            Post::Orphan { array, requester, hold: _hold } => self.arrays.orphan(array, requester),
+            Post::Orphan { lane, requester, hold: _hold } => self.arrays.orphan(lane, requester),
             Post::Outcome(outcome) => self.take_outcome(outcome),
             Post::Client(connection) => self.clients.take_over(now, *connection),
             Post::ClientGone(reactor, origin) => self.client_gone(reactor, Some(origin)),
@@ -631,23 +676,23 @@ impl Reactor {
     fn command(&mut self, command: Command) {
         // A reply that nobody waits for any more is no loss.
         match command {
-            Command::AddArray { array, reply, .. } if self.stopping.is_some() => {
+            Command::AddLane { lane, reply, .. } if self.stopping.is_some() => {
                 // Its devices are closed before the requester can open them again.
-                drop(array);
+                drop(lane);
                 let _ = reply.send(Err(ReactorError::Gone));
             }
-            Command::AddArray { id, array, reply } => {
-                let added = self.arrays.add(self.sockets.ring(), self.now, (id, self.me), array);
-                let _ = reply.send(added);
+            Command::AddLane { listed, id, lane, reply } => {
+                self.arrays.add(self.sockets.ring(), self.now, (listed, id), lane);
+                let _ = reply.send(Ok(()));
             }
-            Command::Admin { array, request, devices, reply } => {
-                self.arrays.admin(self.sockets.ring(), self.now, array, request, devices, reply);
+            Command::Admin { lane, request, devices, reply } => {
+                self.arrays.admin(self.sockets.ring(), self.now, lane, request, devices, reply);
             }
-            Command::Would { array, request, reply } => {
-                let _ = reply.send(self.arrays.would(array, &request));
+            Command::Would { lane, request, reply } => {
+                let _ = reply.send(self.arrays.would(lane, &request));
             }
-            Command::Status { array, reply } => {
-                let _ = reply.send(self.arrays.facts(array, self.clients.turns()));
+            Command::Status { lane, reply } => {
+                let _ = reply.send(self.arrays.facts(lane, self.clients.turns()));
             }
             Command::EndExceeding { array, reply } => {
                 let _ = reply.send(Ok(self.end_exceeding(array)));
@@ -658,8 +703,8 @@ impl Reactor {
             Command::EndSessions { peers, anonymous, reply } => {
                 let _ = reply.send(Ok(self.clients.end_sessions(self.now, &peers, anonymous)));
             }
-            Command::StopArray { array, reply } => {
-                self.arrays.begin_stop(self.now, array, Some(reply));
+            Command::StopLane { lane, reply } => {
+                self.arrays.begin_stop(self.now, lane, Some(reply));
             }
             Command::Listen { listener } => self.listeners.add(&mut self.sockets, listener),
             Command::Shutdown => self.begin_shutdown(),

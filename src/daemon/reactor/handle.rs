@@ -1,18 +1,23 @@
 //! Running reactors as other threads see them: their threads, and their mailboxes. Must not touch what
 //! reactors own.
 
+use super::directory::{Listed, ListedLane};
 use super::error::ReactorError;
 use super::event_loop::{Reactor, ReactorConfig};
 use super::listener::Listener;
-use super::mailbox::{ArrayFacts, Command, NewArray, Reply};
-use super::orders::{ArrayId, ReactorId};
+use super::mailbox::{ArrayFacts, Command, LaneFacts, NewArray, Reply};
+use super::orders::{ArrayId, LaneId, ReactorId};
 use super::peers::{ACCEPTOR, Peers};
 use super::sys;
 use crate::daemon::events::EventLog;
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminOutcome, AdminRequest};
+use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
+use calpe_core::units::LaneIndex;
+use calpe_core::volume::{
+    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, for_lane, merge_outcomes, merge_status,
+};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -121,38 +126,144 @@ impl ReactorHandle {
         DeviceId(self.ids.device.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Begins to serve an array, on the reactor that has the fewest.
+    /// Begins to serve an array: each lane on the reactor that has the fewest.
     ///
     /// # Errors
     /// When its name is taken or its export impossible.
     pub(crate) fn add_array(&self, array: NewArray) -> Result<ArrayId, ReactorError> {
+        let export = export_of(&array)?;
         let id = ArrayId(self.ids.array.fetch_add(1, Ordering::Relaxed));
-        let owner = self.all().min_by_key(|&reactor| self.peers.directory.count_of(reactor));
-        self.ask(owner.unwrap_or(ACCEPTOR), |reply| Command::AddArray { id, array, reply })?;
+        let NewArray { cut, lanes, rules, .. } = array;
+        let mut load: Vec<usize> = self.all().map(|reactor| self.peers.directory.count_of(reactor)).collect();
+        let mut listed = Vec::with_capacity(lanes.len());
+        for (nth, lane) in (0..).map(LaneIndex).zip(&lanes) {
+            let least = load.iter().copied().min().unwrap_or(0);
+            let owner = load.iter().position(|&lanes| lanes == least).map_or(ACCEPTOR, ReactorId);
+            load[owner.0] += 1;
+            listed.push(ListedLane::new(LaneId::new(id, nth), owner, &*lane.volume));
+        }
+        let before: Vec<_> = lanes.iter().map(|lane| lane.volume.status()).collect();
+        let notices = LaneNotices::new(cut, &before);
+        let listed = Listed::new(id, export, (cut, listed, notices), rules);
+        let listed = self.peers.directory.add(listed)?;
+        for (nth, lane) in lanes.into_iter().enumerate() {
+            let ListedAt { id, owner } = ListedAt::of(&listed, nth);
+            let listed_too = Arc::clone(&listed);
+            let added = self.ask(owner, |reply| Command::AddLane { listed: listed_too, id, lane, reply });
+            if let Err(error) = added {
+                // Its lanes that are there give their devices back.
+                let begun = (0..nth).map(|nth| ListedAt::of(&listed, nth));
+                let stops = begun.map(|ListedAt { id: lane, owner }| {
+                    self.begin_to_ask(owner, |reply| Command::StopLane { lane, reply })
+                });
+                stops.collect::<Vec<_>>().into_iter().for_each(|stop| drop(stop.recv()));
+                self.peers.directory.remove(&listed);
+                return Err(error);
+            }
+        }
+        listed.begin_serving();
         Ok(id)
     }
 
-    /// Hands an administrator's request to a volume, with the devices it names. The devices are closed again
-    /// when the volume refuses.
+    /// Hands an administrator's requests to the volumes of an array's lanes: one for each, with the devices
+    /// that it names there. The devices are closed again where the volume refuses. In an array of several
+    /// lanes nothing is done before all lanes would do it, and it is not done where it is so already.
     ///
     /// # Errors
-    /// When the volume refuses.
+    /// When a volume refuses.
     pub(crate) fn admin(
         &self,
         array: ArrayId,
-        request: AdminRequest,
-        devices: Vec<(DeviceId, Device)>,
+        requests: Vec<LaneOrder>,
     ) -> Result<AdminOutcome, ReactorError> {
-        self.ask(self.owner_of(array)?, |reply| Command::Admin { array, request, devices, reply })
+        let listed = self.listed(array)?;
+        assert_eq!(requests.len(), listed.lanes().len(), "a request for each lane");
+        let is_wanted: Vec<bool> = match requests.len() {
+            1 => vec![true],
+            _ => {
+                let asked: Vec<_> = requests.iter().map(|(request, _)| request.clone()).collect();
+                let would = self.would_each(&listed, asked)?;
+                let is_wanted = would.iter().map(Result::is_ok).collect();
+                of_lanes(would)?;
+                is_wanted
+            }
+        };
+        let lanes = listed.lanes().iter().zip(requests).zip(is_wanted).filter(|(_, is_wanted)| *is_wanted);
+        let asked: Vec<_> = lanes
+            .map(|((lane, (request, devices)), _)| {
+                let id = lane.id();
+                self.begin_to_ask(lane.owner(), |reply| Command::Admin { lane: id, request, devices, reply })
+            })
+            .collect();
+        of_lanes(answers_of(asked)?)
     }
 
-    /// What a request to a volume would come to; changes nothing. The devices that the request names need not
-    /// be handed over.
+    /// The same request to all lanes, without devices.
     ///
     /// # Errors
-    /// When the volume would refuse.
-    pub(crate) fn would(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
-        self.ask(self.owner_of(array)?, |reply| Command::Would { array, request, reply })
+    /// As [`ReactorHandle::admin`].
+    pub(crate) fn admin_all(
+        &self,
+        array: ArrayId,
+        request: &AdminRequest,
+    ) -> Result<AdminOutcome, ReactorError> {
+        let requests = requests_of(&*self.listed(array)?, request);
+        self.admin(array, requests.into_iter().map(|request| (request, Vec::new())).collect())
+    }
+
+    /// What requests to the volumes of an array's lanes would come to; changes nothing. The devices that they
+    /// name need not be handed over.
+    ///
+    /// # Errors
+    /// When a volume would refuse.
+    pub(crate) fn would(
+        &self,
+        array: ArrayId,
+        requests: Vec<AdminRequest>,
+    ) -> Result<AdminOutcome, ReactorError> {
+        let listed = self.listed(array)?;
+        of_lanes(self.would_each(&listed, requests)?)
+    }
+
+    /// The same request to all lanes.
+    ///
+    /// # Errors
+    /// As [`ReactorHandle::would`].
+    pub(crate) fn would_all(
+        &self,
+        array: ArrayId,
+        request: &AdminRequest,
+    ) -> Result<AdminOutcome, ReactorError> {
+        self.would(array, requests_of(&*self.listed(array)?, request))
+    }
+
+    fn would_each(
+        &self,
+        listed: &Listed,
+        requests: Vec<AdminRequest>,
+    ) -> Result<Vec<Result<AdminOutcome, AdminRefusal>>, ReactorError> {
+        assert_eq!(requests.len(), listed.lanes().len(), "a request for each lane");
+        let asked = listed.lanes().iter().zip(requests).map(|(lane, request)| {
+            let id = lane.id();
+            self.begin_to_ask(lane.owner(), |reply| Command::Would { lane: id, request, reply })
+        });
+        answers_of(asked.collect())
+    }
+
+    /// An administrator's request to one lane of an array, without devices.
+    ///
+    /// # Errors
+    /// When its volume refuses.
+    pub(crate) fn admin_lane(
+        &self,
+        array: ArrayId,
+        lane: LaneIndex,
+        request: AdminRequest,
+    ) -> Result<AdminOutcome, ReactorError> {
+        let listed = self.listed(array)?;
+        let lane = listed.lane(lane);
+        let (id, devices) = (lane.id(), Vec::new());
+        self.ask(lane.owner(), |reply| Command::Admin { lane: id, request, devices, reply })
     }
 
     /// The facts of an array.
@@ -160,7 +271,16 @@ impl ReactorHandle {
     /// # Errors
     /// When it is not served.
     pub(crate) fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
-        self.ask(self.owner_of(array)?, |reply| Command::Status { array, reply })
+        let listed = self.listed(array)?;
+        let (mut of_lane, mut turns) = (Vec::new(), 0);
+        for facts in self.ask_lanes(&listed, |lane, reply| Command::Status { lane, reply }) {
+            let LaneFacts { status, turns: of_reactor } = facts?;
+            of_lane.push(status);
+            turns = of_reactor.max(turns);
+        }
+        let status = merge_status(&listed.cut(), &of_lane);
+        let fence = listed.fence();
+        Ok(ArrayFacts { status, of_lane, clients: fence.clients(), traffic: fence.traffic(), turns })
     }
 
     /// Replaces the rules about which certificates may use an array. Returns how many sessions end because
@@ -204,7 +324,12 @@ impl ReactorHandle {
     /// # Errors
     /// When it is not served, or could not be stopped cleanly; it is not served any more in either case.
     pub(crate) fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
-        self.ask(self.owner_of(array)?, |reply| Command::StopArray { array, reply })
+        let listed = self.listed(array)?;
+        // Nobody becomes a client of the others while the first one stops.
+        listed.stop_serving();
+        let ends = self.ask_lanes(&listed, |lane, reply| Command::StopLane { lane, reply });
+        let ends: Vec<AdminOutcome> = ends.into_iter().collect::<Result<_, _>>()?;
+        merge_outcomes(ends.into_iter().map(Ok)).map_err(ReactorError::Refused)
     }
 
     /// Waits until the unreadable blocks of an array have changed since the last call, or a pass has ended,
@@ -247,11 +372,23 @@ impl ReactorHandle {
         (0..self.threads.len()).map(ReactorId)
     }
 
-    fn owner_of(&self, array: ArrayId) -> Result<ReactorId, ReactorError> {
+    fn listed(&self, array: ArrayId) -> Result<Arc<Listed>, ReactorError> {
         if !self.is_alive() {
             return Err(ReactorError::Gone);
         }
-        Ok(self.peers.directory.get(array).ok_or(ReactorError::NoSuchArray)?.owner())
+        self.peers.directory.get(array).ok_or(ReactorError::NoSuchArray)
+    }
+
+    /// Asks the owners of all lanes at once.
+    fn ask_lanes<T>(
+        &self,
+        listed: &Listed,
+        command: impl Fn(LaneId, Reply<T>) -> Command,
+    ) -> Vec<Result<T, ReactorError>> {
+        let lanes = listed.lanes().iter();
+        let asked: Vec<_> =
+            lanes.map(|lane| self.begin_to_ask(lane.owner(), |reply| command(lane.id(), reply))).collect();
+        asked.into_iter().map(answer_of).collect()
     }
 
     /// The sum of what all reactors answer.
@@ -264,10 +401,13 @@ impl ReactorHandle {
         reactor: ReactorId,
         command: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, ReactorError> {
-        let (reply, answer): (_, Receiver<Result<T, ReactorError>>) = sync_channel(1);
+        answer_of(self.begin_to_ask(reactor, command))
+    }
+
+    fn begin_to_ask<T>(&self, reactor: ReactorId, command: impl FnOnce(Reply<T>) -> Command) -> Awaited<T> {
+        let (reply, answer) = sync_channel(1);
         self.send(reactor, command(reply));
-        // The reactor answers every command it takes, and drops the others when it ends.
-        answer.recv().unwrap_or(Err(ReactorError::Gone))
+        answer
     }
 
     fn send(&self, reactor: ReactorId, command: Command) {
@@ -278,6 +418,89 @@ impl ReactorHandle {
             mailbox.take().clear();
         }
     }
+}
+
+/// A request to a lane, with the devices that it names.
+pub(crate) type LaneOrder = (AdminRequest, Vec<(DeviceId, Device)>);
+
+/// An answer that is on its way.
+type Awaited<T> = Receiver<Result<T, ReactorError>>;
+
+/// The reactor answers every command it takes, and drops the others when it ends.
+fn answer_of<T>(awaited: Awaited<T>) -> Result<T, ReactorError> {
+    awaited.recv().unwrap_or(Err(ReactorError::Gone))
+}
+
+/// The answers of volumes, refusals among them.
+fn answers_of(
+    awaited: Vec<Awaited<AdminOutcome>>,
+) -> Result<Vec<Result<AdminOutcome, AdminRefusal>>, ReactorError> {
+    // All are waited for, so that nothing is under way when this returns.
+    let answers: Vec<_> = awaited.into_iter().map(answer_of).collect();
+    let answer = |answer| match answer {
+        Err(ReactorError::Refused(refusal)) => Ok(Err(refusal)),
+        answer => Ok(Ok(answer?)),
+    };
+    answers.into_iter().map(answer).collect()
+}
+
+/// The answer of an array, from those of its lanes. Lanes in which it is so already do not count beside others.
+fn of_lanes(mut answers: Vec<Result<AdminOutcome, AdminRefusal>>) -> Result<AdminOutcome, ReactorError> {
+    let is_so = |answer: &Result<_, AdminRefusal>| answer.as_ref().is_err_and(AdminRefusal::is_so_already);
+    if answers.iter().any(|answer| !is_so(answer)) {
+        answers.retain(|answer| !is_so(answer));
+    }
+    merge_outcomes(answers).map_err(ReactorError::Refused)
+}
+
+/// A request without devices as each lane gets it. Rates are of the whole array.
+fn requests_of(listed: &Listed, request: &AdminRequest) -> Vec<AdminRequest> {
+    let lanes = u64::from(listed.cut().count());
+    let request = match *request {
+        AdminRequest::Pace { rebuild_min, rebuild_max } => AdminRequest::Pace {
+            rebuild_min: rebuild_min.div_ceil(lanes),
+            rebuild_max: rebuild_max.div_ceil(lanes),
+        },
+        _ => for_lane(request, None),
+    };
+    listed.lanes().iter().map(|_| request.clone()).collect()
+}
+
+/// Where a lane is hosted.
+struct ListedAt {
+    id: LaneId,
+    owner: ReactorId,
+}
+
+impl ListedAt {
+    fn of(listed: &Listed, nth: usize) -> ListedAt {
+        let lane = &listed.lanes()[nth];
+        ListedAt { id: lane.id(), owner: lane.owner() }
+    }
+}
+
+/// What an array offers to clients.
+fn export_of(array: &NewArray) -> Result<ExportInfo, ReactorError> {
+    let geometry = array.lanes[0].volume.status().geometry;
+    let mut devices = array.lanes.iter().flat_map(|lane| &lane.devices);
+    let export = ExportInfo {
+        name: array.name.clone(),
+        description: format!("Calpe array {}+{}, {}", geometry.data, geometry.parity, array.array),
+        size: array.cut.volume_bytes(),
+        read_only: array.read_only,
+        block_min: geometry.sector,
+        block_preferred: geometry.chunk.max(geometry.sector).min(BLOCK_BYTES_MAX),
+        block_max: BLOCK_BYTES_MAX,
+        rotational: devices.any(|(_, device)| device.facts().rotational),
+        trim: true,
+        write_zeroes: true,
+        // Whole stripes of logged arrays; the volume refuses what it would have to write.
+        fast_zero: true,
+        multi_conn: true,
+        cache: true,
+    };
+    export.check().map_err(|fault| ReactorError::Export { name: array.name.clone(), fault })?;
+    Ok(export)
 }
 
 impl Thread {

@@ -5,7 +5,7 @@
 //! back to the reactor that gave the job away. Must not know what jobs are for.
 
 use super::mailbox::Mailbox;
-use super::orders::ArrayId;
+use super::orders::{ArrayId, LaneId};
 use super::sys;
 use crate::daemon::drill;
 use calpe_core::block_io::BufMut;
@@ -26,10 +26,10 @@ const THREADS_MAX: usize = 8;
 /// Jobs of clients that threads take in a row while a job of a rebuild or scrub waits.
 const PASSED_OVER_MAX: u32 = 7;
 
-/// Receiver of a job's result: an operation of an array.
+/// Receiver of a job's result: an operation of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
-    pub(super) array: ArrayId,
+    pub(super) lane: LaneId,
     pub(super) op: OpKey,
 }
 
@@ -248,7 +248,7 @@ impl JobPool {
     /// Takes a job; there must be threads.
     pub(super) fn submit(&self, job: Job, returns: &Arc<Returns>) {
         self.shared.bytes.fetch_add(job.work.input_bytes(), Ordering::Relaxed);
-        self.push(Task { array: job.owner.array, what: What::Job(job), returns: Arc::clone(returns) });
+        self.push(Task { array: job.owner.lane.array(), what: What::Job(job), returns: Arc::clone(returns) });
     }
 
     /// Takes an errand for an array; there must be threads.
@@ -330,6 +330,7 @@ mod tests {
     use super::*;
     use calpe_core::block_io::Pool;
     use calpe_core::codec::{BlockHasher, Codec, CodecJob, Column, Outputs};
+    use calpe_core::units::LaneIndex;
     use calpe_core::volume::Work;
 
     fn task(pool: &Pool, (array, op): (u32, usize), urgency: Urgency, returns: &Arc<Returns>) -> Task {
@@ -339,7 +340,7 @@ mod tests {
             inputs: vec![Column::Owned(pool.alloc(4096))],
             outputs: Outputs::Into(vec![pool.alloc(4096)]),
         };
-        let owner = Owner { array: ArrayId(array), op: OpKey(op) };
+        let owner = Owner { lane: LaneId::new(ArrayId(array), LaneIndex(0)), op: OpKey(op) };
         let what = What::Job(Job { owner, work: Work::Code(work), urgency });
         Task { array: ArrayId(array), what, returns: Arc::clone(returns) }
     }

@@ -227,8 +227,10 @@ impl Drop for Jobs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::reactor::orders::LaneId;
     use calpe_core::block_io::Pool;
     use calpe_core::codec::{Codec, CodecJob, Column, Outputs};
+    use calpe_core::units::LaneIndex;
     use calpe_core::volume::OpKey;
     use std::time::{Duration, Instant};
 
@@ -245,7 +247,7 @@ mod tests {
     }
 
     fn owner(array: u32, op: usize) -> Owner {
-        Owner { array: ArrayId(array), op: OpKey(op) }
+        Owner { lane: LaneId::new(ArrayId(array), LaneIndex(0)), op: OpKey(op) }
     }
 
     fn job_of(pool: &Pool, bytes: usize, array: u32, op: usize, urgency: Urgency) -> Job {
@@ -270,9 +272,9 @@ mod tests {
         let (started, mut seen, mut wakes) = (Instant::now(), vec![false; 500], 0);
         while !seen.iter().all(|done| *done) {
             wakes += u64::from(mailbox.was_woken());
-            while let Some(JobDone { owner: Owner { array, op: OpKey(key) }, done }) = jobs.next_done() {
+            while let Some(JobDone { owner: Owner { lane, op: OpKey(key) }, done }) = jobs.next_done() {
                 let WorkDone::Code(columns) = done;
-                assert_eq!(array, ArrayId(key as u32 % 2));
+                assert_eq!(lane.array(), ArrayId(key as u32 % 2));
                 assert_eq!(columns.outputs[0][..4096], [key as u8; 4096][..], "1+1 is a mirror");
                 assert!(!std::mem::replace(&mut seen[key], true), "done twice");
             }

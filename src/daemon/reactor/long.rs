@@ -275,7 +275,8 @@ impl Longs {
             LongKind::Write => unreachable!("a write waits for its payload, or to be flushed"),
         };
         let (requester, sparse) = (connections.requester(key), connections[key].takes_parts(&request));
-        Some(Order { requester, request, payload, charge, long: Some(long), sparse })
+        let (asked, long) = (request.offset, Some(long));
+        Some(Order { requester, request, payload, asked, part: None, charge, long, sparse })
     }
 
     /// Receives the payload of a connection's long write, as soon as there is room for it.
@@ -479,8 +480,8 @@ impl Longs {
 
 /// The order of a long write whose payload is complete.
 pub(super) fn written(requester: Requester, long: usize, request: Request, buf: BufMut) -> Order {
-    let charge = buf.len();
-    Order { requester, request, payload: Some(buf), charge, long: Some(long), sparse: false }
+    let (asked, charge, long) = (request.offset, buf.len(), Some(long));
+    Order { requester, request, payload: Some(buf), asked, part: None, charge, long, sparse: false }
 }
 
 #[cfg(test)]

@@ -6,15 +6,15 @@
 
 use super::admission::Origin;
 use super::connection::Connection;
+use super::directory::Listed;
 use super::error::ReactorError;
 use super::fence::Traffic;
 use super::listener::Listener;
-use super::order::Ticket;
-use super::orders::{ArrayId, Order, Outcome, ReactorId, Requester};
+use super::orders::{ArrayId, LaneId, LaneTicket, Order, Outcome, ReactorId, Requester};
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminOutcome, AdminRequest, Orphan, Volume, VolumeStatus};
+use calpe_core::volume::{AdminOutcome, AdminRequest, LaneCut, Orphan, Volume, VolumeStatus};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
@@ -30,14 +30,28 @@ pub(crate) struct NewArray {
     pub array: uuid::Uuid,
     /// Its name, which is its export's name.
     pub name: String,
-    /// Its volume, assembled on `devices`.
-    pub volume: Box<dyn Volume>,
-    /// Its open devices, under the ids that the volume knows them by.
-    pub devices: Vec<(DeviceId, Device)>,
+    /// How its volume is cut into those of its lanes.
+    pub cut: LaneCut,
+    /// Its lanes.
+    pub lanes: Vec<NewLane>,
     /// Clients may only read.
     pub read_only: bool,
     /// Which certificates may use it; none: all of them.
     pub rules: Option<Arc<PeerRules>>,
+}
+
+/// A lane of an array that is to be served.
+pub(crate) struct NewLane {
+    /// Its volume, assembled on `devices`.
+    pub volume: Box<dyn Volume>,
+    /// Its open devices, under the ids that the volume knows them by.
+    pub devices: Vec<(DeviceId, Device)>,
+}
+
+impl std::fmt::Debug for NewLane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewLane").field("devices", &self.devices).finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for NewArray {
@@ -49,8 +63,10 @@ impl std::fmt::Debug for NewArray {
 /// What reactors know of an array.
 #[derive(Clone, Debug)]
 pub(crate) struct ArrayFacts {
-    /// What the volume says.
+    /// What its lanes together say.
     pub status: VolumeStatus,
+    /// What each of its lanes says.
+    pub of_lane: Vec<VolumeStatus>,
     /// Connections that chose it.
     pub clients: usize,
     /// What they did.
@@ -61,30 +77,38 @@ pub(crate) struct ArrayFacts {
     pub turns: u64,
 }
 
+/// What the reactor of a lane knows of it.
+#[derive(Debug)]
+pub(super) struct LaneFacts {
+    pub(super) status: VolumeStatus,
+    pub(super) turns: u64,
+}
+
 /// A reply channel of one command.
 pub(super) type Reply<T> = SyncSender<Result<T, ReactorError>>;
 
 #[derive(Debug)]
 pub(super) enum Command {
-    AddArray {
-        id: ArrayId,
-        array: NewArray,
+    AddLane {
+        listed: Arc<Listed>,
+        id: LaneId,
+        lane: NewLane,
         reply: Reply<()>,
     },
     Admin {
-        array: ArrayId,
+        lane: LaneId,
         request: AdminRequest,
         devices: Vec<(DeviceId, Device)>,
         reply: Reply<AdminOutcome>,
     },
     Would {
-        array: ArrayId,
+        lane: LaneId,
         request: AdminRequest,
         reply: Reply<AdminOutcome>,
     },
     Status {
-        array: ArrayId,
-        reply: Reply<ArrayFacts>,
+        lane: LaneId,
+        reply: Reply<LaneFacts>,
     },
     /// Ends the sessions of an array that go beyond its rules, which have changed.
     EndExceeding {
@@ -100,8 +124,8 @@ pub(super) enum Command {
         anonymous: bool,
         reply: Reply<usize>,
     },
-    StopArray {
-        array: ArrayId,
+    StopLane {
+        lane: LaneId,
         reply: Reply<AdminOutcome>,
     },
     Listen {
@@ -113,15 +137,15 @@ pub(super) enum Command {
 /// What reactors tell one another.
 #[derive(Debug)]
 pub(super) enum Post {
-    /// To the owner of an array: an order.
-    Order { array: ArrayId, order: Order },
+    /// To the owner of a lane: an order.
+    Order { lane: LaneId, order: Order },
     /// To the owner: a waiting order goes on.
-    Resume { array: ArrayId, ticket: Ticket },
+    Resume(LaneTicket),
     /// To the owner: a waiting order is given up.
-    GiveUp { array: ArrayId, ticket: Ticket },
+    GiveUp(LaneTicket),
     /// To the owner: a client has hung up, and later requests wait for its modifying ones. `hold` has all
     /// reads go to the owner from the moment when that was found.
-    Orphan { array: ArrayId, requester: Requester, hold: Option<Orphan> },
+    Orphan { lane: LaneId, requester: Requester, hold: Option<Orphan> },
     /// From the owner.
     Outcome(Outcome),
     /// From the reactor that accepts clients: a client to serve.

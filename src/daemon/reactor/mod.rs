@@ -24,6 +24,7 @@ mod fence;
 mod handle;
 mod job_pool;
 mod jobs;
+mod joins;
 mod large;
 mod link;
 mod listener;
@@ -51,7 +52,7 @@ pub(crate) use error::ReactorError;
 pub(crate) use event_loop::ReactorConfig;
 pub(crate) use handle::ReactorHandle;
 pub(crate) use listener::{ListenAddress, ListenError, ListenTls, Listener};
-pub(crate) use mailbox::{ArrayFacts, NewArray};
+pub(crate) use mailbox::{ArrayFacts, NewArray, NewLane};
 pub(crate) use orders::ArrayId;
 
 pub(crate) use sys::exit_at_once;

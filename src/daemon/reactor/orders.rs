@@ -3,13 +3,45 @@
 
 use super::order::Ticket;
 use calpe_core::block_io::BufMut;
+use calpe_core::format::MAX_LANES;
 use calpe_core::nbd::{Command, Errno, HEALTH_DEGRADED, HEALTH_LOST, Request, STATE_HOLE, STATE_ZERO};
-use calpe_core::units::VolumeOffset;
+use calpe_core::units::{LaneIndex, VolumeOffset};
 use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, VolumeExtent};
 
 /// Names an array; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ArrayId(pub u32);
+
+/// Names a lane of an array, which one reactor hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct LaneId(u32);
+
+/// Bits of a [`LaneId`] that are the lane's index.
+const LANE_BITS: u32 = (MAX_LANES as u32).next_power_of_two().ilog2();
+
+impl LaneId {
+    pub(super) fn new(array: ArrayId, lane: LaneIndex) -> LaneId {
+        LaneId(array.0 << LANE_BITS | u32::from(lane.0))
+    }
+
+    /// One that was made a number.
+    pub(super) fn from_number(number: u32) -> LaneId {
+        LaneId(number)
+    }
+
+    /// A number of its own.
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(super) fn array(self) -> ArrayId {
+        ArrayId(self.0 >> LANE_BITS)
+    }
+
+    pub(super) fn lane(self) -> LaneIndex {
+        LaneIndex((self.0 & ((1 << LANE_BITS) - 1)) as u16)
+    }
+}
 
 /// Names a reactor: the reactors of a daemon are numbered from zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +57,9 @@ impl std::fmt::Display for ConnectionId {
     }
 }
 
+/// The place of a request in the order of a lane.
+pub(super) type LaneTicket = (LaneId, Ticket);
+
 /// The requester of an order, which gets its outcome: a client, over its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Requester {
@@ -33,12 +68,18 @@ pub(super) struct Requester {
     pub(super) connection: ConnectionId,
 }
 
-/// A request for a volume, on its way.
+/// A request for the volume of a lane, on its way.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) requester: Requester,
+    /// With its offset in the volume of the lane.
     pub(super) request: Request,
+    /// What is to be written, or memory for what is to be read.
     pub(super) payload: Option<BufMut>,
+    /// Its offset in the volume of the array.
+    pub(super) asked: u64,
+    /// The request of several lanes that it is a part of.
+    pub(super) part: Option<PartId>,
     /// Bytes of its requester's memory that it holds.
     pub(super) charge: usize,
     /// The long request that it is a part of.
@@ -47,11 +88,23 @@ pub(super) struct Order {
     pub(super) sparse: bool,
 }
 
+/// Names a part of a request of several lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartId {
+    /// The request, on the reactor of its connection.
+    pub(super) whole: usize,
+    /// Which of its parts.
+    pub(super) nth: usize,
+}
+
 /// The result of an order that its volume has ended.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) requester: Requester,
+    /// With its offset in the volume of the array.
     pub(super) request: Request,
+    /// The request of several lanes that it is a part of.
+    pub(super) part: Option<PartId>,
     pub(super) charge: usize,
     pub(super) long: Option<usize>,
     /// Of a question about two contexts: (bytes, flags) of base:allocation.
@@ -61,8 +114,9 @@ pub(super) struct Answer {
 
 /// The answer to a read that brought these bytes.
 pub(super) fn answer_of(order: Order, buf: BufMut) -> Answer {
-    let Order { requester, request, charge, long, .. } = order;
-    Answer { requester, request, charge, long, allocation: Vec::new(), result: Ok(ClientReply::Data(buf)) }
+    let Order { requester, request, asked, part, charge, long, .. } = order;
+    let (request, result) = (Request { offset: asked, ..request }, Ok(ClientReply::Data(buf)));
+    Answer { requester, request, part, charge, long, allocation: Vec::new(), result }
 }
 
 /// What arrays tell requesters.
@@ -71,12 +125,12 @@ pub(super) enum Outcome {
     /// An order has ended.
     Answer(Answer),
     /// An order waits for others: its volume does not have it.
-    Waits { requester: Requester, ticket: Ticket, modifies: bool },
+    Waits { requester: Requester, ticket: LaneTicket, modifies: bool },
     /// A waiting order may go on.
-    MayGoOn { requester: Requester, ticket: Ticket, modifies: bool },
+    MayGoOn { requester: Requester, ticket: LaneTicket, modifies: bool },
     /// An order was dropped: its array is gone, or its client gave it up. `waited`: its ticket, if it waited
     /// for others.
-    Dropped { order: Order, waited: Option<Ticket> },
+    Dropped { order: Order, waited: Option<LaneTicket> },
     /// For everybody.
     News(News),
 }

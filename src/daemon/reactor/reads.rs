@@ -9,10 +9,11 @@
 //! Invariants: a read that is taken ends once, with its bytes or with its order given back; a device is
 //! counted as being read as long as the kernel or a thread may use it. Must not know connections.
 
-use super::directory::Listed;
+use super::directory::ListedLane;
 use super::job_pool::{Errand, ErrandDone};
 use super::jobs::Jobs;
-use super::orders::{ArrayId, Order, ReactorId};
+use super::joins::join_bytes;
+use super::orders::{ArrayId, LaneId, Order, ReactorId};
 use crate::member::{DeviceReads, Ring, SharedDevice};
 use calpe_core::block_io::{BufMut, DeviceId, Pool};
 use calpe_core::nbd::Command;
@@ -39,7 +40,7 @@ const PATIENCE_NANOS: u64 = 2_000_000_000;
 pub(super) struct Reads {
     me: ReactorId,
     pool: Pool,
-    devices: HashMap<ArrayId, Devices>,
+    devices: HashMap<LaneId, Devices>,
     gathered: Gathered,
     portioned: Slab<Portioned>,
     portions: Slab<Portion>,
@@ -53,10 +54,10 @@ pub(super) enum Ended {
     /// With its bytes.
     Read(Order, BufMut),
     /// The owner has to be asked.
-    AskOwner(Arc<Listed>, Order),
+    AskOwner(Arc<ListedLane>, Order),
 }
 
-/// The devices of an array, as of one version.
+/// The devices of a lane, as of one version.
 struct Devices {
     version: u64,
     /// In the order of their ids.
@@ -74,15 +75,33 @@ impl Devices {
 /// Small reads of one array that were made and are to be verified together.
 #[derive(Default)]
 struct Gathered {
-    array: Option<Arc<Listed>>,
+    lanes: Vec<GatheredOfLane>,
+    bytes: usize,
+}
+
+/// Those of one lane.
+struct GatheredOfLane {
+    lane: Arc<ListedLane>,
     plan: ReadPlan,
     reads: Vec<(Order, BufMut)>,
-    bytes: usize,
+}
+
+impl Gathered {
+    /// Those of a lane; there are none of another array.
+    fn of(&mut self, lane: &Arc<ListedLane>) -> &mut GatheredOfLane {
+        let at = self.lanes.iter().position(|other| Arc::ptr_eq(&other.lane, lane));
+        let at = at.unwrap_or_else(|| {
+            let (lane, plan, reads) = (Arc::clone(lane), ReadPlan::default(), Vec::new());
+            self.lanes.push(GatheredOfLane { lane, plan, reads });
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at]
+    }
 }
 
 /// A read whose portions are under way.
 struct Portioned {
-    array: Arc<Listed>,
+    lane: Arc<ListedLane>,
     order: Order,
     /// The buffers of the portions that have ended well.
     parts: Vec<Option<BufMut>>,
@@ -135,56 +154,62 @@ impl Reads {
         ring: &mut Ring,
         jobs: &mut Jobs,
         now: Timestamp,
-        array: &Arc<Listed>,
+        lane: &Arc<ListedLane>,
         order: Order,
     ) -> Option<Order> {
         let request = &order.request;
         let is_of_blocks = |bytes: u64| bytes.is_multiple_of(ROW_BYTES);
         let is_whole = request.length > 0 && is_of_blocks(request.offset) && is_of_blocks(request.length);
-        let Some(reader) = array.reader().filter(|_| request.command == Command::Read && is_whole) else {
+        let Some(reader) = lane.reader().filter(|_| request.command == Command::Read && is_whole) else {
             return Some(order);
         };
-        self.refresh(array);
-        let are_memory = self.devices[&array.id()].are_memory;
+        self.refresh(lane);
+        let are_memory = self.devices[&lane.id()].are_memory;
         if are_memory && request.length < PORTION_BYTES {
-            self.gather(array, reader, order)
+            self.gather(lane, reader, order)
         } else {
-            self.begin(ring, jobs, now, array, reader, order)
+            self.begin(ring, jobs, now, lane, reader, order)
         }
     }
 
-    /// Takes note of the present devices of an array.
-    fn refresh(&mut self, array: &Listed) {
-        let version = array.devices().version();
-        if self.devices.get(&array.id()).is_some_and(|devices| devices.version == version) {
+    /// Takes note of the present devices of a lane.
+    fn refresh(&mut self, lane: &ListedLane) {
+        let version = lane.devices().version();
+        if self.devices.get(&lane.id()).is_some_and(|devices| devices.version == version) {
             return;
         }
-        let all = array.devices().all();
+        let all = lane.devices().all();
         let are_memory = all.iter().all(|(_, device)| device.is_memory());
-        self.devices.insert(array.id(), Devices { version, all, are_memory });
+        self.devices.insert(lane.id(), Devices { version, all, are_memory });
     }
 
     /// Forgets the devices of an array that is gone.
     pub(super) fn forget(&mut self, array: ArrayId) {
-        self.devices.remove(&array);
+        self.devices.retain(|lane, _| lane.array() != array);
+        if self.gathered.bytes == 0 {
+            self.gathered.lanes.clear();
+        }
     }
 }
 
 /// Small reads from memory.
 impl Reads {
-    fn gather(&mut self, array: &Arc<Listed>, reader: &ViewReader, order: Order) -> Option<Order> {
-        if self.gathered.array.as_ref().is_some_and(|other| !Arc::ptr_eq(other, array)) {
+    fn gather(&mut self, lane: &Arc<ListedLane>, reader: &ViewReader, order: Order) -> Option<Order> {
+        let is_other = |of: &GatheredOfLane| of.lane.id().array() != lane.id().array();
+        if self.gathered.lanes.first().is_some_and(is_other) {
             self.verify_gathered();
+            self.gathered.lanes.clear();
         }
         let (offset, len) = (VolumeOffset(order.request.offset), order.request.length as usize);
-        let Gathered { plan, .. } = &mut self.gathered;
+        let GatheredOfLane { plan, reads, .. } = self.gathered.of(lane);
         let before = plan.extent();
         let first = plan.pieces().len();
         if reader.plan_also(offset, len, plan).is_err() {
             return Some(order);
         }
-        let mut buf = self.pool.alloc(len);
-        let devices = &self.devices[&array.id()];
+        let mut order = order;
+        let mut buf = order.payload.take().unwrap_or_else(|| self.pool.alloc(len));
+        let devices = &self.devices[&lane.id()];
         let mut at = 0;
         for piece in &plan.pieces()[first..] {
             let target = &mut buf[at..at + piece.len];
@@ -196,9 +221,8 @@ impl Reads {
                 return Some(order);
             }
         }
-        self.gathered.array.get_or_insert_with(|| Arc::clone(array));
+        reads.push((order, buf));
         self.gathered.bytes += len;
-        self.gathered.reads.push((order, buf));
         if self.gathered.bytes >= GATHERED_BYTES_MAX {
             self.verify_gathered();
         }
@@ -207,18 +231,23 @@ impl Reads {
 
     /// Verifies what was gathered.
     pub(super) fn verify_gathered(&mut self) {
-        let Some(array) = self.gathered.array.take() else { return };
-        let reader = array.reader().expect("it has planned them");
-        let Gathered { plan, reads, bytes, .. } = &mut self.gathered;
-        let all_are_right = reader.verify(plan, reads.iter().map(|(_, buf)| &buf[..]));
-        for (order, buf) in reads.drain(..) {
-            // The owner finds out which is wrong.
-            self.ended.push_back(match all_are_right {
-                true => Ended::Read(order, buf),
-                false => Ended::AskOwner(Arc::clone(&array), order),
-            });
+        if self.gathered.bytes == 0 {
+            return;
         }
-        plan.clear();
+        let Gathered { lanes, bytes } = &mut self.gathered;
+        let plans = lanes.iter().map(|of| (of.lane.reader().expect("it has planned them"), &of.plan));
+        let buffers = lanes.iter().flat_map(|of| of.reads.iter().map(|(_, buf)| &buf[..]));
+        let all_are_right = ViewReader::verify_all(plans, buffers);
+        for GatheredOfLane { lane, plan, reads } in lanes {
+            for (order, buf) in reads.drain(..) {
+                // The owner finds out which is wrong.
+                self.ended.push_back(match all_are_right {
+                    true => Ended::Read(order, buf),
+                    false => Ended::AskOwner(Arc::clone(lane), order),
+                });
+            }
+            plan.clear();
+        }
         *bytes = 0;
     }
 }
@@ -230,7 +259,7 @@ impl Reads {
         ring: &mut Ring,
         jobs: &mut Jobs,
         now: Timestamp,
-        array: &Arc<Listed>,
+        lane: &Arc<ListedLane>,
         reader: &ViewReader,
         order: Order,
     ) -> Option<Order> {
@@ -239,7 +268,7 @@ impl Reads {
         let mut at = offset;
         while at < offset + length {
             let end = ((at / PORTION_BYTES + 1) * PORTION_BYTES).min(offset + length);
-            let plan = self.plan(array.id(), reader, at, (end - at) as usize);
+            let plan = self.plan(lane.id(), reader, at, (end - at) as usize);
             let Some(plan) = plan else {
                 planned.into_iter().for_each(|(plan, files): (ReadPlan, Vec<_>)| self.give_up(plan, &files));
                 return Some(order);
@@ -247,17 +276,18 @@ impl Reads {
             planned.push(plan);
             at = end;
         }
-        let mut buf = self.pool.alloc(length as usize);
+        let mut order = order;
+        let mut buf = order.payload.take().unwrap_or_else(|| self.pool.alloc(length as usize));
         let count = planned.len();
         let read = self.portioned.insert(Portioned {
-            array: Arc::clone(array),
+            lane: Arc::clone(lane),
             order,
             parts: (0..count).map(|_| None).collect(),
             left: count,
             failed: false,
             since: now,
         });
-        let are_memory = self.devices[&array.id()].are_memory;
+        let are_memory = self.devices[&lane.id()].are_memory;
         // Those that threads take first: they copy while this one does.
         let idle = if are_memory { jobs.idle_threads() } else { 0 };
         let threads = count * idle / (idle + 1);
@@ -286,7 +316,7 @@ impl Reads {
     /// Plans a portion, and counts its devices as being read. None where the owner has to be asked.
     fn plan(
         &mut self,
-        array: ArrayId,
+        lane: LaneId,
         reader: &ViewReader,
         offset: u64,
         len: usize,
@@ -294,7 +324,7 @@ impl Reads {
         let mut plan = self.spare.pop().unwrap_or_default();
         let mut files = Vec::new();
         let is_planned = reader.plan(VolumeOffset(offset), len, &mut plan).is_ok();
-        let devices = &self.devices[&array];
+        let devices = &self.devices[&lane];
         let begin = |id: DeviceId| {
             devices.find(id).filter(|file| !file.is_full(self.me.0, DEPTH_MAX) && file.begin(self.me.0))
         };
@@ -323,7 +353,7 @@ impl Reads {
             let is_right = read_and_verify(&reader, &plan, &files, &mut buf);
             ErrandDone { key, buf, is_right }
         });
-        let array = self.portioned[*read].array.id();
+        let array = self.portioned[*read].lane.id().array();
         if let Err(errand) = jobs.send(array, errand) {
             self.errand_ended(errand());
         }
@@ -360,12 +390,12 @@ impl Reads {
             self.portion_ended(key, None);
             return;
         }
-        let array = &self.portioned[portion.read].array;
-        let reader = array.reader().expect("it has planned the read");
+        let lane = &self.portioned[portion.read].lane;
+        let reader = lane.reader().expect("it has planned the read");
         let buffers = portion.pieces.iter().map(|piece| piece.as_deref().expect("all have come"));
         let is_right = reader.verify(&portion.plan, buffers);
         let pieces = std::mem::take(&mut portion.pieces).into_iter().flatten();
-        let whole = is_right.then(|| join(&self.pool, pieces));
+        let whole = is_right.then(|| join_bytes(&self.pool, pieces));
         self.portion_ended(key, whole);
     }
 
@@ -380,10 +410,10 @@ impl Reads {
         if portioned.left > 0 {
             return;
         }
-        let Portioned { array, order, parts, failed, .. } = self.portioned.remove(read);
+        let Portioned { lane, order, parts, failed, .. } = self.portioned.remove(read);
         self.ended.push_back(match failed {
-            true => Ended::AskOwner(array, order),
-            false => Ended::Read(order, join(&self.pool, parts.into_iter().flatten())),
+            true => Ended::AskOwner(lane, order),
+            false => Ended::Read(order, join_bytes(&self.pool, parts.into_iter().flatten())),
         });
     }
 
@@ -403,8 +433,8 @@ impl Reads {
             }
             self.in_kernel.abandon(|key| of_it.contains(&key));
             of_it.into_iter().for_each(|key| self.spare.push(self.portions.remove(key).plan));
-            let Portioned { array, order, .. } = self.portioned.remove(read);
-            self.ended.push_back(Ended::AskOwner(array, order));
+            let Portioned { lane, order, .. } = self.portioned.remove(read);
+            self.ended.push_back(Ended::AskOwner(lane, order));
         }
     }
 }
@@ -434,18 +464,4 @@ fn read_and_verify(
         at += piece.len;
     }
     reader.verify(plan, std::iter::once(&buf[..]))
-}
-
-/// Joins parts of one buffer again.
-fn join(pool: &Pool, mut parts: impl Iterator<Item = BufMut>) -> BufMut {
-    let mut whole = parts.next().expect("a read has at least one part");
-    for part in parts {
-        if let Err(part) = whole.try_unsplit(part) {
-            let mut longer = pool.alloc(whole.len() + part.len());
-            longer[..whole.len()].copy_from_slice(&whole);
-            longer[whole.len()..].copy_from_slice(&part);
-            whole = longer;
-        }
-    }
-    whole
 }

@@ -4,11 +4,11 @@ use super::*;
 use crate::daemon::events::EventLog;
 use crate::member::{Access, Device};
 use calpe_core::block_io::{DeviceId, IoOp, IoToken, IoValue, Pool};
-use calpe_core::format::{ChecksumKind, Geometry, MemberSet, MemberState};
+use calpe_core::format::{ChecksumKind, Geometry, Lanes, MemberSet, MemberState};
 use calpe_core::units::{ByteOffset, MemberIndex, Timestamp};
 use calpe_core::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayState, ClientError, ClientReply,
-    ClientRequest, LogState, MemberStatus, PartLen, RequestId, Volume, VolumeEvent, VolumeExtent,
+    ClientRequest, LaneCut, LogState, MemberStatus, PartLen, RequestId, Volume, VolumeEvent, VolumeExtent,
     VolumeOutput, VolumeStatus,
 };
 use slab::Slab;
@@ -111,7 +111,7 @@ impl Volume for PassThrough {
                     }
                     ClientRequest::Flush => IoOp::Flush,
                     ClientRequest::Trim { offset, len, .. } => {
-                        if offset.0 == LOSES_WRITES {
+                        if (offset.0 + 4096).is_multiple_of(BYTES / 4) {
                             out.actions.push(ArrayAction::WritesLost);
                         }
                         IoOp::Zero { offset: at(offset), len, may_unmap: true }
@@ -246,7 +246,8 @@ impl Served {
         )
         .unwrap();
         let gate = Arc::default();
-        let array = add_gated(&handle, "disk", &dir.path().join("member.img"), Arc::clone(&gate)).unwrap();
+        let path = dir.path().join("member.img");
+        let array = add_lanes(&handle, "disk", &path, Arc::clone(&gate), 4).unwrap();
         handle.listen(Listener::bind(&ListenAddress::Unix(dir.path().join("nbd.sock"))).unwrap());
         let tcp = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let ListenAddress::Tcp(address) = tcp.address() else { unreachable!("bound to TCP") };
@@ -294,12 +295,37 @@ fn add_gated(
     path: &std::path::Path,
     gate: Arc<AtomicBool>,
 ) -> Result<ArrayId, ReactorError> {
-    let device = match Device::create_sparse(path, BYTES) {
-        Ok(device) => device,
-        Err(_) => Device::open(path, Access::Exclusive).unwrap(),
+    add_lanes(handle, name, path, gate, 1)
+}
+
+/// Lane 0 is on the file of this path, the others on files beside it.
+fn add_lanes(
+    handle: &ReactorHandle,
+    name: &str,
+    path: &std::path::Path,
+    gate: Arc<AtomicBool>,
+    lanes: u16,
+) -> Result<ArrayId, ReactorError> {
+    let lane = |nth: u16| {
+        let path = if nth == 0 { path.to_owned() } else { path.with_extension(format!("{nth}")) };
+        let device = match Device::create_sparse(&path, BYTES) {
+            Ok(device) => device,
+            Err(_) => Device::open(&path, Access::Exclusive).unwrap(),
+        };
+        let id = handle.next_device_id();
+        let volume = Box::new(PassThrough { gate: Arc::clone(&gate), ..PassThrough::new(id) });
+        NewLane { volume, devices: vec![(id, device)] }
     };
-    let id = handle.next_device_id();
-    add_volume(handle, name, PassThrough { gate, ..PassThrough::new(id) }, device)
+    handle.add_array(new_array(name, (0..lanes).map(lane).collect()))
+}
+
+fn new_array(name: &str, lanes: Vec<NewLane>) -> NewArray {
+    let cut = match lanes.len() as u16 {
+        1 => Lanes::ONE,
+        count => Lanes { count, group: 1 },
+    };
+    let cut = LaneCut::new(cut, 65536, BYTES);
+    NewArray { array: uuid::Uuid::nil(), name: name.into(), cut, lanes, read_only: false, rules: None }
 }
 
 fn add_volume(
@@ -309,18 +335,11 @@ fn add_volume(
     device: Device,
 ) -> Result<ArrayId, ReactorError> {
     let id = volume.device.expect("it has one");
-    let volume = Box::new(volume);
-    handle.add_array(NewArray {
-        array: uuid::Uuid::nil(),
-        name: name.into(),
-        volume,
-        devices: vec![(id, device)],
-        read_only: false,
-        rules: None,
-    })
+    let lane = NewLane { volume: Box::new(volume), devices: vec![(id, device)] };
+    handle.add_array(new_array(name, vec![lane]))
 }
 
-/// A TRIM of this offset lets the volume say that writes are lost.
+/// A TRIM of this offset lets the volume of a lane say that writes are lost.
 const LOSES_WRITES: u64 = BYTES - 4096;
 
 /// A minimal NBD client: EXPORT_NAME, simple replies, so that what it sends is plain to see.
@@ -656,24 +675,18 @@ fn names_are_unique_and_choose_the_array() {
 #[test]
 fn a_device_that_the_volume_refuses_is_closed_again() {
     let served = Served::new(false);
-    let path = served.dir.path().join("new.img");
-    let device = Device::create_sparse(&path, BYTES).unwrap();
-    let id = served.handle.next_device_id();
-    let request = AdminRequest::Replace {
-        member: MemberIndex(0),
-        device: calpe_core::volume::NewDevice {
-            device: id,
-            uuid: uuid::Uuid::nil(),
-            bytes: BYTES,
-            superblock: None,
-            bad_copies: Vec::new(),
-            known_zero: true,
-        },
+    let path = |lane: usize| served.dir.path().join(format!("new-{lane}.img"));
+    let request = |lane| {
+        let device = Device::create_sparse(&path(lane), BYTES).unwrap();
+        let id = served.handle.next_device_id();
+        let mut new = calpe_core::volume::NewDevice::new(id, uuid::Uuid::nil(), BYTES);
+        new.known_zero = true;
+        (AdminRequest::Replace { member: MemberIndex(0), device: new }, vec![(id, device)])
     };
-    let error = served.handle.admin(served.array, request, vec![(id, device)]).unwrap_err();
+    let error = served.handle.admin(served.array, (0..4).map(request).collect()).unwrap_err();
     assert!(matches!(error, ReactorError::Refused(_)), "{error}");
     crate::member::await_closings(Duration::from_secs(20));
-    Device::open(&path, Access::Exclusive).unwrap();
+    (0..4).for_each(|lane| drop(Device::open(&path(lane), Access::Exclusive).unwrap()));
 }
 
 /// It was told the size and the rights of that one, whatever has its name when there is a place.

@@ -1,10 +1,10 @@
 //! Counts of a connection's requests: handed to a volume, waiting for others, and going on.
 //!
 //! Invariant: a request that modifies is counted at the connection's seat from before it is handed over until
-//! it has ended, was dropped, or waits.
+//! it has ended, was dropped, or waits. One of several lanes is counted there once for each part.
 
 use crate::daemon::reactor::connection::{Connection, Work};
-use crate::daemon::reactor::order::Ticket;
+use crate::daemon::reactor::orders::LaneTicket;
 use calpe_core::units::Timestamp;
 
 impl Connection {
@@ -16,8 +16,27 @@ impl Connection {
 
     /// Counts a request that a volume has ended.
     pub(in crate::daemon::reactor) fn request_ended(&mut self, modifies: bool, now: Timestamp) {
-        self.work.in_flight -= 1;
         self.ends_modifying(modifies);
+        self.whole_ended(now);
+    }
+
+    /// Counts one more part of a request, which is counted itself.
+    pub(in crate::daemon::reactor) fn part_begins(&mut self, modifies: bool) {
+        self.begins_modifying(modifies);
+    }
+
+    /// Counts a part of a request that has ended, or was dropped. `waited`: its ticket, if it waited for
+    /// others when it was dropped.
+    pub(in crate::daemon::reactor) fn part_ended(&mut self, modifies: bool, waited: Option<LaneTicket>) {
+        // It may have been told to go on since.
+        if !waited.is_some_and(|ticket| self.work.waiting.remove(&ticket)) {
+            self.ends_modifying(modifies);
+        }
+    }
+
+    /// Counts a request of which all parts have ended.
+    pub(in crate::daemon::reactor) fn whole_ended(&mut self, now: Timestamp) {
+        self.work.in_flight -= 1;
         self.refresh_dismissal(now);
     }
 
@@ -27,22 +46,19 @@ impl Connection {
     }
 
     /// Counts a request that was dropped. `waited`: its ticket, if it waited for others then.
-    pub(in crate::daemon::reactor) fn request_lost(&mut self, modifies: bool, waited: Option<Ticket>) {
+    pub(in crate::daemon::reactor) fn request_lost(&mut self, modifies: bool, waited: Option<LaneTicket>) {
         self.work.in_flight -= 1;
-        // It may have been told to go on since.
-        if !waited.is_some_and(|ticket| self.work.waiting.remove(&ticket)) {
-            self.ends_modifying(modifies);
-        }
+        self.part_ended(modifies, waited);
     }
 
     /// A request that was handed over waits for others.
-    pub(in crate::daemon::reactor) fn request_waits(&mut self, ticket: Ticket, modifies: bool) {
+    pub(in crate::daemon::reactor) fn request_waits(&mut self, ticket: LaneTicket, modifies: bool) {
         self.work.waiting.insert(ticket);
         self.ends_modifying(modifies);
     }
 
     /// A request that waited is about to go on.
-    pub(in crate::daemon::reactor) fn request_resumes(&mut self, ticket: Ticket, modifies: bool) {
+    pub(in crate::daemon::reactor) fn request_resumes(&mut self, ticket: LaneTicket, modifies: bool) {
         self.work.waiting.remove(&ticket);
         self.begins_modifying(modifies);
     }
@@ -60,14 +76,14 @@ impl Connection {
     }
 
     /// Queues a request that no longer has to wait.
-    pub(in crate::daemon::reactor) fn push_ready(&mut self, ticket: Ticket, modifies: bool) {
+    pub(in crate::daemon::reactor) fn push_ready(&mut self, ticket: LaneTicket, modifies: bool) {
         if self.work.waiting.contains(&ticket) {
             self.work.ready.push_back((ticket, modifies));
         }
     }
 
     /// The next request that no longer has to wait.
-    pub(in crate::daemon::reactor) fn pop_ready(&mut self) -> Option<(Ticket, bool)> {
+    pub(in crate::daemon::reactor) fn pop_ready(&mut self) -> Option<(LaneTicket, bool)> {
         let Work { ready, waiting, .. } = &mut self.work;
         // One that was dropped meanwhile goes nowhere.
         std::iter::from_fn(|| ready.pop_front()).find(|(ticket, _)| waiting.contains(ticket))

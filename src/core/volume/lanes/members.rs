@@ -1,0 +1,69 @@
+//! Members that are out of service in some lanes and in service in others, with the same device.
+//!
+//! Each lane judges its own operations, so a device that fails is noticed by the lanes that use it at that
+//! moment. That is safe, as no lane counts on another one; but a device is one thing, which is brought back or
+//! replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an administrator
+//! had: a lane that needs it to serve refuses that, and keeps it.
+
+use crate::array::VolumeStatus;
+use crate::block_io::DeviceId;
+use crate::format::MemberState;
+use crate::units::{LaneIndex, MemberIndex};
+
+/// A lane that still has a member which others are without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfStep {
+    /// Which lane.
+    pub lane: LaneIndex,
+    /// Which member.
+    pub member: MemberIndex,
+    /// Its device there.
+    pub device: DeviceId,
+    /// Its state in the other lane: failed, offline or missing.
+    pub state: MemberState,
+}
+
+/// The members to take out of lanes, because others are without the same device.
+#[must_use]
+pub fn out_of_step(of_lane: &[VolumeStatus]) -> Vec<OutOfStep> {
+    let width = of_lane.first().map_or(0, |lane| lane.members.len());
+    let mut all = Vec::new();
+    for at in 0..width {
+        let members = || of_lane.iter().map(|lane| &lane.members[at]);
+        let is_in = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
+        for (lane, own) in (0..).map(LaneIndex).zip(members()) {
+            let Some(device) = own.device.filter(|_| is_in(own.state)) else { continue };
+            let gone = members().find(|other| !is_in(other.state) && other.uuid == own.uuid);
+            all.extend(gone.map(|gone| OutOfStep { lane, member: own.index, device, state: gone.state }));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SimArray, SimShape};
+    use crate::volume::AdminRequest;
+    use uuid::Uuid;
+
+    #[test]
+    fn a_device_that_is_out_of_one_lane_is_to_leave_the_others_but_another_device_is_not() {
+        let mut sim = SimArray::create(SimShape::new(2, 1, 4096, 4), 1);
+        let whole = sim.status();
+        sim.admin(AdminRequest::Offline { member: MemberIndex(1) }).expect("it leaves");
+        let out = sim.status();
+        assert_eq!(out_of_step(&[whole.clone(), whole.clone()]), []);
+        assert_eq!(out_of_step(&[out.clone(), out.clone()]), []);
+        let wanted = OutOfStep {
+            lane: LaneIndex(1),
+            member: MemberIndex(1),
+            device: DeviceId(1),
+            state: MemberState::Offline,
+        };
+        assert_eq!(out_of_step(&[out.clone(), whole.clone()]), [wanted]);
+        let mut other = whole;
+        other.members[1].uuid = Uuid::from_u128(5);
+        assert_eq!(out_of_step(&[out, other]), []);
+    }
+}

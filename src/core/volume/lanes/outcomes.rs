@@ -1,0 +1,77 @@
+//! Administrators' requests to an array of several lanes: one request for each lane, and their outcomes as
+//! one.
+//!
+//! A request is given to no lane before a dry run (`would`) was merged over all of them: so it is done by all
+//! or by none, unless something happens in between.
+
+use crate::array::{AdminOutcome, AdminRefusal, AdminRequest, NewDevice};
+
+/// The request that a lane gets of one to the whole array. `device`: the new device as that lane sees it,
+/// with its own handle, superblock and size; for requests that bring one in.
+///
+/// # Panics
+/// When such a request has no device.
+#[must_use]
+pub fn for_lane(request: &AdminRequest, device: Option<NewDevice>) -> AdminRequest {
+    let device = || device.expect("the lane's view of the new device");
+    match *request {
+        AdminRequest::Fail { member } => AdminRequest::Fail { member },
+        AdminRequest::Offline { member } => AdminRequest::Offline { member },
+        AdminRequest::Online { member, .. } => AdminRequest::Online { member, device: device() },
+        AdminRequest::Replace { member, .. } => AdminRequest::Replace { member, device: device() },
+        AdminRequest::Pace { rebuild_min, rebuild_max } => AdminRequest::Pace { rebuild_min, rebuild_max },
+        AdminRequest::CancelReplace { member } => AdminRequest::CancelReplace { member },
+        AdminRequest::ScrubStart => AdminRequest::ScrubStart,
+        AdminRequest::ScrubPause => AdminRequest::ScrubPause,
+        AdminRequest::ScrubStop => AdminRequest::ScrubStop,
+        AdminRequest::Repair => AdminRequest::Repair,
+        AdminRequest::Clear { member } => AdminRequest::Clear { member },
+        AdminRequest::Stop => AdminRequest::Stop,
+    }
+}
+
+/// The outcome for the whole array, of those of its lanes in their order: the first refusal, if there is one.
+/// As a rule all lanes say the same. Where they do not, some add something that went less well, and
+/// "stopped cleanly" is the shortest text of a stop: the longest text says most, and is told as that lane's.
+///
+/// # Errors
+/// The first refusal.
+///
+/// # Panics
+/// When there is no outcome.
+pub fn merge_outcomes(
+    of_lane: impl IntoIterator<Item = Result<AdminOutcome, AdminRefusal>>,
+) -> Result<AdminOutcome, AdminRefusal> {
+    let mut all: Vec<AdminOutcome> = of_lane.into_iter().collect::<Result<_, _>>()?;
+    // The first of equals is the last of a list that goes backwards.
+    let told = (0..all.len()).rev().max_by_key(|&lane| all[lane].0.len()).expect("an outcome of each lane");
+    let is_same = all.iter().all(|outcome| *outcome == all[told]);
+    let outcome = all.swap_remove(told);
+    Ok(if is_same { outcome } else { AdminOutcome(format!("lane {told}: {}", outcome.0)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::STOPPED_CLEANLY;
+
+    fn done(text: &str) -> Result<AdminOutcome, AdminRefusal> {
+        Ok(AdminOutcome(text.into()))
+    }
+
+    #[test]
+    fn one_refusal_refuses_the_request() {
+        let refused = Err(AdminRefusal::StoppingAlready);
+        assert_eq!(merge_outcomes([done("a"), refused.clone(), Err(AdminRefusal::Stopping)]), refused);
+        assert_eq!(merge_outcomes([done("a"), done("a")]), done("a"));
+    }
+
+    #[test]
+    fn a_stop_is_clean_when_it_is_in_every_lane() {
+        let unclean = "stopped, and not cleanly: its log is replayed at the next start";
+        assert_eq!(merge_outcomes([done(STOPPED_CLEANLY), done(STOPPED_CLEANLY)]), done(STOPPED_CLEANLY));
+        let told = done("lane 1: stopped, and not cleanly: its log is replayed at the next start");
+        assert_eq!(merge_outcomes([done(STOPPED_CLEANLY), done(unclean), done(STOPPED_CLEANLY)]), told);
+        assert_eq!(merge_outcomes([done(unclean), done(unclean)]), done(unclean));
+    }
+}

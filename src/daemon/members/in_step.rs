@@ -1,0 +1,30 @@
+//! Members that failed in some lanes of an array are taken out of the others, too.
+//!
+//! Each lane judges its own operations, so a device that fails is noticed by the lanes that use it at that
+//! moment. No lane counts on another one, but a device is one thing, which comes back or is replaced as a
+//! whole: while a lane has it in service, nobody else can open it. Must not know why members fail.
+
+use crate::daemon::arrays::changes::Change;
+use crate::daemon::arrays::registry::Arrays;
+use crate::daemon::reactor::ArrayId;
+use calpe_core::format::MemberState;
+use calpe_core::volume::{AdminRequest, out_of_step};
+
+/// Takes members out of lanes of an array that still have them in service; to be called about once a second,
+/// as a change of the array. A lane that needs a member to serve keeps it. One that some lane has never had
+/// (a superblock of that lane is damaged, for example) stays where it serves.
+pub(crate) fn keep_in_step(arrays: &Arrays, array: ArrayId, _change: &Change) {
+    // Asked here: lanes take back a member at different moments of one change.
+    let Ok(facts) = arrays.facts(array) else { return };
+    for late in out_of_step(&facts.of_lane) {
+        let member = late.member;
+        let request = match late.state {
+            MemberState::Faulted => AdminRequest::Fail { member },
+            MemberState::Offline => AdminRequest::Offline { member },
+            _ => continue,
+        };
+        if let Err(error) = arrays.reactor.admin_lane(array, late.lane, request) {
+            tracing::debug!(%error, lane = %late.lane, %member, "a lane keeps a member that others are without");
+        }
+    }
+}
