@@ -109,6 +109,11 @@ pub(crate) fn present(place: impl Fn(usize) -> PathBuf) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::devices::import::tests::created_with_lanes;
+    use crate::daemon::devices::search::search;
+    use crate::daemon::devices::superblocks::write_superblock;
+    use crate::member::DEFAULT_MEMBER_TIMEOUT as PATIENCE;
+    use calpe_core::format::{COPY_BYTES, superblock_offsets};
     use std::fs::{self, File};
     use std::os::unix::fs::FileExt;
 
@@ -126,6 +131,42 @@ mod tests {
         assert!(files.iter().all(|file| file.exists()));
         written.write_all_at(&[0], (8 << 20) - 1).unwrap();
         remove(&files, None).unwrap();
+        assert!(files.iter().all(|file| !file.exists()));
+    }
+
+    #[test]
+    fn a_creation_of_lanes_that_was_cut_short_on_its_last_device_is_recognised_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_with_lanes(dir.path(), "tank", 1, 1, 3);
+        let place = |index: usize| dir.path().join(format!("m{index}"));
+        let files: Vec<PathBuf> = (0..2).map(place).collect();
+        let look = || search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        assert!(!is_unfinished(&look(), "tank", place), "it is complete");
+        let last = Device::open(&files[1], Access::Exclusive).unwrap();
+        let lanes = DeviceLanes::read(&last);
+        for offset in [0, COPY_BYTES as u64] {
+            last.write_at(offset, &[0; COPY_BYTES]).unwrap();
+        }
+        assert!(is_unfinished(&look(), "tank", place));
+        assert!(
+            !is_unfinished(&look(), "other", place) && !is_unfinished(&look(), "tank", |at| place(at + 1))
+        );
+        // The array was in service, as one lane of one device knows.
+        let first = lanes.superblocks().nth(1).flatten().unwrap().clone();
+        let window = last.window(&lanes.windows(last.facts().bytes)[1]);
+        write_superblock(&window, &Superblock { sequence: 2, ..first.clone() }).unwrap();
+        last.close();
+        assert!(!is_unfinished(&look(), "tank", place));
+        assert!(remove(&files, Some(array)).is_err() && files.iter().all(|file| file.exists()));
+        let last = Device::open(&files[1], Access::Exclusive).unwrap();
+        let window = last.window(&lanes.windows(last.facts().bytes)[1]);
+        let [head, tail] = superblock_offsets(window.facts().bytes, 2);
+        for offset in [head.0, tail.0] {
+            window.write_at(offset, &[0; COPY_BYTES]).unwrap();
+        }
+        last.close();
+        assert!(is_unfinished(&look(), "tank", place));
+        remove(&files, Some(array)).unwrap();
         assert!(files.iter().all(|file| !file.exists()));
     }
 
