@@ -38,6 +38,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Most bytes that replay may write, which are kept in memory. A running array holds at most 128
 /// MiB of images that are not in place, and as much again of metadata pages; a log that yields more
@@ -179,6 +180,29 @@ impl GivenDevice {
     }
 }
 
+/// What was given of one lane.
+struct OfLane {
+    /// Which of several.
+    lane: Option<LaneIndex>,
+    given: Vec<Given>,
+    /// Devices whose superblock of this lane cannot be used, and why.
+    unusable: Vec<(Uuid, String)>,
+}
+
+impl OfLane {
+    fn new(lane: Option<LaneIndex>, devices: &[GivenDevice], at: usize) -> OfLane {
+        let unusable = |device: &GivenDevice| {
+            let error = device.lanes.lanes.get(at)?.superblock.as_ref().err()?;
+            Some((device.superblock().device, error.to_string()))
+        };
+        OfLane {
+            lane,
+            given: devices.iter().filter_map(|device| device.lane(at)).collect(),
+            unusable: devices.iter().filter_map(unusable).collect(),
+        }
+    }
+}
+
 /// A member in one lane.
 struct Given {
     path: PathBuf,
@@ -209,13 +233,13 @@ pub(crate) fn check(
     for lane in part.lanes.indices() {
         let at = usize::from(lane.0);
         let lane = part.is_cut().then_some(lane);
-        let of_lane = given.iter().filter_map(|device| device.lane(at)).collect();
         let mut told = |activity: &Activity| {
             let total_bytes = activity.total_bytes * count;
             let done_bytes = activity.total_bytes * at as u64 + activity.done_bytes;
             progress(&Activity { total_bytes, done_bytes, ..*activity });
         };
-        lanes.push(check_lane(lane, of_lane, &strangers, &about_strangers, &mut told)?);
+        let of_lane = OfLane::new(lane, &given, at);
+        lanes.push(check_lane(of_lane, &strangers, &about_strangers, &mut told)?);
     }
     let cut = LaneCut::of(given[0].superblock());
     let mut report = merged::merged(cut, lanes);
@@ -226,8 +250,7 @@ pub(crate) fn check(
 
 /// Checks one lane of an array, as the array that it is.
 fn check_lane(
-    lane: Option<LaneIndex>,
-    mut given: Vec<Given>,
+    OfLane { lane, mut given, unusable }: OfLane,
     strangers: &[PathBuf],
     about_strangers: &[String],
     progress: &mut dyn FnMut(&Activity),
@@ -279,8 +302,10 @@ fn check_lane(
         let is_given = found.or_else(own).is_some();
         let is_online = state == MemberState::Online;
         let is_checked = !scrub.is_some_and(|scrub| scrub.unchecked.contains(MemberIndex(index as u16)));
+        let is_unusable = |(device, _): &&(Uuid, String)| *device == uuids[index];
+        let unusable = unusable.iter().find(is_unusable).map(|(_, why)| why.clone());
         let why = || match reason {
-            _ if !is_given => not_given(strangers),
+            _ if !is_given => unusable.unwrap_or_else(|| not_given(strangers)),
             _ if is_online => "not all of it was read, for a lack of resources of this host".into(),
             Some(reason) => reason,
             None => state.as_str().into(),
@@ -655,7 +680,6 @@ mod tests {
     use super::*;
     use calpe_core::format::{Epoch, ReplacementRecord, Role};
     use calpe_core::units::SlotIndex;
-    use uuid::Uuid;
 
     /// Devices m0, m1, ... with these superblocks.
     fn given(superblocks: Vec<Superblock>) -> Vec<Given> {

@@ -6,12 +6,12 @@
 //! what the devices held, and their space; no device holds a superblock of the new array while an older copy
 //! of another array could outrank it. Must not know of running arrays.
 
-use crate::daemon::devices::lanes::{DeviceLanes, windows_of};
+use crate::daemon::devices::lanes::DeviceLanes;
 use crate::daemon::devices::preparation::{advise, create_file, step};
 use crate::daemon::devices::room::{Wanted, check_room};
 use crate::daemon::devices::superblocks::{
-    allocated_on, check_answers, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends,
-    wiped_ranges, write_first_superblocks,
+    allocated_on, check_answers, reserve_regions, reserved_of, reserved_ranges, signatures, windows_of,
+    wipe_ends, wiped_ranges, write_first_superblocks,
 };
 use crate::daemon::devices::undo::Undo;
 use crate::daemon::drill;

@@ -6,9 +6,9 @@
 
 use crate::daemon::devices::copies::{Claim, Twins, find_twins};
 use crate::daemon::devices::create::Created;
-use crate::daemon::devices::lanes::{DeviceLane, DeviceLanes, windows_of};
+use crate::daemon::devices::lanes::{DeviceLane, DeviceLanes};
 use crate::daemon::devices::search::{Found, Hindrance, Search, Unusable};
-use crate::daemon::devices::superblocks::{check_length, patiently, witness};
+use crate::daemon::devices::superblocks::{check_length, patiently, windows_of, witness};
 use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use calpe_core::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
@@ -268,7 +268,7 @@ pub(crate) struct Opened {
 pub(crate) struct OpenedLane {
     /// The verdict; keys are indexes in `devices`.
     pub assembled: Assembled<usize>,
-    /// Windows of the devices that serve it, or are to be marked as replaced; none where a device was refused.
+    /// Windows of the devices that serve it, or are to be marked as replaced; none where one was refused.
     pub devices: Vec<Option<Device>>,
 }
 

@@ -1,11 +1,13 @@
-//! What `calpe inspect` shows of a device: its superblocks, those of every lane. The names of the fields are a
-//! contract with scripts. Must not know of arrays that run.
+//! What `calpe inspect` shows of a device: its superblocks, those of every lane. The names of the fields are
+//! a contract with scripts. Must not know of arrays that run.
 
-use super::lanes::{read_all, windows_of};
+use super::lanes::read_all;
+use super::superblocks::windows_of;
 use crate::member::Device;
-use calpe_core::format::Inspection;
+use calpe_core::format::{CopyReport, Inspection, SuperblockReport};
 use serde::Serialize;
 use std::fmt;
+use std::ops::Range;
 
 /// See the head of this file.
 #[derive(Clone, Debug, Serialize)]
@@ -34,9 +36,9 @@ struct LaneInspection {
 /// What differs from lane to lane, and what does not.
 #[derive(Clone, Debug, Serialize)]
 struct Lane {
-    copies: Vec<calpe_core::format::CopyReport>,
+    copies: Vec<CopyReport>,
     #[serde(flatten)]
-    superblock: Option<calpe_core::format::SuperblockReport>,
+    superblock: Option<SuperblockReport>,
     /// The same as text.
     #[serde(skip)]
     text: String,
@@ -53,7 +55,7 @@ impl DeviceInspection {
             let first = Inspection::new(path(), device.facts().exact_bytes, copies);
             return DeviceInspection { first, lanes: Vec::new() };
         }
-        let inspect = |(window, copies): (&std::ops::Range<u64>, _)| {
+        let inspect = |(window, copies): (&Range<u64>, _)| {
             (window.clone(), Inspection::new(path(), window.end - window.start, copies))
         };
         let all: Vec<_> = windows.iter().zip(copies).map(inspect).collect();
@@ -63,7 +65,7 @@ impl DeviceInspection {
             inspection.error.as_ref().map(|error| format!("lane {at}: {error}"))
         };
         first.error = all.iter().enumerate().find_map(fault);
-        let lane = |(window, inspection): (std::ops::Range<u64>, Inspection)| {
+        let lane = |(window, inspection): (Range<u64>, Inspection)| {
             let text = inspection.to_string();
             let Inspection { copies, error, superblock, .. } = inspection;
             LaneInspection {

@@ -3,7 +3,7 @@
 //! Invariant: the copies at the very start and the very end of a device say whether it is cut, and how; what
 //! lies between them is read only where they say so. Must not know what a lane does.
 
-use super::superblocks::{Copies, read_copies};
+use super::superblocks::{Copies, read_copies, windows_of};
 use crate::member::Device;
 use calpe_core::format::{
     CopyPlace, FIRST_SEQUENCE, FormatError, Identity, LanePart, NewestError, Superblock, damaged_copies,
@@ -142,11 +142,6 @@ pub(crate) fn read_all(device: &Device) -> (LanePart, Vec<Copies>) {
     }
     let windows = windows_of(part, device.facts().bytes);
     (part, windows.iter().map(|window| read_copies(&device.window(window))).collect())
-}
-
-/// Where the lanes of an array lie on a device of this many bytes. `part`: that of any of them.
-pub(crate) fn windows_of(part: LanePart, device_bytes: u64) -> Vec<Range<u64>> {
-    part.lanes.indices().map(|lane| part.window(lane, device_bytes)).collect()
 }
 
 /// How a device with these copies at its ends is cut. The head copies are those of the first lane, and the

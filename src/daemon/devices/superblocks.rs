@@ -2,14 +2,13 @@
 //! import and inspection share. Knows where bytes lie from `format`; must not know of arrays that
 //! run.
 
-use super::lanes::windows_of;
 use crate::member::patience::{each_within_apart, within};
 use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
 use calpe_core::block_io::IoFaultKind;
 use calpe_core::format::{
     COPY_BYTES, CopyPlace, FormatError, LanePart, Lanes, NewestError, Region, RegionKind, Role,
-    SIGNATURE_WINDOW, Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest,
-    newest_read, recognise, superblock_offsets,
+    SIGNATURE_WINDOW, Signature, Superblock, all_copy_offsets, decode_copy, newest, newest_read, recognise,
+    superblock_offsets,
 };
 use std::io;
 use std::ops::Range;
@@ -82,11 +81,9 @@ pub(crate) fn read_copies(device: &Device) -> Copies {
     })
 }
 
-/// The copies that are damaged, in words: which, and what is wrong.
-#[must_use]
-pub(crate) fn words_for_damaged(copies: &Copies) -> Vec<String> {
-    let damaged = damaged_copies(copies).into_iter();
-    damaged.map(|(place, why)| format!("{} is damaged: {why}", place.word())).collect()
+/// Where the lanes of an array lie on a device of this many bytes. `part`: that of any of them.
+pub(crate) fn windows_of(part: LanePart, device_bytes: u64) -> Vec<Range<u64>> {
+    part.lanes.indices().map(|lane| part.window(lane, device_bytes)).collect()
 }
 
 /// The newest valid superblock of a device, or of a window.
