@@ -1,10 +1,10 @@
 //! Flush rounds: one flush of every member, for all that waits for one.
 //!
-//! The log says that it waits for a round; it is asked how far it has written, the members are flushed, and it
-//! is told. Rule W1: what the log counts as durable after a round had ended on the members before the first of
-//! them was flushed, because the log answered before that. A member that is lost meanwhile is the business of
-//! the log, which acknowledges nothing before the loss is recorded (E3): it learns of the loss before it
-//! learns that the round is over.
+//! The log says that it waits for a round; it is asked how far it has written, the members are flushed, and
+//! it is told. Rule W1: what the log counts as durable after a round had ended on the members before the
+//! first of them was flushed, because the log answered before that. A member that is lost meanwhile is the
+//! business of the log, which acknowledges nothing before the loss is recorded (E3): it learns of the loss
+//! before it learns that the round is over.
 //!
 //! Must not know what the log waits for.
 
