@@ -1,8 +1,9 @@
 //! What is read from disks: superblocks, headers of log segments, pages. Inputs may end early; zeroes follow.
 
 use calpe_core::format::{
-    COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, ChecksumKind, CopyPlace, FormatError, Inspection, LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS,
-    MapEntry, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, SegmentError, SegmentHeader, Superblock,
+    COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, ChecksumKind, CopyPlace, FormatError, Inspection,
+    LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS, MapEntry, PAGE_BYTES, Page, PageIndex, PageLayout,
+    RegionKind, SegmentError, SegmentHeader, Superblock,
 };
 use calpe_core::units::MemberIndex;
 use uuid::Uuid;
@@ -51,8 +52,8 @@ pub fn superblock(data: &[u8]) {
         let mut later = superblock;
         later.sequence += COUNTED_IN_A_LIFE - 1;
         later.epoch.number += COUNTED_IN_A_LIFE - 1;
-        later.lanes[0].start.sequence += COUNTED_IN_A_LIFE - 1;
-        later.lanes[0].start.epoch += COUNTED_IN_A_LIFE - 1;
+        later.log_start.sequence += COUNTED_IN_A_LIFE - 1;
+        later.log_start.epoch += COUNTED_IN_A_LIFE - 1;
         same(&later);
     }
 }

@@ -5,27 +5,30 @@ use crate::nbd::{TwoExports, requests, serve, talk};
 use calpe_core::array::NewArray;
 use calpe_core::format::{
     ArrayShape, Batch, BatchHash, ChecksumKind, EpochStamp, FreshRecord, InPlaceRecord, LogKey, LogRecord,
-    MapEntry, NO_PLACE, Page, geometry_for, member_bytes_for,
+    MapEntry, NO_PLACE, Page, layout_for, member_bytes_for,
 };
 use calpe_core::nbd::{Command, Exports};
-use calpe_core::units::{BlockHash, SlotIndex, StripeIndex};
+use calpe_core::units::{BlockHash, LaneIndex, SlotIndex, StripeIndex};
 use uuid::Uuid;
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
-/// Superblocks of an array with checksums and of one without.
+/// Superblocks of an array with checksums, of one without, and of a lane of one that is cut.
 #[must_use]
 pub fn superblock() -> Seeds {
-    let first = |data, parity, checksum| {
-        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512, lanes: 1 };
+    let first = |data, parity, checksum, lanes| {
+        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512, lanes };
         let volume = 64 << 20;
         let bytes = member_bytes_for(volume, shape).expect("a possible shape");
-        let (geometry, regions) = geometry_for(bytes, shape, Some(volume)).expect("a layout");
+        let layout = layout_for(bytes, shape, Some(volume)).expect("a layout");
+        let lane = LaneIndex(lanes - 1);
+        let (geometry, regions) = layout.of_lane[usize::from(lane.0)].clone();
         let array = NewArray {
             name: "tank".into(),
             uuid: ARRAY,
             created_unix: 1_750_000_000,
             epoch_id: 0xdead_beef_0123_4567,
+            part: layout.part(lane),
             geometry,
             regions,
             checksum,
@@ -36,8 +39,9 @@ pub fn superblock() -> Seeds {
         trimmed(array.superblocks(&devices)[0].encode().as_slice())
     };
     vec![
-        ("checksums", first(3, 2, ChecksumKind::Blake3)),
-        ("bare", first(1, 1, ChecksumKind::None)),
+        ("checksums", first(3, 2, ChecksumKind::Blake3, 1)),
+        ("bare", first(1, 1, ChecksumKind::None, 1)),
+        ("lane", first(2, 1, ChecksumKind::Crc32c, 4)),
     ]
 }
 

@@ -908,7 +908,7 @@ fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
                 let Some(superblock) = superblock_if_any(&array.sim, disk) else { continue };
                 *live = superblock.epoch.live.contains(MemberIndex(member));
                 if *live {
-                    let start = superblock.lanes[0].start;
+                    let start = superblock.log_start;
                     assert_eq!(
                         start.epoch, superblock.epoch.number,
                         "seed {seed}: it has no part in older batches"
@@ -1180,7 +1180,7 @@ fn a_replay_that_only_a_replacement_knows_to_be_over_is_done_again_however_often
     model[last..last + BLOCK].fill(2);
     let write = sim.submit_write(last as u64, &[2; BLOCK], true);
     sim.wait(write).expect("written");
-    let log_start = |sim: &SimArray, disk| superblock(sim, disk).lanes[0].start;
+    let log_start = |sim: &SimArray, disk| superblock(sim, disk).log_start;
     let pages = pages_region(&sim);
     let disks = sim.wreck().settle(true, |_, _| Fate::Kept);
     let mut first = world.start(disks, false, Random::new(1)).expect("it assembles");

@@ -5,9 +5,9 @@
 use crate::scenes::rollback as scenes;
 use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
 use calpe_core::array::assembly::AssemblyError;
-use calpe_core::format::{COUNT_END, ChecksumKind, MemberState};
+use calpe_core::format::{COUNT_END, ChecksumKind, LanePart, MemberState};
 use calpe_core::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe_core::units::{MemberIndex, Timestamp};
+use calpe_core::units::{LaneIndex, MemberIndex, Timestamp};
 use calpe_core::volume::{AdminRequest, ArrayState};
 
 #[test]
@@ -90,6 +90,20 @@ fn a_member_that_comes_back_with_numbers_at_their_end_is_refused_by_name() {
         array.sim.settle();
         array.verify();
     }
+}
+
+#[test]
+fn a_member_with_the_superblock_of_another_lane_is_not_taken_back() {
+    let mut array = Checked::filled(2, 1, ChecksumKind::Blake3, 4);
+    array.sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("it can be spared");
+    array.sim.settle();
+    let mut device = array.sim.reopen_disk(0);
+    let superblock = device.superblock.as_mut().expect("a member's");
+    superblock.part = LanePart { lane: LaneIndex(5), ..superblock.part };
+    let refused = array.sim.admin(AdminRequest::Online { member: MemberIndex(0), device }).unwrap_err();
+    assert!(refused.0.contains("superblock of lane 5 where that of lane 0 belongs"), "{refused}");
+    array.sim.settle();
+    array.verify();
 }
 
 // ---- Members that were rolled back ----

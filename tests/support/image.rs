@@ -196,7 +196,7 @@ impl Aligned {
 /// blames nobody for what it lacks of it.
 pub(crate) fn live_log(images: &[Image], liars: &[usize]) -> Vec<Vec<u64>> {
     let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
-    let start = images.iter().map(|image| image.superblock.lanes[0].start).max().expect("a member");
+    let start = images.iter().map(|image| image.superblock.log_start).max().expect("a member");
     let counts = |header: &&SegmentHeader| header.batch.epoch.number >= start.epoch;
     let all = || headers.iter().flatten().map(|(_, header)| header).filter(counts);
     let tail = all().map(|header| header.batch.tail).max().unwrap_or(0).max(start.sequence);

@@ -1,9 +1,8 @@
 //! Where things are: columns to members, slots to device offsets, byte ranges of a stripe to column ranges.
-//! Slots and stripes are those of one lane; members and offsets go by a slot's place. Pure arithmetic. Must
-//! not know of states or I/O.
+//! Pure arithmetic. Must not know of states or I/O.
 
-use crate::format::{Geometry, Lanes};
-use crate::units::{ByteOffset, ColumnIndex, LaneIndex, MemberIndex, SlotIndex};
+use crate::format::Geometry;
+use crate::units::{ByteOffset, ColumnIndex, MemberIndex, SlotIndex};
 use std::ops::Range;
 
 /// The parts of a geometry that address computations need.
@@ -15,10 +14,8 @@ pub struct Map {
     pub m: usize,
     /// Bytes of a chunk.
     pub chunk: usize,
-    /// Slots of the lane.
+    /// Slots of the data region.
     pub slots: u64,
-    /// How the array is cut, and the lane whose slots these are.
-    pub cut: (Lanes, LaneIndex),
 }
 
 /// A byte range within the chunk of one column.
@@ -31,29 +28,14 @@ pub struct ColumnRange {
 }
 
 impl Map {
-    /// The map of an array of one lane.
+    /// The map of a geometry.
     #[must_use]
     pub fn new(geometry: &Geometry) -> Map {
-        Map::of_lane(geometry, LaneIndex(0))
-    }
-
-    /// The map of one lane of an array.
-    #[must_use]
-    pub fn of_lane(geometry: &Geometry, lane: LaneIndex) -> Map {
         Map {
             k: usize::from(geometry.data),
             m: usize::from(geometry.parity),
             chunk: geometry.chunk as usize,
-            slots: geometry.of_lane(lane).slots,
-            cut: (geometry.lanes, lane),
-        }
-    }
-
-    /// The place of a slot in the data region.
-    fn place_of(&self, slot: SlotIndex) -> u64 {
-        match self.cut {
-            (Lanes { count: 1, .. }, _) => slot.0,
-            (lanes, lane) => lanes.place_of(lane, slot).0,
+            slots: geometry.slots,
         }
     }
 
@@ -69,13 +51,13 @@ impl Map {
         self.k * self.chunk
     }
 
-    /// The member that holds `column` of `slot`. Data chunks of consecutive places go round all members in
+    /// The member that holds `column` of `slot`. Data chunks of consecutive slots go round all members in
     /// turn (left-symmetric rotation for any k and m), so long reads use every member and parity is spread
     /// evenly.
     #[must_use]
     pub fn member_of(&self, slot: SlotIndex, column: ColumnIndex) -> MemberIndex {
         let n = self.width() as u64;
-        let start = (self.place_of(slot) % n) * (self.k as u64) % n;
+        let start = (slot.0 % n) * (self.k as u64) % n;
         MemberIndex(((start + u64::from(column.0)) % n) as u16)
     }
 
@@ -83,7 +65,7 @@ impl Map {
     #[must_use]
     pub fn column_of(&self, slot: SlotIndex, member: MemberIndex) -> ColumnIndex {
         let n = self.width() as u64;
-        let start = (self.place_of(slot) % n) * (self.k as u64) % n;
+        let start = (slot.0 % n) * (self.k as u64) % n;
         ColumnIndex(((u64::from(member.0) + n - start) % n) as u16)
     }
 
@@ -92,7 +74,7 @@ impl Map {
     #[must_use]
     pub fn device_offset(&self, data_offset: ByteOffset, slot: SlotIndex, within: usize) -> ByteOffset {
         debug_assert!(slot.0 < self.slots && within <= self.chunk);
-        data_offset.plus(self.place_of(slot) * self.chunk as u64 + within as u64)
+        data_offset.plus(slot.0 * self.chunk as u64 + within as u64)
     }
 
     /// Cuts `len` bytes at `offset` of a stripe's user data into ranges of single columns, in order.
@@ -119,7 +101,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn map(k: usize, m: usize) -> Map {
-        Map { k, m, chunk: 4096, slots: 1 << 20, cut: (Lanes::ONE, LaneIndex(0)) }
+        Map { k, m, chunk: 4096, slots: 1 << 20 }
     }
 
     proptest! {
@@ -149,37 +131,6 @@ mod tests {
             }
             prop_assert_eq!(at, end);
         }
-    }
-
-    #[test]
-    fn lanes_lie_side_by_side_as_one_lane_would() {
-        let geometry = Geometry {
-            data: 4,
-            parity: 2,
-            chunk: 4096,
-            sector: 512,
-            slots: 96,
-            volume_bytes: 64 * 4 * 4096,
-            lanes: Lanes { count: 3, group: 4 },
-        };
-        let whole = Map { slots: 96, cut: (Lanes::ONE, LaneIndex(0)), ..Map::new(&geometry) };
-        let mut seen = std::collections::BTreeSet::new();
-        for lane in geometry.lanes.indices() {
-            let map = Map::of_lane(&geometry, lane);
-            assert_eq!(map.slots, 32);
-            for slot in (0..map.slots).map(SlotIndex) {
-                let offset = map.device_offset(ByteOffset(0), slot, 0);
-                assert!(seen.insert(offset), "one slot in each place");
-                let place = SlotIndex(offset.0 / 4096);
-                for column in (0..6).map(ColumnIndex) {
-                    let member = map.member_of(slot, column);
-                    assert_eq!(member, whole.member_of(place, column));
-                    assert_eq!(map.column_of(slot, member), column);
-                }
-            }
-        }
-        assert_eq!(seen.len(), 96);
-        assert_eq!(seen.last(), Some(&ByteOffset(95 * 4096)));
     }
 
     #[test]

@@ -8,10 +8,6 @@ use crate::array::log::settle::Settling;
 use crate::array::{Array, ClientError, Inflight};
 use crate::block_io::{IoFault, IoFaultKind, IoValue};
 use crate::format::EpochStamp;
-use crate::units::LaneIndex;
-
-/// The lane that an array has.
-const THE_LANE: LaneIndex = LaneIndex(0);
 
 impl Array {
     /// Delivers what the superblocks permit at present.
@@ -34,13 +30,13 @@ impl Array {
             self.supers.want_dirty();
         }
         if has_issued {
-            self.supers.note_batch(THE_LANE);
+            self.supers.note_batch();
         }
     }
 
     /// Asks the log how it stands, and delivers the answer to the superblocks.
     pub(in crate::array) fn ask_log(&mut self) {
-        self.supers.note_standing(THE_LANE, self.redo.standing(&self.pages));
+        self.supers.note_standing(self.redo.standing(&self.pages));
     }
 
     /// Takes the news that a member is out of service.
@@ -101,8 +97,7 @@ impl Array {
                 self.pump_supers();
             }
             Settling::Record(start)
-                if self.supers.have_log_starts(&[start])
-                    && self.supers.acknowledgements_allowed(&self.core) =>
+                if self.supers.have_log_start(start) && self.supers.acknowledgements_allowed(&self.core) =>
             {
                 self.redo.settled(&mut self.core);
             }

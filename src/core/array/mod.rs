@@ -71,14 +71,14 @@ use crate::array::rounds::FlushRounds;
 use crate::block_io::{Completion, DeviceId, IoFault, IoToken, IoValue, Pool};
 use crate::codec::Codec;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{LaneIndex, SlotIndex, Timestamp};
+use crate::units::{SlotIndex, Timestamp};
 pub use api::{
     AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health, NewDevice,
     NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest, StripeRequestId,
     ZERO_RUN_STRIPES,
 };
 pub use calpe_view::Orphan;
-pub use create::NewArray;
+pub use create::{LaneSeed, NewArray, NewLanes};
 pub use footprint::Footprint;
 use geometry::Map;
 pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
@@ -296,9 +296,8 @@ impl Array {
         });
         let exchanged = exchanged.collect();
         let scrub = superblock.scrub;
-        let lane = LaneIndex(0);
-        let facts = LogFacts::new(&superblock, lane, &config, &pool);
-        let pages = facts.empty_pages(geometry.of_lane(lane), superblock.array);
+        let facts = LogFacts::new(&superblock, &config, &pool);
+        let pages = facts.empty_pages(geometry, superblock.array);
         let journal = facts.empty_journal(superblock.array, map.width());
         let redo = Box::new(Redo::new(facts, journal));
         let unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();

@@ -4,7 +4,7 @@
 //! Plain data. Must decide nothing, and must not know any machine of the array.
 
 use crate::format::{MemberSet, MemberState, Unfit};
-use crate::units::MemberIndex;
+use crate::units::{LaneIndex, MemberIndex};
 
 /// Why a device's content must not be built over unless an administrator gives it up.
 pub(in crate::array) const NOWHERE_ELSE: &str = "may be nowhere else";
@@ -114,6 +114,19 @@ pub enum AdminRefusal {
         member: MemberIndex,
         /// What is wrong with the superblock.
         why: Unfit,
+    },
+    /// The superblock is that of another lane of the array.
+    #[error(
+        "member {member} cannot come back: its device has the superblock of lane {found} where that of lane {expected} belongs; \
+         'calpe replace' builds it anew"
+    )]
+    OtherLane {
+        /// Which member.
+        member: MemberIndex,
+        /// The lane by that superblock.
+        found: LaneIndex,
+        /// The lane that lies there.
+        expected: LaneIndex,
     },
     /// The superblock of the device claims a count that is not believed.
     #[error("member {member} cannot come back: {claim}; 'calpe replace' builds it anew")]

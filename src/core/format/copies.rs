@@ -6,7 +6,8 @@
 //! the new ones.
 
 use super::{COPY_BYTES, FormatError, Role, Superblock};
-use crate::units::{ByteOffset, ROW_BYTES};
+use crate::units::{ByteOffset, LaneIndex, ROW_BYTES};
+use std::fmt;
 use uuid::Uuid;
 
 const COPY: u64 = COPY_BYTES as u64;
@@ -99,10 +100,9 @@ pub enum NewestError {
         /// The error of the read.
         String,
     ),
-    /// Whole copies of different arrays or devices: something was copied over part of this device.
+    /// Whole copies of different arrays, devices or lanes: something was copied over part of this device.
     #[error(
-        "superblock copies disagree on what this device is: device {} of array {}, or device {} of array {}; wipe the wrong ones first",
-        .first.device, .first.array, .second.device, .second.array
+        "superblock copies disagree on what this device is: {first}, or {second}; wipe the wrong ones first"
     )]
     Mixed {
         /// One of them.
@@ -112,13 +112,31 @@ pub enum NewestError {
     },
 }
 
-/// The device and array that a copy names.
+/// The device, the array and the lane that a copy names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The array.
     pub array: Uuid,
     /// The device.
     pub device: Uuid,
+    /// The lane, of an array of several.
+    pub lane: Option<LaneIndex>,
+}
+
+impl Identity {
+    fn of(superblock: &Superblock) -> Identity {
+        let Superblock { array, device, ref part, .. } = *superblock;
+        Identity { array, device, lane: part.is_cut().then_some(part.lane) }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(lane) = self.lane {
+            write!(f, "lane {lane} of ")?;
+        }
+        write!(f, "device {} of array {}", self.device, self.array)
+    }
 }
 
 /// The current superblock: of the whole copies the one with the highest sequence; among equals the first
@@ -126,7 +144,7 @@ pub struct Identity {
 ///
 /// # Errors
 /// When there is none, when the newest is refused ([`FormatError::refused_sequence`]), or when copies of
-/// different devices are mixed.
+/// different devices or lanes are mixed.
 pub fn newest(
     copies: impl IntoIterator<Item = Result<Superblock, FormatError>>,
 ) -> Result<Superblock, NewestError> {
@@ -137,10 +155,12 @@ pub fn newest(
         match copy {
             Ok(copy) => {
                 if let Some(best) = &best
-                    && (best.array, best.device) != (copy.array, copy.device)
+                    && Identity::of(best) != Identity::of(&copy)
                 {
-                    let identity = |s: &Superblock| Identity { array: s.array, device: s.device };
-                    return Err(NewestError::Mixed { first: identity(best), second: identity(&copy) });
+                    return Err(NewestError::Mixed {
+                        first: Identity::of(best),
+                        second: Identity::of(&copy),
+                    });
                 }
                 if best.as_ref().is_none_or(|best| copy.sequence > best.sequence) {
                     best = Some(copy);

@@ -2,7 +2,7 @@
 //! features forbid it. Pure. Must not know where the fields lie.
 
 use super::features::{KNOWN_RO_COMPAT, bit_names};
-use super::{COUNT_END, COUNTED_IN_A_LIFE, LaneRecord, Superblock};
+use super::{COUNT_END, COUNTED_IN_A_LIFE, Superblock};
 
 /// Why a member that can be read must not be written to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,12 +23,6 @@ pub enum Unfit {
         /// What was found.
         value: u64,
     },
-    /// The array is cut into lanes.
-    #[error("its array has {count} lanes, and this Calpe serves arrays of one; use a newer Calpe")]
-    Lanes {
-        /// How many.
-        count: u16,
-    },
 }
 
 impl Superblock {
@@ -38,10 +32,6 @@ impl Superblock {
         let unknown = self.features_ro_compat & !KNOWN_RO_COMPAT;
         if unknown != 0 {
             return Some(Unfit::RoCompatFeatures { features: bit_names("ro-compat", unknown, &[]) });
-        }
-        let count = self.geometry.lanes.count;
-        if count > 1 {
-            return Some(Unfit::Lanes { count });
         }
         let end = COUNT_END - COUNTED_IN_A_LIFE;
         let (what, value) = self.counts().find(|(_, value)| *value >= end)?;
@@ -56,6 +46,8 @@ impl Superblock {
             ("epoch number", self.epoch.number),
             ("update", self.update),
             ("update complete", self.update_complete),
+            ("log start sequence", self.log_start.sequence),
+            ("log start epoch", self.log_start.epoch),
             ("created", self.created_unix),
             ("scrub errors so far", scrub.errors_so_far),
             ("scrub repaired so far", scrub.repaired_so_far),
@@ -63,13 +55,7 @@ impl Superblock {
             ("scrub errors", scrub.errors),
             ("scrub repaired", scrub.repaired),
         ];
-        let starts = self.lanes.iter().flat_map(|LaneRecord { start, .. }| {
-            [("log start sequence", start.sequence), ("log start epoch", start.epoch)]
-        });
-        let left = self.left.iter().flat_map(|left| {
-            let tails = left.tails.iter().map(|tail| ("left tail", *tail));
-            tails.chain([("left update", left.update)])
-        });
-        counts.into_iter().chain(starts).chain(left)
+        let left = self.left.iter().flat_map(|left| [("left tail", left.tail), ("left update", left.update)]);
+        counts.into_iter().chain(left)
     }
 }

@@ -3,8 +3,8 @@
 //! bytes unless their name says slots.
 
 use super::{
-    CopyPlace, FormatError, LaneRecord, Lanes, LogStart, MemberSet, MemberState, Region, RegionKind, Role,
-    Superblock, all_copy_offsets, leftover_bytes, newest,
+    CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
+    all_copy_offsets, leftover_bytes, newest,
 };
 use crate::units::{Count, HumanSize, Printable, UnixTime, two_sizes};
 use serde::Serialize;
@@ -74,28 +74,31 @@ pub struct SuperblockReport {
     update_complete: u64,
     epoch: EpochReport,
     clean: bool,
-    /// Pages of the stripe map that have a version, at least, of all lanes; absent where they were not
-    /// counted.
+    /// Pages of the stripe map that have a version, at least; absent where they were not counted.
     map_pages: Option<u64>,
     members: Vec<MemberReport>,
     replacements: Vec<ReplacementReport>,
     regions: Vec<RegionReport>,
     scrub: ScrubReport,
-    /// Where the redo log starts; of several, that of lane 0.
     log_start: LogStart,
-    /// Absent in an array of one lane.
+    /// Absent in an array that is not cut into lanes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    lanes: Option<LanesReport>,
+    lane: Option<LaneReport>,
     features: FeatureReport,
 }
 
+/// The part of an array of several lanes that a superblock is about.
 #[derive(Clone, Debug, Serialize)]
-struct LanesReport {
+struct LaneReport {
+    index: u16,
+    /// Lanes of the array.
     count: u16,
     /// Stripes that go to a lane at a time.
     group_stripes: u32,
-    /// Per lane.
-    records: Vec<LaneRecord>,
+    /// Bytes of a device that each lane but the last one has.
+    stride: u64,
+    /// Size of the whole volume; `volume_bytes` is this lane's share.
+    whole_volume_bytes: u64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -114,11 +117,8 @@ struct MemberReport {
     rebuilt_slots: u64,
     /// Identity of the last epoch in which a member out of service was current, absent where there is none.
     left_epoch_id: Option<String>,
-    /// Batches below were in place on it then; of several lanes, in lane 0.
+    /// Batches below were in place on it then.
     left_tail: Option<u64>,
-    /// The same for each lane; absent in an array of one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    left_tails: Option<Vec<u64>>,
     /// The newest update of the superblocks that its device can have got, absent where that is not known.
     left_update: Option<u64>,
 }
@@ -219,8 +219,13 @@ impl SuperblockReport {
         let data = superblock.data_region();
         let feature = |bits: u64| format!("{bits:#x}");
         let incompat_names = superblock.feature_names();
-        let Lanes { count, group } = superblock.geometry.lanes;
-        let map_pages = superblock.lanes.iter().map(|lane| lane.map_pages).sum();
+        let lane = superblock.part.is_cut().then_some(LaneReport {
+            index: superblock.part.lane.0,
+            count: superblock.part.lanes.count,
+            group_stripes: superblock.part.lanes.group,
+            stride: superblock.part.stride,
+            whole_volume_bytes: superblock.part.volume_bytes,
+        });
         SuperblockReport {
             array_uuid: superblock.array,
             name: superblock.name,
@@ -250,7 +255,7 @@ impl SuperblockReport {
                 live: superblock.epoch.live,
             },
             clean: superblock.clean,
-            map_pages: Some(map_pages).filter(|&pages| pages != 0),
+            map_pages: Some(superblock.map_pages).filter(|&pages| pages != 0),
             members: (0..)
                 .zip(superblock.members)
                 .zip(superblock.left)
@@ -260,8 +265,7 @@ impl SuperblockReport {
                     state: member.state.as_str(),
                     rebuilt_slots: member.rebuilt.0,
                     left_epoch_id: (left.epoch != 0).then(|| epoch_id(left.epoch)),
-                    left_tail: left.tails.first().copied(),
-                    left_tails: (left.tails.len() > 1).then_some(left.tails),
+                    left_tail: (left.epoch != 0).then_some(left.tail),
                     left_update: (left.update != 0).then_some(left.update),
                 })
                 .collect(),
@@ -287,12 +291,8 @@ impl SuperblockReport {
                 errors: superblock.scrub.errors,
                 repaired: superblock.scrub.repaired,
             },
-            log_start: superblock.lanes[0].start,
-            lanes: (count > 1).then_some(LanesReport {
-                count,
-                group_stripes: group,
-                records: superblock.lanes,
-            }),
+            log_start: superblock.log_start,
+            lane,
             features: FeatureReport {
                 compat: feature(superblock.features_compat),
                 ro_compat: feature(superblock.features_ro_compat),
@@ -345,6 +345,12 @@ impl fmt::Display for SuperblockReport {
                 self.slots
             ),
         )?;
+        if let Some(LaneReport { index, count, group_stripes, stride, whole_volume_bytes }) = self.lane {
+            let group = Count(u64::from(group_stripes), "stripe");
+            let whole = HumanSize(whole_volume_bytes);
+            line(f, "lane", format_args!("{index} of {count}, {group} at a time, {stride} bytes apart"))?;
+            line(f, "whole volume", format_args!("{whole_volume_bytes} bytes ({whole})"))?;
+        }
         line(f, "matrix", self.matrix)?;
         line(f, "checksum", self.checksum)?;
         line(
@@ -382,21 +388,8 @@ impl fmt::Display for SuperblockReport {
         )?;
         line(f, "update", format_args!("{}, {} was complete", self.update, self.update_complete))?;
         line(f, "clean", if self.clean { "yes" } else { "no" })?;
-        match &self.lanes {
-            None => {
-                let LogStart { epoch, sequence } = self.log_start;
-                line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
-            }
-            Some(LanesReport { count, group_stripes, records }) => {
-                let group = Count(u64::from(*group_stripes), "stripe");
-                line(f, "lanes", format_args!("{count}, {group} at a time"))?;
-                for (lane, LaneRecord { start: LogStart { epoch, sequence }, .. }) in
-                    records.iter().enumerate()
-                {
-                    line(f, "log start", format_args!("lane {lane}: batch {sequence}, epoch {epoch}"))?;
-                }
-            }
-        }
+        let LogStart { epoch, sequence } = self.log_start;
+        line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
         if let Some(pages) = self.map_pages {
             line(f, "stripe map", format_args!("{} written, at least", Count(pages, "page")))?;
         }
@@ -487,7 +480,7 @@ fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt
 
 #[cfg(test)]
 mod tests {
-    use super::super::superblock_bytes::tests::{counted_example, example, lanes_example};
+    use super::super::superblock_bytes::tests::{counted_example, example, lane_example};
     use super::*;
 
     fn inspection() -> Inspection {
@@ -550,20 +543,19 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_told_where_there_are_several() {
-        let copy = || Ok(Ok(lanes_example()));
-        let inspection = Inspection::new("m".into(), 500 << 20, [copy(), copy(), copy(), copy()]);
+    fn a_lane_of_several_says_which_it_is_and_how_large_the_whole_is() {
+        let copy = || Ok(Ok(lane_example()));
+        let inspection = Inspection::new("m".into(), 292 << 20, [copy(), copy(), copy(), copy()]);
         let json = serde_json::to_value(&inspection).unwrap();
-        assert_eq!((&json["lanes"]["count"], &json["lanes"]["group_stripes"]), (&8.into(), &4.into()));
-        assert_eq!(json["lanes"]["records"][7]["start"], serde_json::json!({"epoch": 8, "sequence": 997}));
-        assert_eq!((&json["log_start"]["sequence"], &json["map_pages"]), (&990.into(), &7.into()));
-        assert_eq!(json["members"][5]["left_tails"][7], 987);
-        assert!(json["members"][4].get("left_tails").is_none());
+        let expected = serde_json::json!({
+            "index": 3, "count": 8, "group_stripes": 4, "stride": 292 << 20,
+            "whole_volume_bytes": (8u64 << 30) - 12288,
+        });
+        assert_eq!((&json["lane"], &json["volume_bytes"]), (&expected, &(1 << 30).into()));
         let text = inspection.to_string();
-        assert!(text.contains("lanes: 8, 4 stripes at a time"), "{text}");
-        assert!(text.contains("log start: lane 7: batch 997, epoch 8"), "{text}");
-        let one = serde_json::to_value(self::inspection()).unwrap();
-        assert!(one.get("lanes").is_none() && one["members"][5].get("left_tails").is_none());
+        assert!(text.contains("lane: 3 of 8, 4 stripes at a time, 306184192 bytes apart"), "{text}");
+        assert!(text.contains("whole volume: 8589922304 bytes (8.00 GiB)"), "{text}");
+        assert!(serde_json::to_value(self::inspection()).unwrap().get("lane").is_none());
     }
 
     #[test]

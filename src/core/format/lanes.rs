@@ -1,11 +1,10 @@
 //! How an array is cut into lanes: which stripes a lane has, and where it lies on a device. Pure arithmetic;
 //! docs/on-disk-format.md, "Lanes".
 //!
-//! Within a lane stripes and slots are numbered from zero, as in an array of one lane. A slot's *place* is
-//! the chunk of the data region where it lies: places of an array are what slots are in an array of one lane.
-//! Must not know what a lane does.
+//! Within a lane stripes and slots are numbered from zero, as in an array that is not cut. Must not know what
+//! a lane does.
 
-use crate::units::{LaneIndex, SlotIndex, StripeIndex};
+use crate::units::{LaneIndex, StripeIndex};
 use std::ops::Range;
 
 /// Most lanes of an array: more than any machine has use for, each with a ring of 16 MiB on every member; and
@@ -62,19 +61,9 @@ impl Lanes {
     /// The number in the volume of stripe `stripe` of a lane: the inverse of [`Lanes::lane_of`].
     #[must_use]
     pub fn stripe_of(self, lane: LaneIndex, stripe: StripeIndex) -> StripeIndex {
-        StripeIndex(self.spread(lane, stripe.0))
-    }
-
-    /// The place of a slot of a lane. Stripes that are in the slots of their own numbers lie in the order of
-    /// the volume, whatever the number of lanes.
-    #[must_use]
-    pub fn place_of(self, lane: LaneIndex, slot: SlotIndex) -> SlotIndex {
-        SlotIndex(self.spread(lane, slot.0))
-    }
-
-    fn spread(self, lane: LaneIndex, number: u64) -> u64 {
         let group = u64::from(self.group);
-        number / group * self.turn() + u64::from(lane.0) * group + number % group
+        let in_turn = u64::from(lane.0) * group + stripe.0 % group;
+        StripeIndex(stripe.0 / group * self.turn() + in_turn)
     }
 
     /// How many of the first `stripes` stripes of the volume are in a lane.
@@ -111,6 +100,12 @@ impl LanePart {
         self.lanes.count > 1
     }
 
+    /// Bytes that a lane has of the volume, in whole stripes of as many bytes of user data.
+    #[must_use]
+    pub fn share_bytes(&self, lane: LaneIndex, stripe_bytes: u64) -> u64 {
+        self.lanes.stripes_in(lane, self.volume_bytes.div_ceil(stripe_bytes)) * stripe_bytes
+    }
+
     /// The window of a lane on a device of this many bytes. Empty where the device is too small.
     #[must_use]
     pub fn window(&self, lane: LaneIndex, device_bytes: u64) -> Range<u64> {
@@ -124,10 +119,7 @@ impl LanePart {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Region, RegionKind};
-    use crate::units::ByteOffset;
     use proptest::prelude::*;
-    use std::collections::HashSet;
 
     fn lanes() -> impl Strategy<Value = Lanes> {
         (2u16..=MAX_LANES, 0u32..=16).prop_map(|(count, log2)| Lanes { count, group: 1 << log2 })
@@ -141,8 +133,6 @@ mod tests {
             prop_assert!(lane.0 < lanes.count);
             prop_assert_eq!(u64::from(lane.0), stripe.0 / u64::from(lanes.group) % u64::from(lanes.count));
             prop_assert_eq!(lanes.stripe_of(lane, within), stripe);
-            // A stripe in the slot of its own number lies where it would with one lane.
-            prop_assert_eq!(lanes.place_of(lane, SlotIndex(within.0)).0, stripe.0);
         }
 
         #[test]
@@ -157,28 +147,6 @@ mod tests {
                 }
             }
         }
-
-        #[test]
-        fn parts_of_a_region_lie_in_it_and_apart(lanes in lanes(), blocks in 32u64..1 << 30) {
-            let region = Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: blocks * 4096 };
-            let mut end = region.offset.0;
-            for lane in lanes.indices() {
-                let part = region.part(lanes, lane);
-                prop_assert!(part.offset.0 >= end && part.len > 0 && part.len.is_multiple_of(4096));
-                end = part.offset.0 + part.len;
-            }
-            prop_assert!(end <= region.offset.0 + region.len);
-        }
-    }
-
-    #[test]
-    fn the_places_of_all_lanes_are_all_places() {
-        let lanes = Lanes { count: 3, group: 4 };
-        let places: HashSet<u64> = lanes
-            .indices()
-            .flat_map(|lane| (0..40).map(move |slot| lanes.place_of(lane, SlotIndex(slot)).0))
-            .collect();
-        assert_eq!(places, (0..120).collect());
     }
 
     #[test]
@@ -186,11 +154,8 @@ mod tests {
         let one = Lanes::ONE;
         for stripe in [0, 1, 77, 1 << 40] {
             assert_eq!(one.lane_of(StripeIndex(stripe)), (LaneIndex(0), StripeIndex(stripe)));
-            assert_eq!(one.place_of(LaneIndex(0), SlotIndex(stripe)), SlotIndex(stripe));
             assert_eq!(one.stripes_in(LaneIndex(0), stripe), stripe);
         }
-        let region = Region { kind: RegionKind::Pages, offset: ByteOffset(1 << 20), len: 9 << 12 };
-        assert_eq!(region.part(one, LaneIndex(0)), region);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 //! Head superblocks, a gap to 1 MiB, log, pages, data, tail superblocks at the very end; each region starts
 //! on a 1 MiB boundary, so that partitions, erase blocks and RAID underneath stay aligned. Everything is
 //! derived from the number of slots and grows with it, so "how many slots fit" is a search and
-//! `member_bytes_for` its inverse. docs/on-disk-format.md explains the sizes. Knows nothing of devices, and
-//! nothing of what the regions hold.
+//! `member_bytes_for` its inverse. Of an array of several lanes each one has all of this in a window of the
+//! member. docs/on-disk-format.md explains the sizes. Knows nothing of devices, and nothing of what the
+//! regions hold.
 
 use super::{
-    COPY_BYTES, Geometry, Lanes, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LANES, MAX_MEMBERS, MIN_CHUNK_BYTES,
-    PageLayout, Region, RegionKind, region_end,
+    COPY_BYTES, Geometry, LanePart, Lanes, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LANES, MAX_MEMBERS,
+    MIN_CHUNK_BYTES, PageLayout, Region, RegionKind, region_end,
 };
 use crate::units::{ByteOffset, Count, HumanSize, LaneIndex, ROW_BYTES};
 
@@ -28,7 +29,7 @@ const LOG_FRACTION: u64 = 64;
 const LOG_MIN: u64 = 16 * MIB;
 /// More log would only lengthen replay: at 200 MB/s this much is read in five seconds.
 const LOG_MAX: u64 = 1 << 30;
-/// On a small member of an array of one lane the log takes no more than this part of the data region...
+/// On a small member of an array that is not cut the log takes no more than this part of the data region...
 const LOG_SMALL_FRACTION: u64 = 4;
 /// ...but never less than this: two batches of the largest payload, with their headers.
 const LOG_SMALL_MIN: u64 = 4 * MIB;
@@ -127,6 +128,19 @@ pub enum LayoutError {
     },
 }
 
+/// How an array lies on each of its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayLayout {
+    /// How the stripes are dealt out.
+    pub lanes: Lanes,
+    /// Bytes from one window to the next; 0 with one lane.
+    pub stride: u64,
+    /// Size of the whole volume in bytes.
+    pub volume_bytes: u64,
+    /// Per lane its shape, and its regions within its window. Only their shares of the volume differ.
+    pub of_lane: Vec<(Geometry, Vec<Region>)>,
+}
+
 /// Bytes each member must have for a volume of this size. A multiple of 4 KiB.
 ///
 /// # Errors
@@ -137,31 +151,41 @@ pub fn member_bytes_for(volume_bytes: u64, shape: ArrayShape) -> Result<u64, Lay
     shape.member_bytes(slots).ok_or(LayoutError::Impossible { volume_bytes })
 }
 
-/// Geometry and regions of an array whose smallest member has `member_bytes`. With a volume size, exactly
-/// that one; without, the largest that fits.
+/// Geometry and regions of an array that is not cut, whatever `shape` says of lanes; as [`layout_for`].
 ///
 /// # Errors
-/// When the shape or size is out of range, or the member too small.
+/// As [`layout_for`].
 pub fn geometry_for(
     member_bytes: u64,
     shape: ArrayShape,
     volume_bytes: Option<u64>,
 ) -> Result<(Geometry, Vec<Region>), LayoutError> {
+    let layout = layout_for(member_bytes, ArrayShape { lanes: 1, ..shape }, volume_bytes)?;
+    Ok(layout.of_lane.into_iter().next().expect("an array has a lane"))
+}
+
+/// The layout of an array whose smallest member has `member_bytes`. With a volume size, exactly that one;
+/// without, the largest that fits.
+///
+/// # Errors
+/// When the shape or size is out of range, or the member too small.
+pub fn layout_for(
+    member_bytes: u64,
+    shape: ArrayShape,
+    volume_bytes: Option<u64>,
+) -> Result<ArrayLayout, LayoutError> {
     shape.check()?;
     let member_bytes = member_bytes.min(MAX_DEVICE_BYTES) & !(ROW_BYTES - 1);
     let fits = |slots: u64| shape.member_bytes(slots).is_some_and(|needed| needed <= member_bytes);
-    let turn = shape.cut().turn();
     let slots = match volume_bytes {
         Some(bytes) => shape.slots_for(bytes)?,
-        None => {
-            let turns = member_bytes / u64::from(shape.chunk) / turn;
-            turn * partition_point(turns, |turns| fits((turns + 1) * turn))
-        }
+        None => partition_point(member_bytes / u64::from(shape.chunk), |slots| fits(slots + 1)),
     };
     let volume_bytes = match volume_bytes {
         Some(bytes) => bytes,
         None => {
-            let stripes = partition_point(slots, |stripes| shape.slots_of(stripes + 1) <= slots);
+            let most = slots * u64::from(shape.lanes);
+            let stripes = partition_point(most, |stripes| shape.slots_of(stripes + 1) <= slots);
             // A volume beyond what offsets can address loses its last stripes, and is still created.
             let bytes = u128::from(stripes) * u128::from(shape.stripe_bytes());
             u64::try_from(bytes).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES)
@@ -175,19 +199,40 @@ pub fn geometry_for(
             needed: member_bytes_for(smallest, shape)?,
         });
     }
-    let geometry = Geometry {
-        data: shape.data,
-        parity: shape.parity,
-        chunk: shape.chunk,
-        sector: shape.sector,
-        slots,
-        volume_bytes,
-        lanes: shape.cut(),
-    };
-    Ok((geometry, shape.regions(slots).expect("a layout that fits has regions")))
+    let (stride, _) = shape.windows(slots).expect("a layout that fits has windows");
+    let regions = shape.regions(slots).expect("a layout that fits has regions");
+    let mut layout = ArrayLayout { lanes: shape.cut(), stride, volume_bytes, of_lane: Vec::new() };
+    let ArrayShape { data, parity, chunk, sector, .. } = shape;
+    for lane in layout.lanes.indices() {
+        let part = layout.part(lane);
+        let share = if part.is_cut() { part.share_bytes(lane, shape.stripe_bytes()) } else { volume_bytes };
+        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: share };
+        layout.of_lane.push((geometry, regions.clone()));
+    }
+    Ok(layout)
 }
 
-/// Bytes of a device that an array with these regions leaves unused at its end.
+impl ArrayLayout {
+    /// The part of the array that a lane is, for its superblocks.
+    #[must_use]
+    pub fn part(&self, lane: LaneIndex) -> LanePart {
+        let &ArrayLayout { lanes, stride, volume_bytes, .. } = self;
+        if lanes.count == 1 {
+            return LanePart::WHOLE;
+        }
+        LanePart { lane, lanes, stride, volume_bytes }
+    }
+
+    /// Bytes of a member that the array leaves unused at its end.
+    #[must_use]
+    pub fn leftover_bytes(&self, device_bytes: u64) -> u64 {
+        let last = LaneIndex(self.lanes.count - 1);
+        let window = self.part(last).window(last, device_bytes);
+        self.of_lane.last().map_or(0, |(_, regions)| leftover_bytes(window.end - window.start, regions))
+    }
+}
+
+/// Bytes of a device, or of a window, that an array with these regions leaves unused at its end.
 #[must_use]
 pub fn leftover_bytes(device_bytes: u64, regions: &[Region]) -> u64 {
     let device_bytes = device_bytes & !(ROW_BYTES - 1);
@@ -231,7 +276,7 @@ impl ArrayShape {
         Ok(())
     }
 
-    /// Slots for a volume: its stripes and the reserve.
+    /// Slots of each lane for a volume: stripes and the reserve.
     fn slots_for(&self, volume_bytes: u64) -> Result<u64, LayoutError> {
         if volume_bytes == 0 || !volume_bytes.is_multiple_of(ROW_BYTES) {
             return Err(LayoutError::VolumeSize { found: volume_bytes });
@@ -257,19 +302,28 @@ impl ArrayShape {
         u64::from(count - 1) * u64::from(group) + 1
     }
 
-    /// Slots for this many stripes: all lanes have as many as the one with the most stripes needs.
+    /// Slots of each lane for a volume of this many stripes: as many as the one with the most stripes needs.
     fn slots_of(&self, stripes: u64) -> u64 {
-        let lanes = self.cut();
-        let of_lane = lanes.stripes_in(LaneIndex(0), stripes);
-        (of_lane + reserve_for(of_lane)).next_multiple_of(u64::from(lanes.group)) * u64::from(lanes.count)
+        let of_lane = self.cut().stripes_in(LaneIndex(0), stripes);
+        of_lane + reserve_for(of_lane)
     }
 
-    /// Bytes of a member with this many slots; none beyond the largest device.
+    /// Bytes of a member whose lanes have this many slots each; none beyond the largest device.
     fn member_bytes(&self, slots: u64) -> Option<u64> {
-        let end = region_end(&self.regions(slots)?).0;
-        end.checked_add(TAIL_BYTES).filter(|&bytes| bytes <= MAX_DEVICE_BYTES)
+        let (stride, last) = self.windows(slots)?;
+        Some(u64::from(self.lanes - 1) * stride + last)
     }
 
+    /// Bytes from one window to the next, 0 with one lane, and bytes of the last window; none beyond the
+    /// largest device.
+    fn windows(&self, slots: u64) -> Option<(u64, u64)> {
+        let window = region_end(&self.regions(slots)?).0.checked_add(TAIL_BYTES)?;
+        let stride = if self.lanes > 1 { window.checked_next_multiple_of(REGION_ALIGN)? } else { 0 };
+        let most = MAX_DEVICE_BYTES / u64::from(self.lanes);
+        (window.max(stride) <= most).then_some((stride, window))
+    }
+
+    /// The regions of a lane with this many slots, within its window.
     fn regions(&self, slots: u64) -> Option<Vec<Region>> {
         let data_len = slots.checked_mul(u64::from(self.chunk)).filter(|&len| len <= MAX_DEVICE_BYTES)?;
         let lengths = [
@@ -290,24 +344,20 @@ impl ArrayShape {
     /// small beside the data, and so a layout depends on the shape alone.
     fn page_bytes(&self, slots: u64) -> Option<u64> {
         let &ArrayShape { data, parity, chunk, sector, .. } = self;
-        let count = u64::from(self.lanes);
         // The size of the volume does not matter here.
-        let slots = slots / count;
-        let of_lane = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0, lanes: Lanes::ONE };
-        let of_lane = PageLayout::new(of_lane, true).region_bytes();
-        of_lane.checked_mul(count)?.checked_next_multiple_of(REGION_ALIGN)
+        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0 };
+        PageLayout::new(geometry, true).region_bytes().checked_next_multiple_of(REGION_ALIGN)
     }
 }
 
+/// Bytes of the ring of each of so many lanes, with data regions of `data_len` bytes.
 fn log_bytes(data_len: u64, chunk: u32, lanes: u16) -> u64 {
-    let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX);
-    if lanes > 1 {
-        // Each lane has a ring of its own; together they take as much as one would, if that is enough for
-        // all.
-        let ring = (wanted / u64::from(lanes)).max(LOG_MIN).max(LOG_CHUNKS_MIN * u64::from(chunk));
-        return ring.next_multiple_of(REGION_ALIGN) * u64::from(lanes);
-    }
-    let small = (data_len / LOG_SMALL_FRACTION).max(LOG_SMALL_MIN);
+    // All rings of a member together are no longer than one would be.
+    let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX / u64::from(lanes));
+    let small = match lanes {
+        1 => (data_len / LOG_SMALL_FRACTION).max(LOG_SMALL_MIN),
+        _ => LOG_MAX,
+    };
     wanted.min(small).max(LOG_CHUNKS_MIN * u64::from(chunk)).next_multiple_of(REGION_ALIGN)
 }
 
@@ -351,26 +401,30 @@ mod tests {
         })
     }
 
-    fn check_regions(
-        geometry: &Geometry,
-        regions: &[Region],
-        member_bytes: u64,
-    ) -> Result<(), TestCaseError> {
-        let mut end = MIN_REGION_OFFSET;
-        for region in regions {
-            prop_assert!(region.offset.0 >= end && region.len > 0, "{regions:?}");
-            prop_assert!(region.offset.0.is_multiple_of(REGION_ALIGN));
-            end = region.offset.0 + region.len;
+    fn check_layout(layout: &ArrayLayout, member_bytes: u64) -> Result<(), TestCaseError> {
+        prop_assert_eq!(layout.of_lane.len(), usize::from(layout.lanes.count));
+        let mut stripes = 0;
+        for (lane, (geometry, regions)) in layout.lanes.indices().zip(&layout.of_lane) {
+            let mut end = MIN_REGION_OFFSET;
+            for region in regions {
+                prop_assert!(region.offset.0 >= end && region.len > 0, "{regions:?}");
+                prop_assert!(region.offset.0.is_multiple_of(REGION_ALIGN));
+                end = region.offset.0 + region.len;
+            }
+            let window = layout.part(lane).window(lane, member_bytes);
+            let window_bytes = window.end - window.start;
+            prop_assert!(end + TAIL_BYTES <= window_bytes, "{regions:?} beyond {window_bytes}");
+            let data = regions.iter().find(|region| region.kind == RegionKind::Data).unwrap();
+            prop_assert_eq!(data.len, geometry.slots * u64::from(geometry.chunk));
+            prop_assert!(geometry.stripes() > 0 && geometry.slots >= geometry.stripes() + RESERVE_MIN);
+            stripes += geometry.stripes();
+            prop_assert!(layout.lanes.count == 1 || regions[0].len >= LOG_MIN);
+            prop_assert!(regions[1].len >= PageLayout::new(*geometry, true).region_bytes());
         }
-        prop_assert!(end + TAIL_BYTES <= member_bytes, "{regions:?} beyond {member_bytes}");
-        let data = regions.iter().find(|region| region.kind == RegionKind::Data).unwrap();
-        prop_assert_eq!(data.len, geometry.slots * u64::from(geometry.chunk));
-        let of_lane = geometry.of_lane(LaneIndex(0));
-        prop_assert!(of_lane.slots >= of_lane.stripes() + RESERVE_MIN);
-        let log = regions[0].part(geometry.lanes, LaneIndex(0));
-        prop_assert!(geometry.lanes.count == 1 || log.len >= LOG_MIN);
-        let pages = regions[1].part(geometry.lanes, LaneIndex(0));
-        prop_assert!(pages.len >= PageLayout::new(of_lane, true).region_bytes());
+        prop_assert_eq!(stripes, layout.volume_bytes.div_ceil(layout.of_lane[0].0.stripe_bytes()));
+        if layout.lanes.count == 1 {
+            prop_assert_eq!((layout.of_lane[0].0.volume_bytes, layout.stride), (layout.volume_bytes, 0));
+        }
         Ok(())
     }
 
@@ -380,26 +434,26 @@ mod tests {
             let volume = blocks * ROW_BYTES;
             prop_assume!(volume.div_ceil(shape.stripe_bytes()) >= shape.stripes_min());
             let member = member_bytes_for(volume, shape).unwrap();
-            let (geometry, regions) = geometry_for(member, shape, Some(volume)).unwrap();
-            prop_assert_eq!(geometry.volume_bytes, volume);
-            check_regions(&geometry, &regions, member)?;
-            prop_assert_eq!(leftover_bytes(member, &regions), 0);
-            prop_assert_eq!(leftover_bytes(member + 12345, &regions), 12345 & !4095);
+            let layout = layout_for(member, shape, Some(volume)).unwrap();
+            prop_assert_eq!(layout.volume_bytes, volume);
+            check_layout(&layout, member)?;
+            prop_assert_eq!(layout.leftover_bytes(member), 0);
+            prop_assert_eq!(layout.leftover_bytes(member + 12345), 12345 & !4095);
             // One block less does not suffice, and without a volume size the largest volume is at least this
             // one.
             let needed = LayoutError::TooSmall { found: member - ROW_BYTES, needed: member };
-            prop_assert_eq!(geometry_for(member - ROW_BYTES, shape, Some(volume)), Err(needed));
-            prop_assert!(geometry_for(member, shape, None).unwrap().0.volume_bytes >= volume);
+            prop_assert_eq!(layout_for(member - ROW_BYTES, shape, Some(volume)), Err(needed));
+            prop_assert!(layout_for(member, shape, None).unwrap().volume_bytes >= volume);
         }
 
         #[test]
         fn the_largest_volume_of_any_device_lies_inside_it(shape in shapes(), bytes in any::<u64>(), shift in 0u32..44) {
             let bytes = bytes >> shift;
-            match geometry_for(bytes, shape, None) {
-                Ok((geometry, regions)) => {
-                    check_regions(&geometry, &regions, bytes)?;
+            match layout_for(bytes, shape, None) {
+                Ok(layout) => {
+                    check_layout(&layout, bytes)?;
                     // No useful space is left: one stripe more would not fit.
-                    let more = geometry.volume_bytes.saturating_add(shape.stripe_bytes());
+                    let more = layout.volume_bytes.saturating_add(shape.stripe_bytes());
                     if let Ok(member) = member_bytes_for(more, shape) {
                         prop_assert!(member > bytes & !(ROW_BYTES - 1));
                     }
@@ -407,7 +461,7 @@ mod tests {
                 Err(LayoutError::TooSmall { found, needed }) => {
                     prop_assert_eq!(found, bytes & !(ROW_BYTES - 1));
                     prop_assert!(needed > found);
-                    prop_assert!(geometry_for(needed, shape, None).is_ok());
+                    prop_assert!(layout_for(needed, shape, None).is_ok());
                 }
                 Err(other) => prop_assert!(false, "{}", other),
             }
@@ -427,16 +481,37 @@ mod tests {
     #[test]
     fn lanes_cost_a_ring_each_and_a_little_more() {
         let one = shape(4, 2);
-        let (geometry, regions) = geometry_for(16 << 30, ArrayShape { lanes: 8, ..one }, None).unwrap();
-        assert_eq!(geometry.lanes, Lanes { count: 8, group: 4 });
+        let eight = ArrayShape { lanes: 8, ..one };
+        let layout = layout_for(16 << 30, eight, None).unwrap();
+        assert_eq!(layout.lanes, Lanes { count: 8, group: 4 });
         // Together what one lane has, 1/64 of the data region, up to the last mebibyte of each.
-        assert_eq!(regions[0].len, 8 * 31 * MIB);
+        assert!(layout.of_lane.iter().all(|(_, regions)| regions[0].len == 31 * MIB));
         let (whole, _) = geometry_for(16 << 30, one, None).unwrap();
-        let lost = whole.volume_bytes - geometry.volume_bytes;
-        assert!(lost < whole.volume_bytes / 500, "{}", HumanSize(lost));
-        let small = member_bytes_for(1 << 30, ArrayShape { lanes: 8, ..one }).unwrap();
+        let lost = whole.volume_bytes - layout.volume_bytes;
+        assert!(lost < whole.volume_bytes / 200, "{}", HumanSize(lost));
+        let small = member_bytes_for(1 << 30, eight).unwrap();
         let more = small - member_bytes_for(1 << 30, one).unwrap();
-        assert!((7 * LOG_MIN..9 * LOG_MIN).contains(&more), "{}", HumanSize(more));
+        assert!((7 * LOG_MIN..10 * LOG_MIN).contains(&more), "{}", HumanSize(more));
+    }
+
+    #[test]
+    fn each_lane_lies_as_an_array_of_its_own_would() {
+        let eight = ArrayShape { lanes: 8, ..shape(4, 2) };
+        let volume = (10 << 30) - 12288;
+        let member = member_bytes_for(volume, eight).unwrap();
+        let layout = layout_for(member, eight, Some(volume)).unwrap();
+        let (first, regions) = &layout.of_lane[0];
+        for (lane, (geometry, of_lane)) in layout.lanes.indices().zip(&layout.of_lane) {
+            assert_eq!((of_lane, geometry.slots), (regions, first.slots));
+            let part = layout.part(lane);
+            assert_eq!(part.window(lane, member).start, u64::from(lane.0) * layout.stride);
+            assert_eq!(geometry.volume_bytes, part.share_bytes(lane, geometry.stripe_bytes()));
+        }
+        // The last window of a larger member is longer.
+        assert_eq!(layout.part(LaneIndex(7)).window(LaneIndex(7), member + MIB).end, member + MIB);
+        let one = layout_for(member, shape(4, 2), Some(volume)).unwrap();
+        assert_eq!((one.part(LaneIndex(0)), one.lanes), (LanePart::WHOLE, Lanes::ONE));
+        assert_eq!(geometry_for(member, eight, Some(volume)).unwrap(), one.of_lane[0]);
     }
 
     #[test]

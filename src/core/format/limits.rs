@@ -23,19 +23,11 @@ pub const FORMAT_MINOR: u16 = 0;
 
 /// Members of an array: the field of 256 elements has that many distinct non-zero coefficients.
 pub const MAX_MEMBERS: u16 = 255;
-/// Replacements under construction at one time in an array of one lane: half an array of the widest kind; the
-/// copy has room for no more than 224 beside the other tables.
-pub(super) const MAX_REPLACEMENTS: usize = 128;
-/// Places of replacements that hold the records of lanes instead in an array of several.
-pub(super) const LANE_PLACES: usize = 32;
-
-/// Replacements under construction at one time in an array with this many lanes.
-#[must_use]
-pub fn replacements_max(lanes: u16) -> usize {
-    if lanes > 1 { MAX_REPLACEMENTS - LANE_PLACES } else { MAX_REPLACEMENTS }
-}
-/// Regions of a member: three today; lanes have equal parts of them.
-pub const MAX_REGIONS: usize = 16;
+/// Replacements under construction at one time: half an array of the widest kind; the copy has room for no
+/// more than 224 beside the other tables.
+pub const MAX_REPLACEMENTS: usize = 128;
+/// Regions of a member: three today.
+pub const MAX_REGIONS: usize = 15;
 /// Bytes of an array's name: what fits the fixed field; it is also an NBD export name and part of a URI.
 pub const MAX_NAME_BYTES: usize = 64;
 /// Smallest chunk: one row.
@@ -45,20 +37,9 @@ pub const MAX_CHUNK_BYTES: u32 = 4 << 20;
 /// Largest device and largest volume: file offsets and NBD clients' offsets are signed 64-bit numbers.
 pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 
-/// Bytes for the tails of members that are out of service.
-pub(super) const LEFT_BYTES: usize = 1000;
-
-/// Bytes of one member's tails in an array with this many lanes.
-pub(super) fn left_record_bytes(lanes: u16) -> usize {
-    2 + 8 * usize::from(lanes)
-}
-
-/// Members out of service whose tails are recorded in an array with this many lanes: as many as there is room
-/// for. No more than m are ever out while an array lives; a member without a record is rebuilt.
-#[must_use]
-pub fn left_max(lanes: u16) -> usize {
-    LEFT_BYTES / left_record_bytes(lanes)
-}
+/// Members out of service whose tails are recorded: as many as there is room for. No more than m are ever out
+/// while an array lives; a member without a record is rebuilt.
+pub const MAX_LEFT: usize = 100;
 
 /// Members that are out of service with the update at which they left: what fits into a copy.
 pub const MAX_LEFT_UPDATES: usize = 10;

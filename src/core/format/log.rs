@@ -10,7 +10,7 @@
 //! reads or allocates beyond the bytes it is given, whatever they are.
 
 use super::{COUNT_END, MAX_CHUNK_BYTES, MAX_MEMBERS};
-use crate::units::{BlockHash, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use crate::units::{BlockHash, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -170,20 +170,6 @@ impl LogKey {
         let mut material = [0; 32];
         material[..16].copy_from_slice(array.as_bytes());
         material[16..].copy_from_slice(&secret);
-        LogKey(blake3::derive_key(KEY_CONTEXT, &material))
-    }
-
-    /// The key of a lane. Lane 0 has that of an array of one lane. No piece or page of one lane passes for
-    /// one of another, whose headers may be the same.
-    #[must_use]
-    pub fn of_lane(array: Uuid, secret: [u8; 16], lane: LaneIndex) -> LogKey {
-        if lane.0 == 0 {
-            return LogKey::derive(array, secret);
-        }
-        let mut material = [0; 34];
-        material[..16].copy_from_slice(array.as_bytes());
-        material[16..32].copy_from_slice(&secret);
-        material[32..].copy_from_slice(&lane.0.to_le_bytes());
         LogKey(blake3::derive_key(KEY_CONTEXT, &material))
     }
 
@@ -935,16 +921,5 @@ pub(super) mod tests {
     fn the_key_depends_on_the_array_and_the_secret() {
         assert_ne!(key(), LogKey::derive(ARRAY, [0; 16]));
         assert_ne!(key(), LogKey::derive(Uuid::nil(), *b"0123456789abcdef"));
-    }
-
-    #[test]
-    fn a_piece_of_one_lane_is_none_of_another() {
-        let of_lane = |lane| LogKey::of_lane(ARRAY, *b"0123456789abcdef", LaneIndex(lane));
-        assert_eq!(of_lane(0), key());
-        let bytes = example().encode(&of_lane(1), ARRAY, MemberIndex(2), 8);
-        assert!(SegmentHeader::decode(&of_lane(1), ARRAY, MemberIndex(2), 18, &bytes).is_ok());
-        for other in [0, 2, 257] {
-            assert!(SegmentHeader::decode(&of_lane(other), ARRAY, MemberIndex(2), 18, &bytes).is_err());
-        }
     }
 }

@@ -29,11 +29,12 @@ pub use format_error::FormatError;
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
 pub use lanes::{LanePart, Lanes, MAX_GROUP, MAX_LANES};
 pub use layout::{
-    ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
+    ArrayLayout, ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, layout_for,
+    leftover_bytes, member_bytes_for,
 };
 pub use limits::{
     COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
-    MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MIN_CHUNK_BYTES, left_max, replacements_max,
+    MAX_LEFT, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES,
 };
 pub use log::{
     Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogKey, LogRecord,
@@ -43,9 +44,8 @@ pub use member_set::MemberSet;
 pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
 pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
 pub use superblock::{
-    ChecksumKind, Epoch, Geometry, LaneRecord, Left, LogStart, MatrixId, MemberRecord, MemberState, Region,
-    RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, check_array_name, region_end,
-    valid_name,
+    ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberState, Region, RegionKind,
+    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, check_array_name, region_end, valid_name,
 };
 pub use superblock_bytes::CLEARED_BYTE;
 use superblock_bytes::MAGIC;

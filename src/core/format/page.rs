@@ -334,7 +334,6 @@ fn page_hash(key: &LogKey, page: &RawPage) -> [u8; 16] {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::format::Lanes;
     use crate::format::golden;
     use crate::format::log::tests::key;
     use proptest::prelude::*;
@@ -356,7 +355,7 @@ pub(super) mod tests {
     fn geometry(data: u16, parity: u16, chunk_log2: u32, slots: u64) -> Geometry {
         let chunk = 1 << chunk_log2;
         let volume_bytes = u64::from(chunk);
-        Geometry { data, parity, chunk, sector: 512, slots, volume_bytes, lanes: Lanes::ONE }
+        Geometry { data, parity, chunk, sector: 512, slots, volume_bytes }
     }
 
     fn geometries() -> impl Strategy<Value = Geometry> {

@@ -2,8 +2,8 @@
 //! types; their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
 use super::words::worded;
-use super::{COPY_BYTES, LanePart, Lanes, MAX_NAME_BYTES, MemberSet};
-use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use super::{COPY_BYTES, LanePart, MAX_NAME_BYTES, MemberSet};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 use uuid::Uuid;
 
 /// Shape of an array: fixed at creation.
@@ -21,8 +21,6 @@ pub struct Geometry {
     pub slots: u64,
     /// Size of the volume in bytes, at most `slots * data * chunk`; a multiple of 4 KiB.
     pub volume_bytes: u64,
-    /// How its stripes are dealt out to lanes, which have equal shares of the slots.
-    pub lanes: Lanes,
 }
 
 impl Geometry {
@@ -42,20 +40,6 @@ impl Geometry {
     #[must_use]
     pub fn stripes(&self) -> u64 {
         self.volume_bytes.div_ceil(self.stripe_bytes())
-    }
-}
-
-impl Geometry {
-    /// The shape of one lane, as that of an array of its own that is not cut. The last stripe of the volume
-    /// counts as whole.
-    #[must_use]
-    pub fn of_lane(&self, lane: LaneIndex) -> Geometry {
-        if self.lanes.count == 1 {
-            return *self;
-        }
-        let volume_bytes = self.lanes.stripes_in(lane, self.stripes()) * self.stripe_bytes();
-        let slots = self.slots / u64::from(self.lanes.count);
-        Geometry { slots, volume_bytes, lanes: Lanes::ONE, ..*self }
     }
 }
 
@@ -211,25 +195,13 @@ pub struct LogStart {
     pub sequence: u64,
 }
 
-/// What a superblock records of one lane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct LaneRecord {
-    /// Where its log starts.
-    pub start: LogStart,
-    /// Pages of its stripe map that have a version on the members, at least; 0 if they were not counted. A
-    /// start that finds fewer knows that copies which look as if they were never written have lost their
-    /// content.
-    pub map_pages: u64,
-}
-
 /// What a member held when it left service. The stripe map shows what it has missed since.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Left {
     /// Identity of the last complete epoch in which it was current, 0 for none: then it is rebuilt.
     pub epoch: u64,
-    /// For each lane: batches below were in place on it, and a batch in its log said so. Empty without an
-    /// epoch.
-    pub tails: Vec<u64>,
+    /// Batches below were in place on it, and a batch in its log said so.
+    pub tail: u64,
     /// The newest update of the superblocks that it can have got before the array went on without it; 0 where
     /// unknown.
     pub update: u64,
@@ -257,16 +229,6 @@ pub struct Region {
     pub offset: ByteOffset,
     /// Bytes.
     pub len: u64,
-}
-
-impl Region {
-    /// A lane's part of the log region, or of the pages region: of as many equal parts as there are lanes,
-    /// each of whole blocks.
-    #[must_use]
-    pub fn part(self, lanes: Lanes, lane: LaneIndex) -> Region {
-        let len = self.len / u64::from(lanes.count) / ROW_BYTES * ROW_BYTES;
-        Region { offset: ByteOffset(self.offset.0 + u64::from(lane.0) * len), len, ..self }
-    }
 }
 
 /// End of the last region of a member.
@@ -327,10 +289,14 @@ pub struct Superblock {
     pub replacements: Vec<ReplacementRecord>,
     /// Scrubs.
     pub scrub: ScrubRecord,
-    /// Source of the keys of log and pages; random, fixed at creation.
+    /// Source of the key of log and pages; random, fixed at creation. Each lane has its own.
     pub log_secret: [u8; 16],
-    /// Per lane.
-    pub lanes: Vec<LaneRecord>,
+    /// Where the redo log starts.
+    pub log_start: LogStart,
+    /// Pages of the stripe map that have a version on the members, at least; 0 if they were not counted. A
+    /// start that finds fewer knows that copies which look as if they were never written have lost their
+    /// content.
+    pub map_pages: u64,
     /// Per member, while it is out of service: what it must hold to be caught up.
     pub left: Vec<Left>,
 }
@@ -354,11 +320,24 @@ impl Superblock {
         if self.part.is_cut() { self.part.volume_bytes } else { self.geometry.volume_bytes }
     }
 
-    /// Bytes that a device of this array has at least: the regions, and two copies of the superblock behind
+    /// The shape of the whole array: the slots and the volume of all lanes together.
+    #[must_use]
+    pub fn array_geometry(&self) -> Geometry {
+        let slots = self.geometry.slots * u64::from(self.part.lanes.count);
+        Geometry { slots, volume_bytes: self.volume_bytes(), ..self.geometry }
+    }
+
+    /// Bytes that this lane takes of a device at least: the regions, and two copies of the superblock behind
     /// them.
     #[must_use]
     pub fn device_bytes_min(&self) -> u64 {
         region_end(&self.regions).0 + 2 * COPY_BYTES as u64
+    }
+
+    /// Bytes that a device of this array has at least, for all lanes.
+    #[must_use]
+    pub fn whole_device_bytes_min(&self) -> u64 {
+        u64::from(self.part.lanes.count - 1) * self.part.stride + self.device_bytes_min()
     }
 }
 

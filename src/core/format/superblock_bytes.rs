@@ -7,13 +7,13 @@
 
 use super::features::{CHECKSUM_PAGES, KNOWN_COMPAT, KNOWN_INCOMPAT, LANES, UPDATE_COUNT, feature_names};
 use super::field::{Fault, boolean, coded, ensure, fault};
-use super::limits::{LANE_PLACES, LEFT_BYTES, MAX_REPLACEMENTS, left_record_bytes};
 use super::{
     COPY_BYTES, COUNT_END, ChecksumKind, Epoch, FORMAT_MAJOR, FORMAT_MINOR, FormatError, Geometry,
-    LOG_BLOCK_BYTES, LanePart, LaneRecord, Lanes, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
-    MAX_GROUP, MAX_LANES, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MIN_CHUNK_BYTES,
-    MatrixId, MemberRecord, MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, Region, RegionKind,
-    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind, left_max, replacements_max, valid_name,
+    LOG_BLOCK_BYTES, LanePart, Lanes, Left, LogStart, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_GROUP,
+    MAX_LANES, MAX_LEFT, MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS,
+    MIN_CHUNK_BYTES, MatrixId, MemberRecord, MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout,
+    REGION_ALIGN, Region, RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+    valid_name,
 };
 use crate::units::{ByteOffset, LaneIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
@@ -97,16 +97,14 @@ struct RawCopy {
     map_pages: U64,
     left_updates: [RawLeftUpdate; MAX_LEFT_UPDATES],
     lane_count: U16,
-    reserved_4: [u8; 2],
+    lane: U16,
     regions: [RawRegion; MAX_REGIONS],
+    part: RawPart,
     members: [RawMember; MAX_MEMBERS as usize],
     scrub_unchecked: [U64; 4],
-    replacements: [RawReplacement; MAX_REPLACEMENTS - LANE_PLACES],
-    /// More replacements, or the records of lanes.
-    lane_places: [[u8; 32]; LANE_PLACES],
+    replacements: [RawReplacement; MAX_REPLACEMENTS],
     left_epochs: [U64; MAX_MEMBERS as usize],
-    /// For each member that left its number, 2 bytes, and a tail for each lane, 8 bytes each.
-    left_tails: [u8; LEFT_BYTES],
+    left_tails: [RawLeft; MAX_LEFT],
     scrub_unchecked_before: [U64; 4],
 }
 
@@ -118,6 +116,14 @@ struct RawRegion {
     offset: U64,
     len: U64,
     reserved_1: U64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawPart {
+    stride: U64,
+    volume_bytes: U64,
+    reserved: [u8; 16],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -140,11 +146,9 @@ struct RawReplacement {
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawLane {
-    log_start_sequence: U64,
-    log_start_epoch: U64,
-    map_pages: U64,
-    reserved: U64,
+struct RawLeft {
+    member: U16,
+    tail: U64,
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -159,8 +163,7 @@ const _: () = {
     assert!(size_of::<RawRegion>() == 32);
     assert!(size_of::<RawMember>() == 32);
     assert!(size_of::<RawReplacement>() == 32);
-    assert!(size_of::<RawLane>() == 32);
-    assert!(LANE_PLACES >= MAX_LANES as usize);
+    assert!(size_of::<RawPart>() == 32);
     assert!(std::mem::offset_of!(RawCopy, checksum) == CHECKSUM_AT.start);
     assert!(std::mem::offset_of!(RawCopy, sequence) == CHECKSUM_AT.end);
     assert!(std::mem::offset_of!(RawCopy, name) == 0x70);
@@ -171,12 +174,13 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, region_count) == 0x158);
     assert!(std::mem::offset_of!(RawCopy, log_start_sequence) == 0x160);
     assert!(std::mem::offset_of!(RawCopy, log_secret) == 0x170);
-    assert!(std::mem::offset_of!(RawCopy, lane_count) == 0x1fc);
     assert!(std::mem::offset_of!(RawCopy, regions) == 0x200);
+    assert!(std::mem::offset_of!(RawCopy, lane_count) == 0x1fc);
+    assert!(std::mem::offset_of!(RawCopy, lane) == 0x1fe);
+    assert!(std::mem::offset_of!(RawCopy, part) == 0x3e0);
     assert!(std::mem::offset_of!(RawCopy, members) == 0x400);
     assert!(std::mem::offset_of!(RawCopy, scrub_unchecked) == 0x23e0);
     assert!(std::mem::offset_of!(RawCopy, replacements) == 0x2400);
-    assert!(std::mem::offset_of!(RawCopy, lane_places) == 0x3000);
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
     assert!(std::mem::offset_of!(RawCopy, scrub_unchecked_before) == 0x3fe0);
@@ -282,22 +286,20 @@ impl Superblock {
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
+        raw.log_start_sequence = self.log_start.sequence.into();
+        raw.log_start_epoch = self.log_start.epoch.into();
         raw.log_secret = self.log_secret;
         raw.update = self.update.into();
         raw.update_complete = self.update_complete.into();
-        self.fill_lanes(raw);
-        let mut tails = raw.left_tails.chunks_exact_mut(left_record_bytes(self.geometry.lanes.count));
-        let mut left_count = 0;
+        raw.map_pages = self.map_pages.into();
+        self.fill_part(raw);
+        let mut tails = raw.left_tails.iter_mut();
         for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.epoch != 0) {
             raw.left_epochs[at] = left.epoch.into();
-            let record = tails.next().expect("no more records than there is room for");
-            record[..2].copy_from_slice(&(at as u16).to_le_bytes());
-            for (place, tail) in record[2..].chunks_exact_mut(8).zip(&left.tails) {
-                place.copy_from_slice(&tail.to_le_bytes());
-            }
-            left_count += 1;
+            let tail = tails.next().expect("no more records than there is room for");
+            (tail.member, tail.tail) = ((at as u16).into(), left.tail.into());
         }
-        raw.left_count = left_count.into();
+        raw.left_count = ((MAX_LEFT - tails.len()) as u16).into();
         let mut updates = raw.left_updates.iter_mut();
         for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.update != 0) {
             let record = updates.next().expect("no more records than there is room for");
@@ -313,39 +315,20 @@ impl Superblock {
             raw.rebuilt = member.rebuilt.0.into();
             raw.state = member.state.byte();
         }
-        let replacement = |replacement: &ReplacementRecord| RawReplacement {
-            uuid: replacement.uuid.into_bytes(),
-            rebuilt: replacement.rebuilt.0.into(),
-            member: replacement.member.0.into(),
-            reserved: [0; 6],
-        };
-        let mut replacements = self.replacements.iter().map(replacement);
-        raw.replacements.iter_mut().zip(&mut replacements).for_each(|(raw, record)| *raw = record);
-        // Only in an array of one lane are there more.
-        for (raw, record) in raw.lane_places.iter_mut().zip(replacements) {
-            raw.copy_from_slice(record.as_bytes());
+        for (raw, replacement) in raw.replacements.iter_mut().zip(&self.replacements) {
+            raw.uuid = replacement.uuid.into_bytes();
+            raw.rebuilt = replacement.rebuilt.0.into();
+            raw.member = replacement.member.0.into();
         }
     }
 
-    /// One lane has its record where all arrays had it before there were lanes; several have a table.
-    fn fill_lanes(&self, raw: &mut RawCopy) {
-        let Lanes { count, group } = self.geometry.lanes;
-        if let (1, [LaneRecord { start, map_pages }]) = (count, &self.lanes[..]) {
-            raw.log_start_sequence = start.sequence.into();
-            raw.log_start_epoch = start.epoch.into();
-            raw.map_pages = (*map_pages).into();
-            return;
-        }
-        raw.lane_count = count.into();
-        raw.lane_group = group.into();
-        for (raw, LaneRecord { start, map_pages }) in raw.lane_places.iter_mut().zip(&self.lanes) {
-            let record = RawLane {
-                log_start_sequence: start.sequence.into(),
-                log_start_epoch: start.epoch.into(),
-                map_pages: (*map_pages).into(),
-                reserved: 0.into(),
-            };
-            raw.copy_from_slice(record.as_bytes());
+    fn fill_part(&self, raw: &mut RawCopy) {
+        if self.part.is_cut() {
+            raw.lane_count = self.part.lanes.count.into();
+            raw.lane_group = self.part.lanes.group.into();
+            raw.lane = self.part.lane.0.into();
+            raw.part.stride = self.part.stride.into();
+            raw.part.volume_bytes = self.part.volume_bytes.into();
         }
     }
 
@@ -360,7 +343,9 @@ impl Superblock {
         for (what, value) in self.counts() {
             ensure(value < COUNT_END, what, value, "a number below 2^62")?;
         }
-        self.validate_lanes()?;
+        let pages = slots.div_ceil(PAGE_ENTRIES as u64);
+        let pages_limit = format_args!("at most {pages}, the pages of the stripe map");
+        ensure(self.map_pages <= pages, "map pages", self.map_pages, pages_limit)?;
         let update = self.update;
         ensure(
             self.update_complete <= update,
@@ -387,7 +372,8 @@ impl Superblock {
         }
         self.validate_members(slot_limit, member_limit)?;
         self.validate_regions()?;
-        let features = Superblock::incompat_features(self.checksum, self.geometry.lanes.count);
+        self.validate_part()?;
+        let features = Superblock::incompat_features(self.checksum, self.part.lanes.count);
         ensure(
             self.features_incompat | UPDATE_COUNT == features,
             "incompat features",
@@ -409,35 +395,40 @@ impl Superblock {
             longest,
             format_args!("at most {most}, whose blocks can be numbered"),
         )?;
-        let Lanes { count, .. } = self.geometry.lanes;
-        let shortest = logs().map(|region| region.len).min().unwrap_or_default();
-        let least = u64::from(count) * LOG_BLOCK_BYTES as u64;
-        ensure(shortest >= least, "log region length", shortest, "a block or more for each lane")?;
-        // All lanes have the same number of slots.
-        let of_lane = self.geometry.of_lane(LaneIndex(0));
-        let of_lane = PageLayout::new(of_lane, self.checksum != ChecksumKind::None).region_bytes();
-        let needed = of_lane.saturating_mul(u64::from(count));
+        let needed = PageLayout::new(self.geometry, self.checksum != ChecksumKind::None).region_bytes();
         let len = self.region(RegionKind::Pages).map_or(0, |region| region.len);
         ensure(len >= needed, "pages region length", len, format_args!("{needed} bytes or more"))
     }
 
-    /// Checks that each lane has its share of the slots, and a record.
-    fn validate_lanes(&self) -> Result<(), Fault> {
-        let Lanes { count, group } = self.geometry.lanes;
-        ensure(self.lanes.len() == usize::from(count), "lane records", self.lanes.len(), count)?;
-        let pages = (self.geometry.slots / u64::from(count)).div_ceil(PAGE_ENTRIES as u64);
-        let pages_limit = format_args!("at most {pages}, the pages of the stripe map");
-        for &LaneRecord { map_pages, .. } in &self.lanes {
-            ensure(map_pages <= pages, "map pages", map_pages, pages_limit)?;
+    /// Checks that the lane is one of the array's, that it fits its window, and that it has its share of the
+    /// volume.
+    fn validate_part(&self) -> Result<(), Fault> {
+        let LanePart { lane, lanes: Lanes { count, group }, stride, volume_bytes } = self.part;
+        if self.part == LanePart::WHOLE {
+            return Ok(());
         }
-        if count == 1 {
-            return ensure(group == 1, "lane group", group, "1 for one lane");
-        }
-        let of_lane = self.geometry.of_lane(LaneIndex(0));
-        let last = self.geometry.lanes.stripes_in(LaneIndex(count - 1), self.geometry.stripes());
-        ensure(last > 0, "volume bytes", self.geometry.volume_bytes, "a stripe or more for each lane")?;
-        let limit = format_args!("slots for the {} stripes of a lane", of_lane.stripes());
-        ensure(of_lane.stripes() <= of_lane.slots, "slots", self.geometry.slots, limit)
+        let several = format_args!("from 2 to {MAX_LANES}");
+        ensure((2..=MAX_LANES).contains(&count), "lane count", count, several)?;
+        let is_group = group.is_power_of_two() && group <= MAX_GROUP;
+        ensure(is_group, "lane group", group, format_args!("a power of two, at most {MAX_GROUP}"))?;
+        ensure(lane.0 < count, "lane", lane, format_args!("below {count}, the lanes of the array"))?;
+        let most = MAX_DEVICE_BYTES / u64::from(count);
+        let is_stride = stride > 0 && stride.is_multiple_of(REGION_ALIGN) && stride <= most;
+        ensure(is_stride, "lane stride", stride, format_args!("whole MiB, at most {most}"))?;
+        // The last lane has the rest of the device, which is not known here.
+        let needed = self.device_bytes_min();
+        let is_last = lane.0 + 1 == count;
+        let stride_limit = format_args!("{needed} bytes or more, which its lane takes");
+        ensure(is_last || needed <= stride, "lane stride", stride, stride_limit)?;
+        ensure(
+            volume_bytes > 0 && volume_bytes.is_multiple_of(ROW_BYTES) && volume_bytes <= MAX_DEVICE_BYTES,
+            "whole volume bytes",
+            volume_bytes,
+            format_args!("whole 4 KiB blocks, at most {MAX_DEVICE_BYTES}"),
+        )?;
+        let share = self.part.share_bytes(lane, self.geometry.stripe_bytes());
+        let share_limit = format_args!("{share}, the share that lane {lane} has of {volume_bytes}");
+        ensure(self.geometry.volume_bytes == share, "volume bytes", self.geometry.volume_bytes, share_limit)
     }
 
     fn validate_members(
@@ -455,13 +446,9 @@ impl Superblock {
         )?;
         ensure(self.left.len() == usize::from(width), "left", self.left.len(), width.to_string())?;
         let left = self.left.iter().filter(|left| left.epoch != 0).count();
-        let lanes = self.geometry.lanes.count;
-        ensure(left <= left_max(lanes), "left count", left, format_args!("at most {}", left_max(lanes)))?;
-        let unheld = self.left.iter().any(|left| left.epoch == 0 && !left.tails.is_empty());
+        ensure(left <= MAX_LEFT, "left count", left, format_args!("at most {MAX_LEFT}"))?;
+        let unheld = self.left.iter().any(|left| left.epoch == 0 && left.tail != 0);
         ensure(!unheld, "left tail", "of a member without an epoch", "none")?;
-        let mut held = self.left.iter().filter(|left| left.epoch != 0);
-        let is_whole = held.all(|left| left.tails.len() == usize::from(lanes));
-        ensure(is_whole, "left tails", "fewer or more than lanes", "one for each lane")?;
         let updates = self.left.iter().filter(|left| left.update != 0).count();
         let limit = format_args!("at most {MAX_LEFT_UPDATES}");
         ensure(updates <= MAX_LEFT_UPDATES, "left updates", updates, limit)?;
@@ -470,12 +457,11 @@ impl Superblock {
             ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit)?;
             ensure(devices.insert(record.uuid), "member uuid", record.uuid, "different for each device")?;
         }
-        let most = replacements_max(lanes);
         ensure(
-            self.replacements.len() <= most,
+            self.replacements.len() <= MAX_REPLACEMENTS,
             "replacement count",
             self.replacements.len(),
-            format_args!("at most {most}"),
+            format_args!("at most {MAX_REPLACEMENTS}"),
         )?;
         let mut replaced = HashSet::new();
         for record in &self.replacements {
@@ -569,12 +555,6 @@ impl Geometry {
         // Bounds slots * chunk, hence every offset inside a member.
         let most = MAX_DEVICE_BYTES / u64::from(self.chunk);
         ensure((1..=most).contains(&self.slots), "slots", self.slots, format_args!("from 1 to {most}"))?;
-        let Lanes { count, group } = self.lanes;
-        ensure((1..=MAX_LANES).contains(&count), "lane count", count, format_args!("from 1 to {MAX_LANES}"))?;
-        let is_group = group.is_power_of_two() && group <= MAX_GROUP;
-        ensure(is_group, "lane group", group, format_args!("a power of two, at most {MAX_GROUP}"))?;
-        let turn = self.lanes.turn();
-        ensure(self.slots.is_multiple_of(turn), "slots", self.slots, format_args!("a multiple of {turn}"))?;
         let capacity = u128::from(self.slots) * u128::from(self.stripe_bytes());
         ensure(
             self.volume_bytes >= ROW_BYTES
@@ -614,15 +594,7 @@ impl RawCopy {
         };
         let regions = counted("region count", self.region_count, MAX_REGIONS)?;
         let members = counted("member count", self.member_count, usize::from(MAX_MEMBERS))?;
-        let lanes = match self.features_incompat.get() & LANES {
-            0 => Lanes::ONE,
-            _ => Lanes { count: self.lane_count.get(), group: self.lane_group.get() },
-        };
-        let has_table = self.features_incompat.get() & LANES != 0;
-        let several = format_args!("from 2 to {MAX_LANES}");
-        ensure(!has_table || (2..=MAX_LANES).contains(&lanes.count), "lane count", lanes.count, several)?;
-        let most = replacements_max(lanes.count);
-        let replacements = counted("replacement count", self.replacement_count, most)?;
+        let replacements = counted("replacement count", self.replacement_count, MAX_REPLACEMENTS)?;
         let scrub_active = boolean("scrub active", self.scrub_active)?;
         let features_incompat = self.features_incompat.get();
         let has_updates = features_incompat & UPDATE_COUNT != 0;
@@ -647,7 +619,6 @@ impl RawCopy {
                 sector: self.sector.get(),
                 slots: self.slots.get(),
                 volume_bytes: self.volume_bytes.get(),
-                lanes,
             },
             matrix: coded("matrix", self.matrix, MatrixId::from_byte)?,
             checksum,
@@ -656,6 +627,7 @@ impl RawCopy {
             sequence: self.sequence.get(),
             update: if has_updates { self.update.get() } else { 0 },
             update_complete: if has_updates { self.update_complete.get() } else { 0 },
+            map_pages: self.map_pages.get(),
             epoch: Epoch {
                 number: self.epoch_number.get(),
                 id: self.epoch_id.get(),
@@ -664,7 +636,7 @@ impl RawCopy {
             },
             clean: boolean("clean", self.clean)?,
             members: self.members[..members].iter().map(RawMember::read).collect::<Result<_, _>>()?,
-            replacements: self.read_replacements(replacements),
+            replacements: self.replacements[..replacements].iter().map(RawReplacement::read).collect(),
             scrub: ScrubRecord {
                 position: scrub_active.then_some(SlotIndex(self.scrub_position.get())),
                 errors_so_far: self.scrub_errors_so_far.get(),
@@ -676,51 +648,39 @@ impl RawCopy {
                 unchecked_before: MemberSet(self.scrub_unchecked_before.map(U64::get)),
             },
             log_secret: self.log_secret,
-            part: LanePart::WHOLE,
-            lanes: self.read_lanes(lanes.count),
-            left: match has_updates {
-                true => self.read_left(members, lanes.count)?,
-                false => vec![Left::default(); members],
+            log_start: LogStart {
+                epoch: self.log_start_epoch.get(),
+                sequence: self.log_start_sequence.get(),
             },
+            part: self.read_part(),
+            left: if has_updates { self.read_left(members)? } else { vec![Left::default(); members] },
         })
     }
 
-    fn read_replacements(&self, count: usize) -> Vec<ReplacementRecord> {
-        let more =
-            self.lane_places.iter().map(|place| RawReplacement::ref_from_bytes(place).expect("its size"));
-        self.replacements.iter().chain(more).take(count).map(RawReplacement::read).collect()
-    }
-
-    fn read_lanes(&self, count: u16) -> Vec<LaneRecord> {
-        if count == 1 {
-            let start =
-                LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() };
-            return vec![LaneRecord { start, map_pages: self.map_pages.get() }];
+    fn read_part(&self) -> LanePart {
+        if self.features_incompat.get() & LANES == 0 {
+            return LanePart::WHOLE;
         }
-        let raw = self.lane_places.iter().map(|place| RawLane::ref_from_bytes(place).expect("its size"));
-        let record = |raw: &RawLane| LaneRecord {
-            start: LogStart { epoch: raw.log_start_epoch.get(), sequence: raw.log_start_sequence.get() },
-            map_pages: raw.map_pages.get(),
-        };
-        raw.take(usize::from(count)).map(record).collect()
+        LanePart {
+            lane: LaneIndex(self.lane.get()),
+            lanes: Lanes { count: self.lane_count.get(), group: self.lane_group.get() },
+            stride: self.part.stride.get(),
+            volume_bytes: self.part.volume_bytes.get(),
+        }
     }
 
     /// The members with an epoch and a tail. A member with an epoch alone, as earlier builds wrote it, counts
     /// as one that left nothing to go by.
-    fn read_left(&self, members: usize, lanes: u16) -> Result<Vec<Left>, Fault> {
+    fn read_left(&self, members: usize) -> Result<Vec<Left>, Fault> {
         let count = usize::from(self.left_count.get());
-        let most = left_max(lanes);
-        ensure(count <= most, "left count", count, format_args!("at most {most}"))?;
+        ensure(count <= MAX_LEFT, "left count", count, format_args!("at most {MAX_LEFT}"))?;
         let mut left = vec![Left::default(); members];
-        for record in self.left_tails.chunks_exact(left_record_bytes(lanes)).take(count) {
-            let (member, tails) = record.split_at(2);
-            let member = usize::from(u16::from_le_bytes([member[0], member[1]]));
-            let (tails, _) = tails.as_chunks();
-            let tails = tails.iter().map(|tail| u64::from_le_bytes(*tail)).collect();
+        for raw in &self.left_tails[..count] {
+            let member = usize::from(raw.member.get());
             let free = left.get(member).is_some_and(|left| left.epoch == 0);
             let epoch = self.left_epochs.get(member).map_or(0, |epoch| epoch.get());
             ensure(free && epoch != 0, "left member", member, "a member with an epoch, once")?;
-            left[member] = Left { epoch, tails, update: 0 };
+            left[member] = Left { epoch, tail: raw.tail.get(), update: 0 };
         }
         for raw in self.left_updates.iter().filter(|raw| raw.update.get() != 0) {
             let member = usize::from(raw.member.get());
@@ -780,19 +740,13 @@ pub(super) mod tests {
     use super::super::check_array_name;
     use super::*;
     use crate::format::{COUNTED_IN_A_LIFE, Unfit, golden};
+    use crate::units::StripeIndex;
     use proptest::prelude::*;
 
     /// A superblock with something in every field, and the same at every run.
     pub(in crate::format) fn example(role: Role) -> Superblock {
-        let geometry = Geometry {
-            data: 4,
-            parity: 3,
-            chunk: 65536,
-            sector: 4096,
-            slots: 4112,
-            volume_bytes: 1 << 30,
-            lanes: Lanes::ONE,
-        };
+        let geometry =
+            Geometry { data: 4, parity: 3, chunk: 65536, sector: 4096, slots: 4112, volume_bytes: 1 << 30 };
         let uuid = |number: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_0000 + number);
         let mut members: Vec<_> = (0..7)
             .map(|i| MemberRecord { uuid: uuid(i), state: MemberState::Online, rebuilt: SlotIndex(0) })
@@ -801,7 +755,7 @@ pub(super) mod tests {
         members[2].rebuilt = SlotIndex(77);
         members[5].state = MemberState::Faulted;
         let left = |member| match member {
-            5 => Left { epoch: 0x7654_3210_feeb_daed, tails: vec![980], update: 0 },
+            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980, update: 0 },
             _ => Left::default(),
         };
         Superblock {
@@ -830,6 +784,7 @@ pub(super) mod tests {
             sequence: 42,
             update: 41,
             update_complete: 39,
+            map_pages: 0,
             epoch: Epoch {
                 number: 9,
                 id: 0xdead_beef_0123_4567,
@@ -855,40 +810,46 @@ pub(super) mod tests {
             },
             log_secret: *b"0123456789abcdef",
             part: LanePart::WHOLE,
-            lanes: vec![LaneRecord { start: LogStart { epoch: 8, sequence: 990 }, map_pages: 0 }],
+            log_start: LogStart { epoch: 8, sequence: 990 },
             left: (0..7).map(left).collect(),
         }
     }
 
     /// The example with the pages of its stripe map counted, and updates at which members left.
     pub(in crate::format) fn counted_example(role: Role) -> Superblock {
-        let mut counted = example(role);
-        counted.lanes[0].map_pages = 17;
+        let mut counted = Superblock { map_pages: 17, ..example(role) };
         (counted.left[5].update, counted.left[6].update) = (37, 33);
         counted
     }
 
-    /// The example of an array with eight lanes.
-    pub(in crate::format) fn lanes_example() -> Superblock {
-        let one = example(Role::Member);
-        let lanes = Lanes { count: 8, group: 4 };
-        let record = |lane: LaneIndex| LaneRecord {
-            start: LogStart { epoch: 8, sequence: 990 + u64::from(lane.0) },
-            map_pages: u64::from(lane.0 % 3),
+    /// The example as the superblock of one of eight lanes.
+    pub(in crate::format) fn lane_example() -> Superblock {
+        let part = LanePart {
+            lane: LaneIndex(3),
+            lanes: Lanes { count: 8, group: 4 },
+            stride: 292 << 20,
+            volume_bytes: (8 << 30) - 12288,
         };
-        let mut superblock = Superblock {
-            features_incompat: 0x37,
-            geometry: Geometry { slots: 4160, lanes, ..one.geometry },
-            regions: vec![
-                Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: 128 << 20 },
-                Region { kind: RegionKind::Pages, offset: ByteOffset(129 << 20), len: 17 << 20 },
-                Region { kind: RegionKind::Data, offset: ByteOffset(146 << 20), len: 260 << 20 },
-            ],
-            lanes: lanes.indices().map(record).collect(),
-            ..one
-        };
-        superblock.left[5].tails = (980..988).collect();
-        superblock
+        Superblock { features_incompat: 0x37, part, ..example(Role::Member) }
+    }
+
+    /// A superblock of one of several lanes, of an array whose last stripe is the last one of this lane; where
+    /// no device would be large enough, the superblock as it is.
+    fn cut(superblock: Superblock, random: u64) -> Superblock {
+        let lanes = Lanes { count: 2 + random as u16 % 31, group: 1 << (random >> 16 & 7) };
+        let lane = LaneIndex((random >> 32) as u16 % lanes.count);
+        let stride = superblock.device_bytes_min().next_multiple_of(REGION_ALIGN);
+        let (stripe_bytes, stripes) = (superblock.geometry.stripe_bytes(), superblock.geometry.stripes());
+        let whole = lanes.stripe_of(lane, StripeIndex(stripes - 1)).0 + 1;
+        let too_large = whole.checked_mul(stripe_bytes).is_none_or(|bytes| bytes > MAX_DEVICE_BYTES);
+        if too_large || stride > MAX_DEVICE_BYTES / u64::from(lanes.count) {
+            return superblock;
+        }
+        let short = (random >> 48) % (stripe_bytes / ROW_BYTES) * ROW_BYTES;
+        let part = LanePart { lane, lanes, stride, volume_bytes: whole * stripe_bytes - short };
+        let geometry = Geometry { volume_bytes: stripes * stripe_bytes, ..superblock.geometry };
+        let features_incompat = Superblock::incompat_features(superblock.checksum, lanes.count);
+        Superblock { features_incompat, part, geometry, ..superblock }
     }
 
     /// The example as it was written before updates were counted, and the superblock that it is read as.
@@ -924,10 +885,8 @@ pub(super) mod tests {
 
     /// The same after everything was counted further by `by`.
     fn counted_on(superblock: Superblock, by: u64) -> Superblock {
-        let Superblock { sequence, epoch, scrub, mut lanes, .. } = superblock.clone();
-        for LaneRecord { start, .. } in &mut lanes {
-            *start = LogStart { epoch: start.epoch + by, sequence: start.sequence + by };
-        }
+        let Superblock { sequence, epoch, scrub, log_start: start, .. } = superblock.clone();
+        let log_start = LogStart { epoch: start.epoch + by, sequence: start.sequence + by };
         Superblock {
             sequence: sequence + by,
             update: superblock.update + by,
@@ -938,7 +897,7 @@ pub(super) mod tests {
                 errors: scrub.errors + by,
                 ..scrub
             },
-            lanes,
+            log_start,
             ..superblock
         }
     }
@@ -947,20 +906,13 @@ pub(super) mod tests {
         let shape = (1u16..=255).prop_flat_map(|width| (1..=width, Just(width), 12u32..=22, 1u64..1 << 36));
         let ids = (any::<u128>(), any::<[u64; 8]>(), "[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}");
         let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0usize..3);
-        (shape, ids, flags).prop_map(
+        let whole = (shape, ids, flags).prop_map(
             |((data, width, chunk_log2, slots), (base, numbers, name), (clean, sector, scrubbing, kind))| {
                 let count_of = |number: u64| number % COUNT_END;
                 let uuid = |number: u128| Uuid::from_u128(base.wrapping_add(number));
                 let chunk = 1u32 << chunk_log2;
-                let lanes = match numbers[7] % 3 {
-                    0 => {
-                        Lanes { count: 2 + (numbers[7] >> 8) as u16 % 31, group: 1 << (numbers[7] >> 16 & 7) }
-                    }
-                    _ => Lanes::ONE,
-                };
-                let slots = slots.next_multiple_of(lanes.turn());
                 let pick = |number: u64| SlotIndex(number % (slots + 1));
-                let count = (numbers[0] % u64::from(width)) as usize % replacements_max(lanes.count);
+                let count = (numbers[0] % u64::from(width)) as usize % MAX_REPLACEMENTS;
                 let replacements: Vec<_> = (0..count)
                     .map(|i| ReplacementRecord {
                         member: MemberIndex(i as u16),
@@ -976,28 +928,22 @@ pub(super) mod tests {
                 let member = MemberIndex((numbers[2] % (count.max(1) as u64)) as u16);
                 let capacity = u128::from(slots) * u128::from(chunk) * u128::from(data);
                 let capacity = u64::try_from(capacity).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES);
-                let before_last = u64::from(lanes.count - 1) * u64::from(lanes.group);
-                let volume_min = before_last * u64::from(chunk) * u64::from(data) + ROW_BYTES;
                 let geometry = Geometry {
                     data,
                     parity: width - data,
                     chunk,
                     sector: if sector { 512 } else { 4096 },
                     slots,
-                    volume_bytes: (numbers[4] % capacity).max(volume_min) & !(ROW_BYTES - 1),
-                    lanes,
+                    volume_bytes: (numbers[4] % capacity).max(ROW_BYTES) & !(ROW_BYTES - 1),
                 };
                 let data_start = 1 << 20;
                 let data_end = data_start + slots * u64::from(chunk);
-                let pages = PageLayout::new(geometry.of_lane(LaneIndex(0)), true).region_bytes();
-                let pages = pages * u64::from(lanes.count);
-                let lane_slots = slots / u64::from(lanes.count);
-                let map_pages = numbers[5] % (lane_slots.div_ceil(PAGE_ENTRIES as u64) + 1);
+                let pages = PageLayout::new(geometry, true).region_bytes();
                 let checksum = ChecksumKind::ALL[kind];
                 Superblock {
                     features_compat: 0,
                     features_ro_compat: 0,
-                    features_incompat: Superblock::incompat_features(checksum, lanes.count),
+                    features_incompat: Superblock::incompat_features(checksum, 1),
                     array: uuid(5000),
                     name,
                     created_unix: count_of(numbers[3]),
@@ -1013,11 +959,7 @@ pub(super) mod tests {
                     checksum,
                     volume: VolumeKind::ALL[kind % 2],
                     regions: vec![
-                        Region {
-                            kind: RegionKind::Log,
-                            offset: ByteOffset(32768),
-                            len: u64::from(lanes.count) * 4096,
-                        },
+                        Region { kind: RegionKind::Log, offset: ByteOffset(32768), len: 4096 },
                         Region {
                             kind: RegionKind::Data,
                             offset: ByteOffset(data_start),
@@ -1028,6 +970,7 @@ pub(super) mod tests {
                     sequence: count_of(numbers[5]),
                     update: count_of(numbers[6]),
                     update_complete: count_of(numbers[6]) / 2,
+                    map_pages: numbers[5] % (slots.div_ceil(PAGE_ENTRIES as u64) + 1),
                     epoch: Epoch {
                         number: count_of(numbers[6]),
                         id: numbers[7],
@@ -1067,9 +1010,8 @@ pub(super) mod tests {
                         .map(|i| {
                             let update = if i % 3 == 0 && i < 30 { count_of(numbers[6]) } else { 0 };
                             match numbers[5].rotate_left(u32::from(i)) {
-                                epoch if usize::from(i) < left_max(lanes.count) && epoch != 0 => {
-                                    let tail = |lane: LaneIndex| count_of(!epoch.rotate_left(lane.0.into()));
-                                    Left { epoch, tails: lanes.indices().map(tail).collect(), update }
+                                epoch if i < MAX_LEFT as u16 && epoch != 0 => {
+                                    Left { epoch, tail: count_of(!epoch), update }
                                 }
                                 _ => Left { update, ..Left::default() },
                             }
@@ -1077,19 +1019,15 @@ pub(super) mod tests {
                         .collect(),
                     log_secret: base.to_le_bytes(),
                     part: LanePart::WHOLE,
-                    lanes: lanes
-                        .indices()
-                        .map(|lane| LaneRecord {
-                            start: LogStart {
-                                epoch: count_of(numbers[1].rotate_left(lane.0.into())),
-                                sequence: count_of(numbers[2].rotate_right(lane.0.into())),
-                            },
-                            map_pages,
-                        })
-                        .collect(),
+                    log_start: LogStart { epoch: count_of(numbers[1]), sequence: count_of(numbers[2]) },
                 }
             },
-        )
+        );
+        let random = prop_oneof![2 => Just(None), 1 => any::<u64>().prop_map(Some)];
+        (whole, random).prop_map(|(whole, random)| match random {
+            Some(random) => cut(whole, random),
+            None => whole,
+        })
     }
 
     proptest! {
@@ -1179,17 +1117,25 @@ pub(super) mod tests {
         let counted = counted_example(Role::Member);
         let bytes = golden("superblock-map-pages-member.bin", counted.encode().as_slice());
         assert_eq!(Superblock::decode(&bytes), Ok(counted));
-        let lanes = lanes_example();
-        let bytes = golden("superblock-lanes-member.bin", lanes.encode().as_slice());
-        assert_eq!(Superblock::decode(&bytes), Ok(lanes));
+        let lane = lane_example();
+        let bytes = golden("superblock-lane-member.bin", lane.encode().as_slice());
+        assert_eq!(Superblock::decode(&bytes), Ok(lane));
     }
 
     #[test]
-    fn an_array_of_several_lanes_is_read_and_not_served() {
-        let lanes = lanes_example();
-        assert_eq!(lanes.unfit(), Some(Unfit::Lanes { count: 8 }));
-        assert!(lanes.unfit().is_some_and(|unfit| unfit.to_string().contains("8 lanes")));
-        assert_eq!(lanes.feature_names(), "redo-log, checksum-pages, stripe-map, update-count, lanes");
+    fn a_lane_of_several_is_told_by_its_feature() {
+        let lane = lane_example();
+        assert_eq!(lane.unfit(), None);
+        assert_eq!(lane.feature_names(), "redo-log, checksum-pages, stripe-map, update-count, lanes");
+        assert_eq!(lane.volume_bytes(), (8 << 30) - 12288);
+        // Without the feature the places of these fields are reserved.
+        for at in [0xcc, 0x1fc, 0x1fe, 0x3e0, 0x3e8] {
+            let copy = forged(&example(Role::Member), at, &[7]);
+            assert_eq!(Superblock::decode(copy.as_slice()), Ok(example(Role::Member)), "byte {at:#x}");
+        }
+        // With it in a superblock that is not cut they have to be right.
+        let copy = forged(&example(Role::Member), 0x48, &[0x37]);
+        assert!(Superblock::decode(copy.as_slice()).is_err());
     }
 
     #[test]
@@ -1201,35 +1147,48 @@ pub(super) mod tests {
             (0xcc, &[3, 0, 0, 0], "lane group"),
             (0xcc, &[0, 0, 0, 0], "lane group"),
             (0xcc, &[0, 0, 2, 0], "lane group"),
-            (0xcc, &[64, 0, 0, 0], "slots"),
-            (0xd8, &[0, 0, 0x70, 0], "volume bytes"),
-            (0x15c, &[97, 0], "replacement count"),
-            (0x15e, &[16, 0], "left count"),
-            (0x3000, &[0xff; 8], "log start sequence"),
-            (0x3000 + 7 * 32 + 8, &[0xff; 8], "log start epoch"),
-            (0x3000 + 7 * 32 + 16, &[4], "map pages"),
-            (0x3bfa + 7 * 8, &[0xff; 8], "left tail"),
-            (0x210, &[0, 0x70, 0, 0], "log region length"),
-            (0x230, &[0, 0, 8, 0], "pages region length"),
+            (0x1fe, &[8, 0], "lane"),
+            (0x1fe, &[0, 1], "lane"),
+            (0x3e0, &[0; 8], "lane stride"),
+            (0x3e0, &[1], "lane stride"),
+            (0x3e0, &[0xff; 8], "lane stride"),
+            (0x3e0, &(1u64 << 60).to_le_bytes(), "lane stride"),
+            // The regions of the example end at 291 MiB, and two copies of the superblock are behind them.
+            (0x3e0, &(291u64 << 20).to_le_bytes(), "lane stride"),
+            (0x3e8, &[0; 8], "whole volume bytes"),
+            (0x3e8, &[1], "whole volume bytes"),
+            (0x3e8, &(1u64 << 63).to_le_bytes(), "whole volume bytes"),
+            // Eight turns of the lanes more and less.
+            (0x3e8, &(9u64 << 30).to_le_bytes(), "volume bytes"),
+            (0x3e8, &(7u64 << 30).to_le_bytes(), "volume bytes"),
+            (0xd8, &[0, 0x10, 0, 0], "volume bytes"),
+            (0xd0, &[0, 1, 0, 0, 0, 0, 0, 0], "volume bytes"),
         ];
         for (at, bytes, expected) in cases {
-            let copy = forged(&lanes_example(), *at, bytes);
+            let copy = forged(&lane_example(), *at, bytes);
             match Superblock::decode(copy.as_slice()) {
                 Err(FormatError::Field { field, .. }) => assert_eq!(field, *expected, "byte {at:#x}"),
                 other => panic!("byte {at:#x}: expected a fault in '{expected}', got {other:?}"),
             }
         }
-        // Without the feature these bytes are reserved.
-        for at in [0xcc, 0x1fc, 0x3000] {
-            let copy = forged(&example(Role::Member), at, &[7]);
-            assert_eq!(Superblock::decode(copy.as_slice()), Ok(example(Role::Member)), "byte {at:#x}");
-        }
+        // The last lane may have less than the others' window: it has the rest of the device.
+        let mut last = lane_example();
+        last.part.lane = LaneIndex(7);
+        last.part.stride = 290 << 20;
+        assert_eq!(Superblock::decode(last.encode().as_slice()), Ok(last));
     }
 
     #[test]
-    fn the_records_of_lanes_take_the_place_of_replacements_and_tails() {
-        assert_eq!([1, 2, 8, 16, 32].map(left_max), [100, 55, 15, 7, 3]);
-        assert_eq!([1, 2].map(replacements_max), [128, 96]);
+    fn the_whole_has_the_slots_and_the_devices_of_all_lanes() {
+        let lane = lane_example();
+        let whole = lane.array_geometry();
+        assert_eq!(whole, Geometry { slots: 8 * 4112, volume_bytes: (8 << 30) - 12288, ..lane.geometry });
+        let window = (291 << 20) + 2 * COPY_BYTES as u64;
+        assert_eq!(lane.device_bytes_min(), window);
+        assert_eq!(lane.whole_device_bytes_min(), 7 * (292 << 20) + window);
+        let one = example(Role::Member);
+        assert_eq!(one.array_geometry(), one.geometry);
+        assert_eq!(one.whole_device_bytes_min(), one.device_bytes_min());
     }
 
     #[test]

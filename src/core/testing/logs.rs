@@ -98,7 +98,7 @@ fn blocks_of_lane_not_noted<'a>(
     let (geometry, cut) = (first.superblock.geometry, LaneCut::of(&first.superblock));
     let (data, rows) = (usize::from(geometry.data), geometry.chunk as usize / BLOCK as usize);
     let headers: Vec<SegmentHeader> = logs.iter().flat_map(Log::headers).collect();
-    let starts = logs.iter().map(|log| log.superblock.lanes[0].start).max().map_or(0, |start| start.sequence);
+    let starts = logs.iter().map(|log| log.superblock.log_start).max().map_or(0, |start| start.sequence);
     let noted = headers.iter().map(|header| header.batch.durable_upto).fold(starts, u64::max);
     let mut blocks = BTreeSet::new();
     for record in headers.iter().filter(|h| h.batch.sequence >= noted).flat_map(|h| &h.batch.records) {
@@ -221,7 +221,7 @@ fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
 
 fn superseded_in(disks: &BTreeMap<u32, SimDisk>, width: u16, lane: LaneIndex) -> Vec<(u32, u64)> {
     let logs: Vec<Log> = disks.iter().filter_map(|(id, disk)| Log::of(*id, disk, lane)).collect();
-    let start = logs.iter().map(|log| log.superblock.lanes[0].start).max();
+    let start = logs.iter().map(|log| log.superblock.log_start).max();
     let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
     if logs.len() != usize::from(width) {
         return Vec::new();

@@ -8,8 +8,6 @@ mod elsewhere;
 mod explorer;
 mod fate;
 mod faults;
-#[cfg(test)]
-mod lane_model;
 mod logs;
 mod noise;
 mod old_copies;
@@ -21,8 +19,6 @@ mod random;
 mod reads;
 mod refused;
 mod regions;
-#[cfg(test)]
-mod round_model;
 mod samples;
 mod scenario;
 mod scenarios;

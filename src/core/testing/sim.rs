@@ -62,6 +62,8 @@ impl SimWorld {
         let cut = shape.cut();
         let of_lane = |lane| member_bytes_for(cut.bytes_of(lane), array_shape).expect("a possible shape");
         let window = shape.lanes.indices().map(of_lane).max().expect("there are lanes");
+        // Windows of several lanes begin at whole mebibytes.
+        let window = if cut.count() > 1 { window.next_multiple_of(1 << 20) } else { window };
         let bytes = window * u64::from(cut.count());
         let part = match cut.count() {
             1 => LanePart::WHOLE,

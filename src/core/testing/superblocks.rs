@@ -41,11 +41,7 @@ pub(super) fn of_lane(disk: &SimDisk, lane: LaneIndex) -> Option<Superblock> {
     let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(window.end - window.start));
     let copies: Vec<_> =
         copies.map(|(place, offset)| Ok(copy_at(disk, place, window.start + offset.0))).collect();
-    let mut superblock = crate::format::newest_read(copies.try_into().expect("four")).ok()?;
-    if disk.part().is_cut() {
-        superblock.part = crate::format::LanePart { lane, ..disk.part() };
-    }
-    Some(superblock)
+    crate::format::newest_read(copies.try_into().expect("four")).ok()
 }
 
 /// Fields of a superblock copy in which a device may lie; for their offsets see docs/on-disk-format.md.
@@ -169,12 +165,12 @@ mod tests {
         let before = newest(disk).expect("a superblock");
         assert_eq!(disk.forge_superblock(Claim::EpochNumber, |number| number + 7), Some(before.epoch.number));
         assert_eq!(disk.forge_superblock(Claim::EpochParent, |_| 99), Some(before.epoch.parent));
-        let sequence = before.lanes[0].start.sequence;
+        let sequence = before.log_start.sequence;
         assert_eq!(disk.forge_superblock(Claim::LogStartSequence, |n| n + 1), Some(sequence));
         let mut expected = before;
         expected.epoch.number += 7;
         expected.epoch.parent = 99;
-        expected.lanes[0].start.sequence += 1;
+        expected.log_start.sequence += 1;
         assert_eq!(newest(disk), Some(expected));
     }
 
@@ -187,7 +183,7 @@ mod tests {
         sim.settle();
         let superblock = newest(&sim.disks[&0]).expect("a superblock");
         let said = |claim| sim.disks[&0].clone().forge_superblock(claim, |word| word).expect("a superblock");
-        let start = superblock.lanes[0].start;
+        let start = superblock.log_start;
         let expected = [
             superblock.sequence,
             superblock.features_ro_compat,

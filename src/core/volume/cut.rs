@@ -136,7 +136,7 @@ impl LaneCut {
             let left = end.checked_sub(at).filter(|left| *left > 0)?;
             let group = u64::from(lanes.group);
             let run = if lanes.count == 1 { left } else { (group - at % group).min(left) };
-            let place = lanes.place_of(lane, SlotIndex(at));
+            let place = SlotIndex(lanes.stripe_of(lane, StripeIndex(at)).0);
             at += run;
             Some((place, run))
         })

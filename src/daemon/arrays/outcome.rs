@@ -67,6 +67,7 @@ fn code_of(refusal: &AdminRefusal) -> ErrorCode {
         | Why::HasOtherDevice { .. }
         | Why::InAlready { .. }
         | Why::Unfit { .. }
+        | Why::OtherLane { .. }
         | Why::Unbelievable { .. }
         | Why::Kept { .. }
         | Why::ReplacedJustNow

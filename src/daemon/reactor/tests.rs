@@ -189,7 +189,6 @@ impl Volume for PassThrough {
                 sector: 512,
                 slots: BYTES / 65536,
                 volume_bytes: BYTES,
-                lanes: calpe_core::format::Lanes::ONE,
             },
             epoch: 1,
             dirty: false,

@@ -1,7 +1,7 @@
 //! Scenes of arrays of two lanes in which one of them alone has trouble.
 
 use calpe_core::format::ChecksumKind;
-use calpe_core::testing::{DiskRegion, Fate, SimArray, SimShape, WriteFault};
+use calpe_core::testing::{DiskRegion, Fate, SimArray, SimDisk, SimShape, WriteFault};
 use calpe_core::units::MemberIndex;
 use calpe_core::volume::{AdminRequest, ArrayState, ClientRequest};
 
@@ -80,7 +80,12 @@ pub(crate) fn page_written_into_another_lane(seed: u64) -> Result<(), String> {
             sim.write((stripe * STRIPE) as u64, &[100 + round; 4096]).expect("written");
         }
         if round == 5 {
-            let disk = sim.disks.get_mut(&((seed % 3) as u32)).expect("a disk");
+            // Two of three members have copies of a page.
+            let has_pages = |disk: &&mut SimDisk| {
+                !disk.written_blocks(DiskRegion::Pages.ranges(disk)[1].clone()).is_empty()
+            };
+            let mut disks = sim.disks.values_mut().filter(has_pages);
+            let disk = disks.nth((seed % 2) as usize).expect("a disk with pages");
             let [first, second] = &DiskRegion::Pages.ranges(disk)[..] else { panic!("two lanes") };
             let by = first.start.wrapping_sub(second.start);
             disk.write_fault = Some((second.clone(), WriteFault::MisdirectedBy(by)));

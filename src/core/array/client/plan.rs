@@ -85,11 +85,9 @@ pub(super) fn path(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Lanes;
-    use crate::units::LaneIndex;
     use proptest::prelude::*;
 
-    const MAP: Map = Map { k: 4, m: 2, chunk: 65536, slots: 100, cut: (Lanes::ONE, LaneIndex(0)) };
+    const MAP: Map = Map { k: 4, m: 2, chunk: 65536, slots: 100 };
 
     proptest! {
         #[test]

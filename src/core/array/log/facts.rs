@@ -9,15 +9,13 @@ use crate::format::{
     BatchHash, ChecksumKind, Geometry, LOG_BLOCK_BYTES, LogKey, LogStart, PAGE_BYTES, Region, RegionKind,
     Superblock,
 };
-use crate::units::{ByteOffset, LaneIndex};
+use crate::units::ByteOffset;
 use uuid::Uuid;
 
 /// Facts about a log that never change, except for where it starts.
 // Plain data: given to a log when it is made, and by it to a replay.
 #[derive(Clone)]
 pub(in crate::array) struct LogFacts {
-    /// The lane whose log it is.
-    pub lane: LaneIndex,
     pub key: LogKey,
     /// Checksums of blocks, if the array has any.
     pub checksums: Option<BlockHasher>,
@@ -40,21 +38,13 @@ pub(in crate::array) struct LogFacts {
 const OVERLAY_MAX: usize = 64 << 20;
 
 impl LogFacts {
-    pub(in crate::array) fn new(
-        superblock: &Superblock,
-        lane: LaneIndex,
-        config: &ArrayConfig,
-        pool: &Pool,
-    ) -> LogFacts {
-        let lanes = superblock.geometry.lanes;
+    pub(in crate::array) fn new(superblock: &Superblock, config: &ArrayConfig, pool: &Pool) -> LogFacts {
         let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
-        let region = |kind| region(kind).part(lanes, lane);
         let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
         let secret = superblock.log_secret;
         let (_, slab) = pool.slab();
         LogFacts {
-            lane,
-            key: LogKey::of_lane(superblock.array, secret, lane),
+            key: LogKey::derive(superblock.array, secret),
             checksums: match superblock.checksum {
                 ChecksumKind::None => None,
                 ChecksumKind::Crc32c => Some(BlockHasher::Crc32c),
@@ -65,7 +55,7 @@ impl LogFacts {
             overlay_max: OVERLAY_MAX.min(slab / 4),
             members_of_write: 1 + usize::from(superblock.geometry.parity),
             cache_pages_max: (config.page_cache / PAGE_BYTES).max(1),
-            start: superblock.lanes[usize::from(lane.0)].start,
+            start: superblock.log_start,
             clean: superblock.clean,
             force: config.force,
         }
@@ -91,7 +81,7 @@ impl LogFacts {
         next: u64,
         previous: BatchHash,
     ) -> Journal {
-        let site = LogSite { lane: self.lane, key: self.key, array, ring_blocks: self.ring_blocks() };
+        let site = LogSite { key: self.key, array, ring_blocks: self.ring_blocks() };
         Journal::new(site, heads, next, previous)
     }
 

@@ -12,7 +12,7 @@ use crate::block_io::Buf;
 use crate::format::{
     Batch, BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, Manifest, MemberSet, NO_PLACE,
 };
-use crate::units::{LaneIndex, MemberIndex, SlotIndex, StripeIndex};
+use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 use std::collections::VecDeque;
 use uuid::Uuid;
 
@@ -31,7 +31,6 @@ pub(in crate::array) struct Journal {
 // Plain data: given to a journal when it is made.
 #[derive(Clone, Copy)]
 pub(in crate::array) struct LogSite {
-    pub lane: LaneIndex,
     pub key: LogKey,
     pub array: Uuid,
     /// Blocks of every member's ring.
@@ -293,7 +292,7 @@ impl Journal {
     ) -> Option<(Manifest, Vec<Piece>)> {
         let width = self.rings.len();
         let mut batch = Batch {
-            lane: self.site.lane.0,
+            lane: 0,
             sequence: self.next,
             epoch,
             durable_upto: self.marks.durable,

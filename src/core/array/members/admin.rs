@@ -249,7 +249,7 @@ impl Array {
     pub(super) fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
         let left = self.supers.departed().of(index)?;
         let held = superblock.epoch;
-        let mark = Mark { epoch: held, update: 0, tail: left.tails[0] };
+        let mark = Mark { epoch: held, update: 0, tail: left.tail };
         // In the epoch before the one that it left in it may have been a device under construction.
         let may_be_as_it_left = (held.live.contains(index) || is_off(Mutation::CaughtUpFromBeforeJoin))
             && self.supers.departed().may_have_held(index, held.id);
@@ -262,6 +262,7 @@ impl Array {
             && superblock.member == index
             && superblock.role == Role::Member
             && superblock.device == self.core.member(index).uuid
+            && superblock.part == self.supers.template().part
     }
 
     /// Leaves the failed state: enough members are back. It is not known which unflushed writes their caches
@@ -376,7 +377,7 @@ impl Array {
             Life::Starting | Life::Recovering | Life::Marking(_) => return,
             Life::Refused(_) if self.is_unjudged() => return self.finish_stop(id),
             Life::Refused(_) => {}
-            Life::Serving if self.supers.are_logs_drained() => emptied = true,
+            Life::Serving if self.supers.is_log_drained() => emptied = true,
             Life::Serving => {
                 self.redo.want_checkpoint();
                 return;

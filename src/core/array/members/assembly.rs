@@ -18,7 +18,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::recovery::log_start;
 use crate::array::refusal::Behind;
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{LaneIndex, MemberIndex, SlotIndex};
 use std::collections::HashMap;
 use uuid::Uuid;
 
@@ -113,6 +113,23 @@ pub enum AssemblyError {
         first: MemberIndex,
         /// One that differs from it.
         second: MemberIndex,
+    },
+    /// Superblocks of two lanes of one array, each of which is assembled by itself.
+    #[error(
+        "members {first} and {second} of array '{name}' have superblocks of lanes {first_lane} and {second_lane} in one place: one of \
+         them was written to the wrong place, or copied there"
+    )]
+    OtherLane {
+        /// Array name.
+        name: String,
+        /// A member.
+        first: MemberIndex,
+        /// The lane by its superblock.
+        first_lane: LaneIndex,
+        /// One of another lane.
+        second: MemberIndex,
+        /// That lane.
+        second_lane: LaneIndex,
     },
     /// Two devices claim the same identity.
     #[error(
@@ -265,12 +282,10 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
             // judges that.
             let in_service = |&at: &usize| is_in_service(&candidates[at], &assembled);
             let in_service: Vec<usize> = used.iter().copied().filter(in_service).collect();
-            for lane in 0..assembled.superblock.lanes.len() {
-                if assembled.superblock.clean {
-                    check_claim(candidates, &in_service, "batch", |s| s.lanes[lane].start.sequence)?;
-                }
-                check_log_start(candidates, &used, &assembled, lane, force)?;
+            if assembled.superblock.clean {
+                check_claim(candidates, &in_service, "batch", |s| s.log_start.sequence)?;
             }
+            check_log_start(candidates, &used, &assembled, force)?;
             return Ok(assembled);
         }
         Err(error) => error,
@@ -329,11 +344,10 @@ fn check_claim<K>(
     Err((AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() }, Some(claimant)))
 }
 
-/// T6: checks that the log of a lane does not start in an epoch that has not begun yet, and that all devices
-/// with the same update record the same start, since one update writes the same to all. The claim is the
-/// start that fewer record, or the later of two with as many: believing it would skip content of the log.
-/// Updates of one number in two epochs are two updates: the device that alone got the first was not there for
-/// the second.
+/// T6: checks that no log starts in an epoch that has not begun yet, and that all devices with the same
+/// update record the same start, since one update writes the same to all. The claim is the start that fewer
+/// record, or the later of two with as many: believing it would skip content of the log. Updates of one
+/// number in two epochs are two updates: the device that alone got the first was not there for the second.
 ///
 /// Two starts with different members, both cut off while they finished one epoch, can also have made two
 /// updates of one number. So a start goes on where a member in service records the start of the log that is
@@ -343,7 +357,6 @@ fn check_log_start<K: Clone>(
     candidates: &[Candidate<K>],
     used: &[usize],
     assembled: &Assembled<K>,
-    lane: usize,
     force: bool,
 ) -> Result<(), Refusal> {
     let of = |at: usize| &candidates[at].superblock;
@@ -356,8 +369,8 @@ fn check_log_start<K: Clone>(
             Some(claimant),
         ))
     };
-    if let Some(&claimant) = used.iter().find(|&&at| of(at).lanes[lane].start.epoch > epoch.number) {
-        let start = of(claimant).lanes[lane].start.epoch;
+    if let Some(&claimant) = used.iter().find(|&&at| of(at).log_start.epoch > epoch.number) {
+        let start = of(claimant).log_start.epoch;
         let claim = format!("claims that the log starts in epoch {start} and holds epoch {}", epoch.number);
         return refuse(claimant, claim);
     }
@@ -365,18 +378,15 @@ fn check_log_start<K: Clone>(
     let counted = used.iter().copied().filter(|&at| of(at).update > 0);
     let update = |at: usize| (of(at).epoch.id, of(at).update);
     let fellows = |at: usize| used.iter().copied().filter(move |&other| update(other) == update(at));
-    let is_contradicted =
-        |at: usize| fellows(at).any(|other| of(other).lanes[lane].start != of(at).lanes[lane].start);
-    let confirmed = |at: usize| {
-        fellows(at).filter(|&other| of(other).lanes[lane].start == of(at).lanes[lane].start).count()
-    };
+    let is_contradicted = |at: usize| fellows(at).any(|other| of(other).log_start != of(at).log_start);
+    let confirmed = |at: usize| fellows(at).filter(|&other| of(other).log_start == of(at).log_start).count();
     let least = counted
         .filter(|&at| is_contradicted(at))
-        .min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).lanes[lane].start)));
+        .min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).log_start)));
     let Some(claimant) = least else { return Ok(()) };
-    let believed = assembled.superblock.lanes[lane].start;
+    let believed = assembled.superblock.log_start;
     let mut in_service = used.iter().copied().filter(|&at| is_in_service(&candidates[at], assembled));
-    if in_service.any(|at| of(at).lanes[lane].start == believed && !is_contradicted(at)) {
+    if in_service.any(|at| of(at).log_start == believed && !is_contradicted(at)) {
         return Ok(());
     }
     let mut others = candidates.to_vec();
@@ -384,7 +394,7 @@ fn check_log_start<K: Clone>(
     if force && assemble_claims(&others, false).is_err() {
         return Ok(());
     }
-    let start = of(claimant).lanes[lane].start.sequence;
+    let start = of(claimant).log_start.sequence;
     let text = format!(
         "claims that the log starts at batch {start}, and others with the same update of the superblocks do not"
     );
@@ -616,10 +626,16 @@ fn check_agreement<K>(first: &Candidate<K>, candidates: &[Candidate<K>]) -> Resu
     for candidate in candidates {
         let b = &candidate.superblock;
         let same = a.geometry == b.geometry
+            && a.part == b.part
             && a.matrix == b.matrix
             && a.checksum == b.checksum
             && a.volume == b.volume
             && a.members.len() == b.members.len();
+        let (first_lane, second_lane) = (a.part.lane, b.part.lane);
+        if first_lane != second_lane && a.part.lanes == b.part.lanes {
+            let (name, first, second) = (a.name.clone(), a.member, b.member);
+            return Err(AssemblyError::OtherLane { name, first, first_lane, second, second_lane });
+        }
         if !same {
             return Err(AssemblyError::Inconsistent {
                 name: a.name.clone(),
@@ -801,7 +817,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>, is
 mod tests {
     use super::*;
     use crate::array::refusal::NOWHERE_ELSE;
-    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, Lanes, Left, LogStart, ReplacementRecord};
+    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, LanePart, Lanes, Left, LogStart, ReplacementRecord};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -841,19 +857,31 @@ mod tests {
     }
 
     #[test]
-    fn an_array_of_several_lanes_is_refused_whether_or_not_it_is_forced() {
+    fn a_lane_is_assembled_from_its_own_superblocks_alone() {
+        let part = |lane| LanePart {
+            lane: LaneIndex(lane),
+            lanes: Lanes { count: 8, group: 4 },
+            stride: 64 << 20,
+            volume_bytes: 128 << 20,
+        };
         let mut superblocks = fresh(2, 1);
         for superblock in &mut superblocks {
-            superblock.geometry.lanes = Lanes { count: 8, group: 4 };
+            superblock.part = part(3);
         }
+        let own = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("all of one lane");
+        assert_eq!(own.superblock.part, part(3));
+        superblocks[1].part = part(4);
         for force in [false, true] {
             let error = assemble(&candidates(&superblocks, &[0, 1, 2]), force).expect_err("refused");
             let said = error.to_string();
             assert!(
-                said.contains("8 lanes, and this Calpe serves arrays of one; use a newer Calpe"),
+                said.contains("members 0 and 1") && said.contains("lanes 3 and 4 in one place"),
                 "{said}"
             );
         }
+        superblocks[1].part = LanePart { stride: 65 << 20, ..part(3) };
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2]), true).expect_err("refused");
+        assert!(matches!(error, AssemblyError::Inconsistent { .. }), "{error}");
     }
 
     #[test]
@@ -866,7 +894,7 @@ mod tests {
         for (ahead, is_claim) in
             [(0, false), (CLAIM_STEP_MAX, false), (CLAIM_STEP_MAX + 1, true), (1 << 60, true)]
         {
-            superblocks[1].lanes[0].start.sequence = 5 + ahead;
+            superblocks[1].log_start.sequence = 5 + ahead;
             let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false);
             let refused = matches!(assembled, Err(AssemblyError::Unconfirmed { member: MemberIndex(1), .. }));
             assert_eq!(refused, is_claim, "{ahead}: {assembled:?}");
@@ -886,11 +914,11 @@ mod tests {
         let parent = superblocks[0].epoch;
         superblocks[0].epoch =
             Epoch { number: parent.number + 1, id: 77, parent: parent.id, live: parent.live };
-        superblocks[0].lanes[0].start = LogStart { epoch: parent.number + 1, sequence: 6 };
+        superblocks[0].log_start = LogStart { epoch: parent.number + 1, sequence: 6 };
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("two updates");
         assert_eq!(assembled.live.len(), 3);
         superblocks[0].epoch = parent;
-        superblocks[0].lanes[0].start.epoch = parent.number;
+        superblocks[0].log_start.epoch = parent.number;
         let refused = assemble(&candidates(&superblocks, &[0, 1, 2]), false);
         assert!(
             matches!(refused, Err(AssemblyError::Unconfirmed { member: MemberIndex(0), .. })),
@@ -929,7 +957,7 @@ mod tests {
     fn logged(data: u16, parity: u16, start: LogStart) -> Vec<Superblock> {
         let mut superblocks = fresh(data, parity);
         for superblock in &mut superblocks {
-            superblock.lanes[0].start = start;
+            superblock.log_start = start;
         }
         superblocks
     }
@@ -965,14 +993,14 @@ mod tests {
         superblocks.iter_mut().for_each(|superblock| superblock.epoch.number = 2);
         superblocks[3].sequence += 2;
         superblocks[3].update += 1;
-        superblocks[3].lanes[0].start = start(2, 50);
+        superblocks[3].log_start = start(2, 50);
         let begins = |superblocks: &[Superblock], present: &[usize]| {
-            assemble(&candidates(superblocks, present), false).unwrap().superblock.lanes[0].start
+            assemble(&candidates(superblocks, present), false).unwrap().superblock.log_start
         };
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(1, 5));
         // The mark has reached a member as well, as its own superblock shows.
         let mut told = |at: usize, sequence| {
-            superblocks[at].lanes[0].start = start(2, sequence);
+            superblocks[at].log_start = start(2, sequence);
             superblocks[at].sequence += 2;
             superblocks[at].update += 1 + at as u64;
             superblocks.clone()
@@ -986,13 +1014,13 @@ mod tests {
         // The record of a stale member proves nothing, nor does that of a device that was replaced.
         let mut stale = one;
         bump(&mut stale, &[0, 2], 200);
-        stale[2].lanes[0].start = start(2, 90);
+        stale[2].log_start = start(2, 90);
         stale[2].update += 1;
         assert_eq!(begins(&stale, &[0, 1, 2]), start(1, 5));
         // With more to spare, more must record it; a clean array needs no log.
         let mut many = logged(4, 2, start(1, 5));
         for (at, superblock) in (0..).zip(&mut many) {
-            superblock.lanes[0].start = start(1, 5 + at);
+            superblock.log_start = start(1, 5 + at);
             superblock.update = 10 + at;
             superblock.clean = false;
         }
@@ -1017,22 +1045,18 @@ mod tests {
             cut[3] = Superblock { device: cut[3].device, member: MemberIndex(3), ..cut[0].clone() };
             add_replacement(&mut cut, 0);
             bump_partly(&mut cut, &[only], live, 300);
-            cut[only].lanes[0].start = start(3, 106);
+            cut[only].log_start = start(3, 106);
             cut[only].update += 1;
             let assembled = assemble(&candidates(&cut, &[0, 1, 2, 3, 4]), false)
                 .unwrap_or_else(|e| panic!("{only}: {e}"));
-            assert_eq!(
-                (assembled.live, assembled.superblock.lanes[0].start),
-                (live, start(3, 106)),
-                "{only}"
-            );
+            assert_eq!((assembled.live, assembled.superblock.log_start), (live, start(3, 106)), "{only}");
         }
         // An epoch that only leaves a member out proves nothing about the log.
         bump_partly(&mut superblocks, &[0], MemberSet::first(2), 400);
-        superblocks[0].lanes[0].start = start(3, 106);
+        superblocks[0].log_start = start(3, 106);
         superblocks[0].update += 1;
         let assembled = assemble(&candidates(&superblocks, &[0, 1]), true).unwrap();
-        assert_eq!(assembled.superblock.lanes[0].start, start(1, 5));
+        assert_eq!(assembled.superblock.log_start, start(1, 5));
     }
 
     #[test]
@@ -1042,13 +1066,13 @@ mod tests {
         for (claim, present, named) in [(90, vec![0, 1, 2], 1), (2, vec![0, 1, 2], 1), (90, vec![0, 1], 1)] {
             let mut superblocks = logged(2, 1, start(5));
             superblocks.iter_mut().for_each(|superblock| superblock.update = 7);
-            superblocks[1].lanes[0].start = start(claim);
+            superblocks[1].log_start = start(claim);
             let error = assemble(&candidates(&superblocks, &present), false).unwrap_err();
             let AssemblyError::Unconfirmed { member, .. } = error else { panic!("{error}") };
             assert_eq!(member, MemberIndex(named), "{claim}");
             if present.len() == 3 {
                 let assembled = assemble(&candidates(&superblocks, &present), true).expect("forced");
-                assert_eq!(assembled.superblock.lanes[0].start, start(5));
+                assert_eq!(assembled.superblock.log_start, start(5));
             }
         }
     }
@@ -1061,9 +1085,9 @@ mod tests {
             (superblock.clean, superblock.update, superblock.update_complete) = (false, 9, 8);
         }
         let write = |superblock: &mut Superblock, by: &Assembled<usize>| {
-            let Superblock { epoch, ref members, ref lanes, .. } = by.superblock;
+            let Superblock { epoch, ref members, log_start, .. } = by.superblock;
             (superblock.epoch, superblock.members) = (epoch, members.clone());
-            superblock.lanes[0].start = lanes[0].start;
+            superblock.log_start = log_start;
             (superblock.update, superblock.update_complete) = (by.update + 1, by.update_complete);
             superblock.sequence = by.sequence + 2;
         };
@@ -1072,7 +1096,7 @@ mod tests {
         // one without member 1.
         for at in [0, 1] {
             let superblock = &mut superblocks[at];
-            (superblock.lanes[0].start, superblock.update, superblock.update_complete) = (late, 10, 9);
+            (superblock.log_start, superblock.update, superblock.update_complete) = (late, 10, 9);
             superblock.sequence += 2;
         }
         let all = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("all");
@@ -1085,17 +1109,17 @@ mod tests {
         assert!(!without_2.epoch_is_complete && !without_1.epoch_is_complete);
         write(&mut superblocks[1], &without_2);
         write(&mut superblocks[2], &without_1);
-        let starts: Vec<_> = superblocks.iter().map(|s| (s.epoch.id, s.update, s.lanes[0].start)).collect();
+        let starts: Vec<_> = superblocks.iter().map(|s| (s.epoch.id, s.update, s.log_start)).collect();
         assert_eq!((starts[1].0, starts[1].1), (starts[2].0, starts[2].1));
         assert_ne!(starts[1].2, starts[2].2);
 
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("all of them again");
-        assert_eq!((live(&assembled), assembled.superblock.lanes[0].start), (vec![0, 1, 2], late));
+        assert_eq!((live(&assembled), assembled.superblock.log_start), (vec![0, 1, 2], late));
         // With the two alone the start cannot be known; forced, the log is read from the earlier one.
         let error = assemble(&candidates(&superblocks, &[1, 2]), false).unwrap_err();
         assert!(matches!(error, AssemblyError::Unconfirmed { .. }), "{error}");
         let forced = assemble(&candidates(&superblocks, &[1, 2]), true).expect("forced");
-        assert_eq!((live(&forced), forced.superblock.lanes[0].start), (vec![1, 2], early));
+        assert_eq!((live(&forced), forced.superblock.log_start), (vec![1, 2], early));
     }
 
     #[test]
@@ -1111,11 +1135,11 @@ mod tests {
         // The update that calls the array clean reaches the member in service alone.
         let alone = &mut superblocks[0];
         (alone.clean, alone.update, alone.update_complete) = (true, 11, 10);
-        alone.lanes[0].start = LogStart { epoch: 2, sequence: 6 + CLAIM_STEP_MAX };
-        let start = alone.lanes[0].start;
+        alone.log_start = LogStart { epoch: 2, sequence: 6 + CLAIM_STEP_MAX };
+        let start = alone.log_start;
         for present in [vec![0, 1], vec![0]] {
             let assembled = assemble(&candidates(&superblocks, &present), false).expect("it starts");
-            assert_eq!((live(&assembled), assembled.superblock.lanes[0].start), (vec![0], start));
+            assert_eq!((live(&assembled), assembled.superblock.log_start), (vec![0], start));
         }
     }
 
@@ -1391,7 +1415,7 @@ mod tests {
         bump(&mut superblocks, &[0, 1], 200);
         bump(&mut superblocks, &[1], 300);
         for at in [1, 2] {
-            superblocks[at].left[0] = Left { epoch: 200, tails: vec![1], update: 0 };
+            superblocks[at].left[0] = Left { epoch: 200, tail: 1, update: 0 };
         }
         superblocks[2] =
             Superblock { member: MemberIndex(2), device: superblocks[2].device, ..superblocks[1].clone() };
@@ -1412,11 +1436,11 @@ mod tests {
             bump(&mut superblocks, &[0, 1, 2, 3], 300);
             bump(&mut superblocks, &[2, 3], 400);
             for at in [2, 3] {
-                superblocks[at].left[..2].fill(Left { epoch: 300, tails: vec![tail], update: 0 });
+                superblocks[at].left[..2].fill(Left { epoch: 300, tail, update: 0 });
             }
             superblocks[0] = old[0].clone();
             superblocks[1] = old[1].clone();
-            superblocks[..2].iter_mut().for_each(|s| s.lanes[0].start.sequence = 8);
+            superblocks[..2].iter_mut().for_each(|s| s.log_start.sequence = 8);
             let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false);
             assert_eq!(assembled.is_err(), apart, "{assembled:?}");
         }

@@ -9,7 +9,7 @@ use crate::array::members::current::{Mark, is_current};
 use crate::array::refusal::{AdminRefusal, ScrubState};
 use crate::array::{AdminRequest, Array, Core, NewDevice};
 use crate::format::{MemberState, Superblock};
-use crate::units::MemberIndex;
+use crate::units::{LaneIndex, MemberIndex};
 
 /// How a request that is not refused is carried out. The plan holds until the array changes.
 #[derive(Debug)]
@@ -126,6 +126,10 @@ impl Array {
         if let Some(claim) = superblock.and_then(|s| self.supers.unbelievable(s)) {
             return Err(AdminRefusal::Unbelievable { member: index, claim });
         }
+        if let Some(found) = superblock.and_then(|s| self.other_lane(s)) {
+            let expected = self.supers.template().part.lane;
+            return Err(AdminRefusal::OtherLane { member: index, found, expected });
+        }
         // Its superblock would be both that of a member and that of a device that was replaced.
         if self.core.roster.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
             return Err(AdminRefusal::ReplacedJustNow);
@@ -149,6 +153,12 @@ impl Array {
         let mark = superblock.and_then(|s| self.caught_up_from(index, s));
         let entry = mark.map_or(Entry::Rebuilt, Entry::CaughtUp);
         Ok(Plan::BringIn { member: index, device: new, entry })
+    }
+
+    /// The lane of a superblock of this array that lies in the window of another one.
+    fn other_lane(&self, superblock: &Superblock) -> Option<LaneIndex> {
+        let own = self.supers.template();
+        (superblock.array == own.array && superblock.part != own.part).then_some(superblock.part.lane)
     }
 
     /// While the array has failed nothing is written, so a member that was in service when it failed is

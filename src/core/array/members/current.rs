@@ -30,7 +30,7 @@ pub(super) fn is_current(superblock: &Superblock, ring_tail: u64, mark: &Mark) -
         return Err(Behind::Epoch { held: superblock.epoch.number, current: mark.epoch.number });
     }
     has_update(superblock, mark.update)?;
-    let shown = superblock.lanes[0].start.sequence.max(ring_tail);
+    let shown = superblock.log_start.sequence.max(ring_tail);
     if shown < mark.tail && !is_off(Mutation::LeftTailNotChecked) {
         return Err(Behind::Tail { shown, tail: mark.tail });
     }
@@ -107,10 +107,7 @@ fn uuid_of(superblock: &Superblock, member: MemberIndex) -> Option<Uuid> {
 pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
     let Superblock { member, epoch: held, .. } = device;
     let left = line.left.get(usize::from(member.0));
-    let is_older = left.is_some_and(|left| {
-        let starts = device.lanes.iter().map(|lane| lane.start.sequence);
-        starts.zip(&left.tails).any(|(start, tail)| start < *tail)
-    });
+    let is_older = left.is_some_and(|left| device.log_start.sequence < left.tail);
     let left_epoch = left.map_or(0, |left| left.epoch);
     let is_of_line = is_older || [line.epoch.id, line.epoch.parent, left_epoch].contains(&held.id);
     let mut known = known_to(device, line).peekable();
@@ -164,7 +161,7 @@ mod tests {
         let mut line = superblocks[0].clone();
         (line.update, line.update_complete) = (900, 899);
         line.epoch = epoch(7, 400, members(&[0, 1]));
-        line.left[2] = Left { epoch: 200, tails: vec![1], update: 10 };
+        line.left[2] = Left { epoch: 200, tail: 1, update: 10 };
         (device, line)
     }
 

@@ -233,10 +233,10 @@ impl Array {
         let was_failed = self.core.is_failed();
         let was_in_service = self.core.member(index).state == MemberState::Online;
         // An update under way counts as written.
-        let told = self.supers.template().lanes[0].start.sequence;
+        let told = self.supers.template().log_start.sequence;
         let Ceased { tail } = self.cease(Out { member: index, told: was_in_service.then_some(told) });
         if was_in_service {
-            self.supers.note_leaving(index, tail.map(|tail| vec![tail]));
+            self.supers.note_leaving(index, tail);
         }
         let member = self.core.member_mut(index);
         let was = std::mem::replace(&mut member.state, to);

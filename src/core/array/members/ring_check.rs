@@ -68,7 +68,7 @@ impl Array {
 
 impl Log {
     fn tail(&self, member: MemberIndex, superblock: &Superblock) -> RingTail {
-        let epochs = superblock.lanes[0].start.epoch..=superblock.epoch.number;
+        let epochs = superblock.log_start.epoch..=superblock.epoch.number;
         RingTail::new(self.ring, member, epochs)
     }
 }

@@ -29,7 +29,7 @@ use crate::block_io::{Buf, DeviceId};
 use crate::format::{
     Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, ScrubRecord, Superblock,
 };
-use crate::units::{LaneIndex, MemberIndex, SlotIndex, Timestamp};
+use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
 
 pub(in crate::array) struct Supers {
@@ -46,9 +46,9 @@ pub(in crate::array) struct Supers {
     bump_due: bool,
     /// The newest update that every device in use has.
     update_complete: u64,
-    lanes: Vec<LaneState>,
-    /// Where the log of each lane is to start once replay is over, and the first update that was made since.
-    new_log_starts: Option<(Vec<LogStart>, Option<u64>)>,
+    log: LogState,
+    /// Where the log is to start once replay is over, and the first update that was made since.
+    new_log_start: Option<(LogStart, Option<u64>)>,
     /// What members that are out of service held when they left.
     departed: Departed,
     /// Losses of devices so far.
@@ -62,12 +62,12 @@ pub(in crate::array) struct Supers {
     saved: Saved,
 }
 
-/// What the superblocks go by for a lane.
-#[derive(Clone, Default)]
-struct LaneState {
-    /// How its log stands, by its last answer.
+/// What the superblocks know of the log.
+#[derive(Default)]
+struct LogState {
+    /// How it stands, by its last answer.
     standing: Standing,
-    /// The first update made since everything in its log is in place. Once it is complete, the next may
+    /// The first update made since everything in it is in place. Once it is complete, the next may
     /// record that.
     quiet_update: Option<u64>,
 }
@@ -78,8 +78,8 @@ struct Durable {
     losses: u64,
     /// The mark "writes may be under way".
     dirty: bool,
-    /// Where the log of each lane starts; none while that is being changed.
-    log_starts: Option<Vec<LogStart>>,
+    /// Where the log starts; none while that is being changed.
+    log_start: Option<LogStart>,
 }
 
 /// When progress was last recorded, and the state of the passes then.
@@ -124,21 +124,15 @@ impl Supers {
         let Assembled { sequence, update, update_complete, epoch_number, epoch_is_complete, .. } = *assembled;
         let template = Superblock { sequence, update, ..assembled.superblock.clone() };
         let dirty = !template.clean;
-        let lanes = vec![LaneState::default(); template.lanes.len()];
-        let departed = Departed::new(
-            &template.left,
-            template.geometry.lanes.count,
-            &template.epoch,
-            assembled.rolled_back,
-        );
+        let departed = Departed::new(&template.left, &template.epoch, assembled.rolled_back);
         Supers {
             template,
             epoch_number,
             random: seed,
             epoch_is_complete,
             update_complete,
-            lanes,
-            new_log_starts: None,
+            log: LogState::default(),
+            new_log_start: None,
             departed,
             bump_due: true,
             losses: 1,
@@ -146,7 +140,7 @@ impl Supers {
             dirty,
             wanted: true,
             job: None,
-            durable: Durable { losses: 0, dirty, log_starts: None },
+            durable: Durable { losses: 0, dirty, log_start: None },
             saved: Saved { at: Timestamp(0), progress: 0 },
         }
     }
@@ -168,12 +162,11 @@ impl Supers {
         self.dirty |= !self.template.clean;
     }
 
-    /// Records that a member leaves service. `tails`: batches below are in place on it, lane by lane, as far
-    /// as that is known.
-    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tails: Option<Vec<u64>>) {
+    /// Records that a member leaves service. `tail`: batches below are in place on it, as far as that is known.
+    pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
         let Epoch { parent, live, .. } = self.template.epoch;
         let is_between = !self.epoch_is_complete && live.contains(member);
-        self.departed.leave(member, tails, if is_between { parent } else { 0 });
+        self.departed.leave(member, tail, if is_between { parent } else { 0 });
     }
 
     /// What members that are out of service held when they left.
@@ -213,15 +206,13 @@ impl Supers {
         self.note_loss();
     }
 
-    /// Records that a device that was built is in service; the logs are empty. Earlier pieces in the rings of
-    /// the device are void from here on, whichever update first records the device: it may be one of the
-    /// logs' next life, in which it is not known any more that they were empty.
+    /// Records that a device that was built is in service; the log is empty. Earlier pieces in the ring of the
+    /// device are void from here on, whichever update first records the device: it may be one of the log's
+    /// next life, in which it is not known any more that it was empty.
     pub(in crate::array) fn note_join(&mut self) {
         let epoch = self.epoch_number + 1;
-        for (record, lane) in self.template.lanes.iter_mut().zip(&self.lanes) {
-            if let Some(sequence) = lane.standing.needless {
-                record.start = LogStart { sequence, epoch };
-            }
+        if let Some(sequence) = self.log.standing.needless {
+            self.template.log_start = LogStart { sequence, epoch };
         }
         self.note_exchange();
     }
@@ -262,42 +253,41 @@ impl Supers {
         self.note_loss();
     }
 
-    /// Has every member record, before anything is served, that the log of each lane is empty below its start
-    /// (R9).
-    pub(in crate::array) fn set_log_starts(&mut self, starts: Vec<LogStart>) {
-        self.new_log_starts = Some((starts, None));
-        self.durable.log_starts = None;
+    /// Has every member record, before anything is served, that the log is empty below this start (R9).
+    pub(in crate::array) fn set_log_start(&mut self, start: LogStart) {
+        self.new_log_start = Some((start, None));
+        self.durable.log_start = None;
         self.wanted = true;
     }
 
-    /// Forgets where the logs are to start, because they are read again.
-    pub(in crate::array) fn forget_log_starts(&mut self) {
-        self.new_log_starts = None;
+    /// Forgets where the log is to start, because it is read again.
+    pub(in crate::array) fn forget_log_start(&mut self) {
+        self.new_log_start = None;
     }
 
-    /// Records that a lane has issued a batch: the content of its log is no longer in place everywhere.
-    pub(in crate::array) fn note_batch(&mut self, lane: LaneIndex) {
-        self.lanes[usize::from(lane.0)].quiet_update = None;
+    /// Records that the log has issued a batch: its content is no longer in place everywhere.
+    pub(in crate::array) fn note_batch(&mut self) {
+        self.log.quiet_update = None;
     }
 
-    /// Records how the log of a lane stands.
-    pub(in crate::array) fn note_standing(&mut self, lane: LaneIndex, standing: Standing) {
-        self.lanes[usize::from(lane.0)].standing = standing;
+    /// Records how the log stands.
+    pub(in crate::array) fn note_standing(&mut self, standing: Standing) {
+        self.log.standing = standing;
     }
 
-    /// Pages of the stripe map that have a version, by the last answers.
+    /// Pages of the stripe map that have a version, by the last answer.
     fn map_pages(&self) -> u64 {
-        self.lanes.iter().filter_map(|lane| lane.standing.map_pages).sum()
+        self.log.standing.map_pages.unwrap_or(0)
     }
 
-    /// Whether a replay would find nothing to do in any log, by the last answers.
-    pub(in crate::array) fn are_logs_needless(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.standing.needless.is_some())
+    /// Whether a replay would find nothing to do, by the last answer.
+    pub(in crate::array) fn is_log_needless(&self) -> bool {
+        self.log.standing.needless.is_some()
     }
 
     /// Whether that is so, and no copies of pages have to be written again.
-    pub(in crate::array) fn are_logs_drained(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.standing.is_drained)
+    pub(in crate::array) fn is_log_drained(&self) -> bool {
+        self.log.standing.is_drained
     }
 
     /// Asks for the mark that the array is not clean, if it is missing.
@@ -314,19 +304,19 @@ impl Supers {
         self.durable.dirty && !marking_clean
     }
 
-    /// Whether all devices have an update that was made since everything in the logs is in place.
+    /// Whether all devices have an update that was made since everything in the log is in place.
     pub(in crate::array) fn is_known_quiet(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.is_known_quiet(self.update_complete))
+        self.log.quiet_update.is_some_and(|quiet| quiet <= self.update_complete)
     }
 
     /// Asks for the update that lets the array be known to be quiet, unless it is under way.
     pub(in crate::array) fn want_quiet(&mut self) {
-        self.wanted |= self.lanes.iter().any(|lane| lane.quiet_update.is_none()) && self.job.is_none();
+        self.wanted |= self.log.quiet_update.is_none() && self.job.is_none();
     }
 
-    /// Whether all members record that the log of each lane starts here.
-    pub(in crate::array) fn have_log_starts(&self, starts: &[LogStart]) -> bool {
-        self.durable.log_starts.as_deref() == Some(starts)
+    /// Whether all members record that the log starts here.
+    pub(in crate::array) fn have_log_start(&self, start: LogStart) -> bool {
+        self.durable.log_start == Some(start)
     }
 
     /// Losses of devices so far.
@@ -427,7 +417,7 @@ impl Supers {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.update_complete };
-        self.record_logs(&mut next);
+        self.record_log(&mut next);
         next.scrub = scrub;
         (next.members, next.replacements) = core.records(&next, finishes);
         next
@@ -444,20 +434,18 @@ impl Supers {
         self.departed.begin_epoch(&before, online, next.update);
     }
 
-    /// Sets in `next` what it says of each lane, by the lanes' last answers, and whether the array is clean.
-    fn record_logs(&mut self, next: &mut Superblock) {
-        for (record, lane) in next.lanes.iter_mut().zip(&mut self.lanes) {
-            let Standing { needless, map_pages, .. } = lane.standing;
-            record.map_pages = map_pages.unwrap_or(record.map_pages);
-            lane.quiet_update = needless.and(lane.quiet_update.or(Some(next.update)));
-            if let (Some(sequence), true) = (needless, lane.is_known_quiet(self.update_complete)) {
-                record.start = LogStart { sequence, epoch: next.epoch.number };
-            }
+    /// Sets in `next` what it says of the log, by its last answer, and whether the array is clean.
+    fn record_log(&mut self, next: &mut Superblock) {
+        let Standing { needless, map_pages, .. } = self.log.standing;
+        next.map_pages = map_pages.unwrap_or(next.map_pages);
+        self.log.quiet_update = needless.and(self.log.quiet_update.or(Some(next.update)));
+        if let (Some(sequence), true) = (needless, self.is_known_quiet()) {
+            next.log_start = LogStart { sequence, epoch: next.epoch.number };
         }
-        match &mut self.new_log_starts {
-            Some((starts, Some(since))) if *since <= self.update_complete => {
-                next.lanes.iter_mut().zip(starts).for_each(|(record, start)| record.start = *start);
-                self.new_log_starts = None;
+        match &mut self.new_log_start {
+            Some((start, Some(since))) if *since <= self.update_complete => {
+                next.log_start = *start;
+                self.new_log_start = None;
             }
             Some((_, since)) => *since = since.or(Some(next.update)),
             None => {}
@@ -472,13 +460,6 @@ impl Supers {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)).max(1)
-    }
-}
-
-impl LaneState {
-    /// Whether an update that was made since everything in the log is in place is complete.
-    fn is_known_quiet(&self, update_complete: u64) -> bool {
-        self.quiet_update.is_some_and(|quiet| quiet <= update_complete)
     }
 }
 
@@ -526,14 +507,14 @@ impl Array {
             return;
         }
         self.ask_log();
-        if self.supers.are_logs_drained() {
+        if self.supers.is_log_drained() {
             self.supers.mark_clean();
             self.supers.want();
         }
     }
 
     /// A number that changes whenever a pass makes progress, or a page of the stripe map gets its first
-    /// version, by the lanes' last answers.
+    /// version, by the log's last answer.
     fn progress_mark(&self) -> u64 {
         let builds = self.core.roster.members.iter().map(|member| {
             let own = member.progress.as_ref().map_or(0, |p| p.done());

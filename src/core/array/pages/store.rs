@@ -798,7 +798,6 @@ pub(super) mod tests {
             sector: 512,
             slots: 1400,
             volume_bytes: 1300 * u64::from(data) * 8192,
-            lanes: crate::format::Lanes::ONE,
         }
     }
 

@@ -298,7 +298,6 @@ mod tests {
             sector: 512,
             slots,
             volume_bytes: stripes * 2 * u64::from(CHUNK),
-            lanes: crate::format::Lanes::ONE,
         }
     }
 

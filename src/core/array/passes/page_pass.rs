@@ -107,7 +107,7 @@ impl Array {
             return false;
         }
         self.ask_log();
-        let drained = !self.redo.has_promised() && self.supers.are_logs_needless();
+        let drained = !self.redo.has_promised() && self.supers.is_log_needless();
         if !drained {
             self.redo.want_checkpoint();
         }

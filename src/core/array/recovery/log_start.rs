@@ -1,4 +1,4 @@
-//! Where the log of a lane starts, by the superblocks of the members (R2, T6).
+//! Where the log of an array starts, by the superblocks of its members (R2, T6).
 //!
 //! A start that is too late skips content of the log, so one device alone is not believed. A start that is
 //! too early only costs time: no log space from there on is used again before every member in service knows a
@@ -8,7 +8,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::format::{LogStart, Superblock};
 use crate::units::MemberIndex;
 
-/// Sets in `superblock` what is believed of each lane, and whether the array is clean; the rest as in
+/// Sets in `superblock` what is believed of the log, and whether the array is clean; the rest as in
 /// [`believed`]. Without a member in service nothing changes.
 pub(in crate::array) fn record(
     superblock: &mut Superblock,
@@ -20,18 +20,14 @@ pub(in crate::array) fn record(
         return;
     }
     superblock.clean = is_clean(seated);
-    for (lane, found) in superblock.lanes.iter_mut().enumerate() {
-        found.start = believed(seated, all, record, lane);
-        // One update records the same on all: anything that one device records beyond the others is a claim
-        // (T6).
-        let newest = seated.iter().filter(|s| s.epoch == record.epoch && s.update == record.update);
-        found.map_pages = newest.map(|s| s.lanes[lane].map_pages).min().unwrap_or(found.map_pages);
-    }
+    superblock.log_start = believed(seated, all, record);
+    // One update records the same on all: anything that one device records beyond the others is a claim (T6).
+    let newest = seated.iter().filter(|s| s.epoch == record.epoch && s.update == record.update);
+    superblock.map_pages = newest.map(|s| s.map_pages).min().unwrap_or(superblock.map_pages);
 }
 
-/// The start of the log of lane `lane` that is believed. `seated` are the superblocks of the members in
-/// service, at least one, `all` those of all devices of the array, and `record` is one of the epoch that is
-/// served.
+/// The start of the log that is believed. `seated` are the superblocks of the members in service, at least
+/// one, `all` those of all devices of the array, and `record` is one of the epoch that is served.
 ///
 /// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and two in any
 /// case: a wrong one would take that many wrong superblocks. An update that a power cut ended may have told
@@ -40,8 +36,8 @@ pub(in crate::array) fn record(
 /// A device that joined with the epoch has nothing in its log from before. If a member has only the parent of
 /// that epoch, because the update was cut off, the start in the epoch itself counts: the log was empty, and
 /// all members knew that, before the device joined.
-fn believed(seated: &[&Superblock], all: &[&Superblock], record: &Superblock, lane: usize) -> LogStart {
-    let mut starts: Vec<LogStart> = seated.iter().map(|s| s.lanes[lane].start).collect();
+fn believed(seated: &[&Superblock], all: &[&Superblock], record: &Superblock) -> LogStart {
+    let mut starts: Vec<LogStart> = seated.iter().map(|s| s.log_start).collect();
     starts.sort_unstable_by(|a, b| b.cmp(a));
     // In a clean array everything is in place, and only the numbers in use matter: the highest is above them
     // all.
@@ -55,7 +51,7 @@ fn believed(seated: &[&Superblock], all: &[&Superblock], record: &Superblock, la
     if !parents.any(|parent| has_joined(record, parent)) {
         return confirmed;
     }
-    let of_epoch = all.iter().filter(|s| s.epoch == epoch).map(|s| s.lanes[lane].start);
+    let of_epoch = all.iter().filter(|s| s.epoch == epoch).map(|s| s.log_start);
     of_epoch.min().map_or(confirmed, |start| start.max(confirmed))
 }
 
@@ -77,20 +73,17 @@ fn is_clean(seated: &[&Superblock]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::LaneRecord;
     use uuid::Uuid;
 
     #[test]
-    fn each_lane_has_the_start_that_enough_members_name_for_it() {
+    fn a_start_that_one_device_alone_names_is_not_believed() {
         let devices: Vec<Uuid> = (0..3).map(|at| Uuid::from_u128(1000 + at)).collect();
         let mut superblocks = crate::testing::small_array(2, 1).superblocks(&devices);
-        for (superblock, starts) in superblocks.iter_mut().zip([[5, 70], [5, 70], [9, 60]]) {
+        for (superblock, sequence) in superblocks.iter_mut().zip([5, 5, 9]) {
             superblock.clean = false;
-            let record = |sequence| LaneRecord { start: LogStart { epoch: 1, sequence }, map_pages: 0 };
-            superblock.lanes = starts.map(record).to_vec();
+            superblock.log_start = LogStart { epoch: 1, sequence };
         }
         let all: Vec<&Superblock> = superblocks.iter().collect();
-        let start = |lane| believed(&all, &all, all[0], lane).sequence;
-        assert_eq!([start(0), start(1)], [5, 70], "one device alone is not believed");
+        assert_eq!(believed(&all, &all, all[0]).sequence, 5);
     }
 }

@@ -140,7 +140,7 @@ impl Array {
             Life::Recovering => self.poll_recovery(),
             Life::Marking(start) => {
                 let start = *start;
-                if self.supers.have_log_starts(&[start]) && self.supers.acknowledgements_allowed(&self.core) {
+                if self.supers.have_log_start(start) && self.supers.acknowledgements_allowed(&self.core) {
                     self.begin_serving();
                 }
             }
@@ -208,7 +208,7 @@ impl Array {
         {
             return;
         }
-        self.supers.forget_log_starts();
+        self.supers.forget_log_start();
         // The array is judged anew.
         self.startup.yields_to_force = false;
         let epoch = self.supers.epoch();
@@ -216,7 +216,7 @@ impl Array {
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this
         // process did. Earlier pieces in the rings are void, also those that a device has brought along that
         // joined since.
-        facts.start = self.supers.template().lanes[0].start;
+        facts.start = self.supers.template().log_start;
         let usable = self.core.online();
         let lifts = std::mem::take(&mut self.startup.lifts);
         let building = self.core.roster.members.iter().enumerate().flat_map(|(at, member)| {
@@ -251,7 +251,7 @@ impl Array {
                 start: facts.start,
                 durable: self.startup.durable_before,
                 clean: facts.clean,
-                map_pages: self.supers.template().lanes[0].map_pages,
+                map_pages: self.supers.template().map_pages,
             },
             force: facts.force,
             lift_max: lifts.then_some(2 * self.redo.overlay_max()),
@@ -292,7 +292,7 @@ impl Array {
             self.send_recovery_io(io);
         }
         if let (Some(_), Some(tail)) = (&outcome, tail) {
-            self.supers.departed_mut().learn_tails(&[tail]);
+            self.supers.departed_mut().learn_tail(tail);
         }
         match outcome {
             None => {}
@@ -531,7 +531,7 @@ impl Array {
     pub(in crate::array) fn start_log_anew(&mut self, sequence: u64) -> LogStart {
         let start = LogStart { sequence, epoch: self.supers.epoch().number };
         self.redo.starts_at(start);
-        self.supers.set_log_starts(vec![start]);
+        self.supers.set_log_start(start);
         start
     }
 

@@ -5,7 +5,7 @@ use super::SimArray;
 use crate::block_io::DeviceId;
 use crate::format::{ChecksumKind, MemberState, Role, Superblock};
 use crate::testing::{Random, SimShape, SimWorld, superblocks};
-use crate::units::MemberIndex;
+use crate::units::{LaneIndex, MemberIndex};
 use crate::volume::{
     AdminRefusal, AdminRequest, ArrayState, ClientRequest, LogState, MemberCondition, NewDevice,
 };
@@ -52,13 +52,16 @@ const STATES: [State; 31] = [
     ("stopped", stopped),
 ];
 
-const REQUESTS: [Request; 24] = [
+const REQUESTS: [Request; 25] = [
     ("fail", |_| AdminRequest::Fail { member: TARGET }),
     ("fail one that is not there", |_| AdminRequest::Fail { member: MemberIndex(9) }),
     ("offline", |_| AdminRequest::Offline { member: TARGET }),
     ("online", |sim| online(own(sim))),
     ("online of a blank device", |sim| online(sim.add_blank_disk())),
     ("online of a device that is too small", |sim| online(NewDevice { bytes: 1 << 20, ..own(sim) })),
+    ("online of one with the superblock of another lane", |sim| {
+        online(changed(sim, |s| s.part.lane = LaneIndex(5)))
+    }),
     ("online of one that claims too much", |sim| online(changed(sim, |s| s.epoch.number += 1 << 40))),
     ("online of one that must not be written", |sim| {
         online(changed(sim, |s| s.features_ro_compat = 1 << 63))
@@ -87,7 +90,7 @@ const REQUESTS: [Request; 24] = [
 ];
 
 /// The reasons that occur. Others need an event between a request and its answer.
-const REASONS: [&str; 30] = [
+const REASONS: [&str; 31] = [
     "BeingReplaced",
     "BeingReplacedAlready",
     "InAlready",
@@ -107,6 +110,7 @@ const REASONS: [&str; 30] = [
     "NothingToBuildFrom",
     "NothingToLookAt",
     "NothingToScrub",
+    "OtherLane",
     "OthersFirst",
     "OutAlready",
     "RepairAlready",

@@ -195,7 +195,7 @@ impl Supers {
         self.durable = Durable {
             losses: job.losses,
             dirty: !job.template.clean,
-            log_starts: Some(job.template.lanes.iter().map(|lane| lane.start).collect()),
+            log_start: Some(job.template.log_start),
         };
         if self.acknowledgements_allowed(core) {
             let exchanged = std::mem::take(&mut core.roster.exchanged);
@@ -205,7 +205,7 @@ impl Supers {
             core.work.ready.extend(gated);
         }
         let is_half_clean = !self.dirty && !job.template.clean;
-        self.wanted |= self.new_log_starts.is_some() || is_half_clean;
+        self.wanted |= self.new_log_start.is_some() || is_half_clean;
         !is_half_clean
     }
 }

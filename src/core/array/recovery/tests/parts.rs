@@ -4,16 +4,16 @@ use crate::array::geometry::Map;
 use crate::array::recovery::chain::{Bits, Chain, LogBatch, Piece};
 use crate::codec::BlockHasher;
 use crate::format::{
-    Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, Lanes, LogKey, LogRecord, SegmentHeader,
+    Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LogKey, LogRecord, SegmentHeader,
 };
-use crate::units::{BlockHash, LaneIndex, MemberIndex, SlotIndex, StripeIndex};
+use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
 
 pub(crate) const KEY: LogKey = LogKey([3; 32]);
 pub(crate) const HASHER: BlockHasher = BlockHasher::Crc32c;
 pub(crate) const RING: u32 = 1 << 20;
 
 pub(crate) fn map(k: usize, m: usize, rows: usize) -> Map {
-    Map { k, m, chunk: rows * 4096, slots: 8, cut: (Lanes::ONE, LaneIndex(0)) }
+    Map { k, m, chunk: rows * 4096, slots: 8 }
 }
 
 /// The hash of a content that `value` stands for.

@@ -59,7 +59,6 @@ impl Shape {
             sector: 4096,
             slots: self.slots,
             volume_bytes: self.stripes * (self.k * self.rows * BLOCK) as u64,
-            lanes: crate::format::Lanes::ONE,
         }
     }
 
