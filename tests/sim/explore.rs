@@ -1,8 +1,8 @@
 //! Crashes at every moment of seeded loads over small arrays; what clients see afterwards is checked.
 //!
 //! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the
-//! first seed. CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES:
-//! runs seeds for this long instead of a number of points. CALPE_SIM_REPLAY: the token of a violation to
+//! first seed. CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_LANES: only
+//! those with so many lanes. CALPE_SIM_MINUTES: runs seeds for this long instead of a number of points. CALPE_SIM_REPLAY: the token of a violation to
 //! replay; with CALPE_MUTATION, one that a broken rule causes, in a build with debug assertions.
 
 use calpe_core::testing::{
@@ -80,6 +80,10 @@ fn chosen() -> Vec<Scenario> {
     let is_wanted = |scenario: &&Scenario| match &wanted {
         Some(wanted) => wanted.split(',').any(|name| name == scenario.name),
         None => is_kept(scenario),
+    };
+    let lanes = number("CALPE_SIM_LANES", 0);
+    let is_wanted = |scenario: &&Scenario| {
+        is_wanted(scenario) && (lanes == 0 || lanes == u64::from(scenario.shape.lanes.count))
     };
     let chosen: Vec<Scenario> = SCENARIOS.iter().filter(is_wanted).copied().collect();
     assert!(!chosen.is_empty(), "no scenario is called {wanted:?}");

@@ -14,6 +14,7 @@ mod host_trouble;
 mod hung;
 mod interleavings;
 mod jobs;
+mod lanes;
 mod log_edges;
 mod log_review;
 #[cfg(debug_assertions)]

@@ -5,7 +5,7 @@
 //! CALPE_SIM_SCENARIO: hunt it only in the scenarios of these names. CALPE_SIM_SEED: start with this seed.
 
 use crate::log_review;
-use crate::scenes::{cold_pages, page_faults, returning, rollback, trouble, unfinished};
+use crate::scenes::{cold_pages, lanes, page_faults, returning, rollback, trouble, unfinished};
 use calpe_core::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore, wrong_read_elsewhere,
@@ -44,6 +44,10 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         Mutation::MapPagesCountedUnflushed => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
+        Mutation::FlushForgetsALane
+        | Mutation::ReadsOtherWindow
+        | Mutation::WritesOtherWindow
+        | Mutation::CutForgotten => (&["2-lanes-2+1", "2-lanes-steady-2+1"], 1),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }
 }
@@ -103,6 +107,23 @@ fn hunt_by_cold_pages(mutation: Mutation) -> Result<String, String> {
         }
     }
     Err(format!("{}: NOT FOUND by cold pages", mutation.name()))
+}
+
+/// Hunts the rules of lanes that a crash alone does not show. The scenes pass while the rule is kept
+/// (tests/sim/lanes.rs).
+fn hunt_by_lanes(mutation: Mutation) -> Result<String, String> {
+    for seed in 0..8 {
+        let scene = || match mutation {
+            Mutation::LostWritesOfALaneUntold => lanes::lost_writes_are_told(seed % 4),
+            _ => lanes::page_written_into_another_lane(seed as u64),
+        };
+        let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
+        if let Err(what) = result.unwrap_or_else(|_| Err("panic".into())) {
+            let what: String = what.chars().take(160).collect();
+            return Ok(format!("{}: {seed}: {what}", mutation.name()));
+        }
+    }
+    Err(format!("{}: NOT FOUND by lanes", mutation.name()))
 }
 
 fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
@@ -261,6 +282,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::NewDeviceInOldEpoch
         | Mutation::CaughtUpFromBeforeJoin
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
+        Mutation::LostWritesOfALaneUntold | Mutation::LanesShareASecret => return hunt_by_lanes(mutation),
         _ => {}
     }
     if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {

@@ -191,9 +191,9 @@ impl Aligned {
     }
 }
 
-/// For each member, the blocks of its log that a replay needs and that are noted as flushed: by a member that
-/// is none of `liars`, whose damage may take a note away. Without one a replay need not find a batch whole, and
-/// blames nobody for what it lacks of it.
+/// For each member, the blocks of its log that a replay needs and that are noted as flushed: by a member
+/// that is none of `liars`, whose damage may take a note away. Without one a replay need not find a batch
+/// whole, and blames nobody for what it lacks of it.
 pub(crate) fn live_log(images: &[Image], liars: &[usize]) -> Vec<Vec<u64>> {
     let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
     let start = images.iter().map(|image| image.superblock.log_start).max().expect("a member");

@@ -1,7 +1,7 @@
-//! Advances the log, and carries the messages between it and the head.
+//! Advances the log, and carries the messages between it and the superblocks.
 //!
 //! Each message is delivered before the array's call returns: the log takes the permits before each of its
-//! steps, and the head takes the reports after it.
+//! steps, and the superblocks take the reports after it.
 
 use crate::array::log::permits::{Ceased, Out, Permits, Reports, Written};
 use crate::array::log::settle::Settling;

@@ -1,12 +1,12 @@
-//! Flush rounds: one flush of every member, for all lanes that wait for one.
+//! Flush rounds: one flush of every member, for all that waits for one.
 //!
-//! A lane says that it waits for a round; it is asked how far it has written, the members are flushed, and it
-//! is told. Rule W1: what a lane counts as durable after a round had ended on the members before the first of
-//! them was flushed, because the lane answered before that. A member that is lost meanwhile is the business
-//! of the lane, which acknowledges nothing before the loss is recorded (E3): it learns of the loss before it
-//! learns that the round is over.
+//! The log says that it waits for a round; it is asked how far it has written, the members are flushed, and
+//! it is told. Rule W1: what the log counts as durable after a round had ended on the members before the
+//! first of them was flushed, because the log answered before that. A member that is lost meanwhile is the
+//! business of the log, which acknowledges nothing before the loss is recorded (E3): it learns of the loss
+//! before it learns that the round is over.
 //!
-//! Must not know what lanes wait for.
+//! Must not know what the log waits for.
 
 use crate::array::base::members::Which;
 use crate::array::log::permits::{RoundWish, Written};
@@ -23,7 +23,7 @@ pub(in crate::array) struct FlushRounds {
 struct Round {
     /// Flushes that have not ended.
     pending: usize,
-    /// The answer of the lane.
+    /// The answer of the log.
     written: Written,
 }
 
@@ -33,7 +33,7 @@ impl FlushRounds {
         self.under_way.is_none()
     }
 
-    /// Begins a round after the lane has answered. Returns the answer if there is nothing to flush: the round
+    /// Begins a round after the log has answered. Returns the answer if there is nothing to flush: the round
     /// is over.
     pub(super) fn begin(&mut self, core: &mut Core, wish: RoundWish, written: Written) -> Option<Written> {
         let mut pending = 0;
@@ -51,7 +51,7 @@ impl FlushRounds {
         None
     }
 
-    /// Counts a flush that has ended. Returns the lane's answer when it was the last one.
+    /// Counts a flush that has ended. Returns the log's answer when it was the last one.
     pub(super) fn flush_done(&mut self) -> Option<Written> {
         let round = self.under_way.as_mut()?;
         round.pending -= 1;

@@ -75,8 +75,8 @@ impl Lanes {
     }
 }
 
-/// The part of an array that a superblock is about. Each lane has superblocks, log, pages and data of its own,
-/// in a window of every device, as if that were the device of an array that is not cut.
+/// The part of an array that a superblock is about. Each lane has superblocks, log, pages and data of its
+/// own, in a window of every device, as if that were the device of an array that is not cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct LanePart {
     /// Which lane.

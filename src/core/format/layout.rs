@@ -488,10 +488,24 @@ mod tests {
         assert!(layout.of_lane.iter().all(|(_, regions)| regions[0].len == 31 * MIB));
         let (whole, _) = geometry_for(16 << 30, one, None).unwrap();
         let lost = whole.volume_bytes - layout.volume_bytes;
+        println!(
+            "8 lanes cost a member of 16 GiB {} of the volume's {}",
+            HumanSize(lost),
+            HumanSize(whole.volume_bytes)
+        );
         assert!(lost < whole.volume_bytes / 200, "{}", HumanSize(lost));
         let small = member_bytes_for(1 << 30, eight).unwrap();
         let more = small - member_bytes_for(1 << 30, one).unwrap();
+        println!("and a member of a volume of 1 GiB {} more", HumanSize(more));
         assert!((7 * LOG_MIN..10 * LOG_MIN).contains(&more), "{}", HumanSize(more));
+        let smallest =
+            |shape: ArrayShape| member_bytes_for(shape.stripes_min() * shape.stripe_bytes(), shape).unwrap();
+        println!(
+            "the smallest member has {}, with one lane {}",
+            HumanSize(smallest(eight)),
+            HumanSize(smallest(one))
+        );
+        assert!(smallest(eight) < 10 * LOG_MIN);
     }
 
     #[test]

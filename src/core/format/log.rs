@@ -55,7 +55,7 @@ pub struct EpochStamp {
 /// One group commit: what all its pieces have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Shard lane, 0 while there is one.
+    /// Always 0: each lane of an array has a log of its own.
     pub lane: u16,
     /// Counts batches without gaps.
     pub sequence: u64,

@@ -833,8 +833,8 @@ pub(super) mod tests {
         Superblock { features_incompat: 0x37, part, ..example(Role::Member) }
     }
 
-    /// A superblock of one of several lanes, of an array whose last stripe is the last one of this lane; where
-    /// no device would be large enough, the superblock as it is.
+    /// A superblock of one of several lanes, of an array whose last stripe is the last one of this lane;
+    /// where no device would be large enough, the superblock as it is.
     fn cut(superblock: Superblock, random: u64) -> Superblock {
         let lanes = Lanes { count: 2 + random as u16 % 31, group: 1 << (random >> 16 & 7) };
         let lane = LaneIndex((random >> 32) as u16 % lanes.count);

@@ -14,7 +14,7 @@ use crate::array::assembly::AssemblyError;
 use crate::array::geometry::Map;
 use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberState, RegionKind, all_copy_offsets};
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{LaneIndex, MemberIndex, SlotIndex};
 use crate::volume::{ActivityKind, AdminRequest, MemberStatus};
 use std::ops::Range;
 
@@ -357,7 +357,9 @@ fn harm(
     damage: Damage,
     random: &mut Random,
 ) -> Option<String> {
-    let ranges = ranges_of(disk, member, place)?;
+    let count = disk.part().lanes.count;
+    let lane = LaneIndex(if count > 1 { random.below(u64::from(count)) as u16 } else { 0 });
+    let ranges = ranges_of(disk, (member, lane), place)?;
     let mut blocks: Vec<u64> = Vec::new();
     for range in &ranges {
         blocks.extend(disk.written_blocks(range.clone()));
@@ -396,25 +398,27 @@ fn harm(
     Some(format!("{damage:?} in {place:?}, block {block}"))
 }
 
-/// The bytes of a place.
-fn ranges_of(disk: &SimDisk, member: u16, place: Place) -> Option<Vec<Range<u64>>> {
+/// The bytes of a place of a member, in the window of a lane.
+fn ranges_of(disk: &SimDisk, (member, lane): (u16, LaneIndex), place: Place) -> Option<Vec<Range<u64>>> {
+    let window = disk.window(lane);
     if place == Place::Superblock {
-        let copies = all_copy_offsets(disk.bytes());
-        return Some(copies.iter().map(|copy| copy.0..copy.0 + COPY_BYTES as u64).collect());
+        let copies = all_copy_offsets(window.end - window.start).map(|copy| window.start + copy.0);
+        return Some(copies.map(|copy| copy..copy + COPY_BYTES as u64).to_vec());
     }
-    let superblock = superblocks::newest(disk)?;
+    let superblock = superblocks::of_lane(disk, lane)?;
     let whole = |kind| {
         let region = superblock.region(kind)?;
-        Some(region.offset.0..region.offset.0 + region.len)
+        let start = window.start + region.offset.0;
+        Some(start..start + region.len)
     };
     let chunks = |parity: bool| {
         let (map, region) = (Map::new(&superblock.geometry), superblock.data_region());
-        let chunk = map.chunk as u64;
+        let (chunk, start) = (map.chunk as u64, window.start + region.offset.0);
         let of = |slot: &u64| {
             let column = map.column_of(SlotIndex(*slot), MemberIndex(member));
             (usize::from(column.0) >= map.k) == parity
         };
-        let range = |slot: u64| region.offset.0 + slot * chunk..region.offset.0 + (slot + 1) * chunk;
+        let range = |slot: u64| start + slot * chunk..start + (slot + 1) * chunk;
         (0..map.slots).filter(of).map(range).collect()
     };
     Some(match place {

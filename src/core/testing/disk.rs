@@ -10,8 +10,8 @@ use super::fate::HEADLESS;
 use super::faults::{PassingFault, PassingFaults, Trouble, fault};
 use super::{Fate, Random};
 use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
-use crate::format::all_copy_offsets;
-use crate::units::Timestamp;
+use crate::format::{LanePart, all_copy_offsets};
+use crate::units::{LaneIndex, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -100,6 +100,8 @@ pub enum WriteFault {
     Lost,
     /// Done at this byte instead.
     Misdirected(u64),
+    /// Done so many bytes further on, modulo 2^64.
+    MisdirectedBy(u64),
 }
 
 impl DiskWrite {
@@ -186,6 +188,8 @@ pub struct SimDisk {
     /// Writes that no flush has covered, in order, each with the time of its execution.
     cached: Vec<(u64, DiskWrite)>,
     bytes: u64,
+    /// How it is cut into windows of lanes; none for one lane.
+    cut: Option<LanePart>,
     /// Every operation fails as if the device were gone.
     pub dead: bool,
     /// Reads that touch these 4 KiB blocks fail until the block is written.
@@ -200,9 +204,10 @@ pub struct SimDisk {
     pub failing_flushes: u32,
     /// The disk lost acknowledged writes that no flush had covered, while other disks kept theirs.
     pub forgot: bool,
-    /// The number of the epoch in its superblock when it came back after forgetting. While that is still its
-    /// epoch, its array has not recorded that it was away, and only a log could show what it lacks.
-    pub forgot_in: Option<u64>,
+    /// The number of the epoch in its superblock, in that of each lane, when it came back after forgetting.
+    /// While that is still its epoch, the lane has not recorded that it was away, and only a log could show
+    /// what it lacks. Empty when it has forgotten nothing.
+    pub forgot_in: Vec<Option<u64>>,
     /// The disk was rolled back to an earlier content, and no recovery has made it whole since; `forgot` is
     /// set, too.
     pub restored: bool,
@@ -238,6 +243,34 @@ impl SimDisk {
     #[must_use]
     pub fn new(bytes: u64) -> SimDisk {
         SimDisk { bytes, ..SimDisk::default() }
+    }
+
+    /// The same disk, cut into windows of lanes.
+    #[must_use]
+    pub(super) fn cut_into(self, part: LanePart) -> SimDisk {
+        SimDisk { cut: Some(part), ..self }
+    }
+
+    /// How it is cut.
+    pub(super) fn part(&self) -> LanePart {
+        self.cut.unwrap_or(LanePart::WHOLE)
+    }
+
+    /// The lanes that have a window of it.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = LaneIndex> + use<> {
+        self.part().lanes.indices()
+    }
+
+    /// The window of a lane, in bytes.
+    pub(super) fn window(&self, lane: LaneIndex) -> Range<u64> {
+        self.part().window(lane, self.bytes)
+    }
+
+    /// Where the copies of superblocks lie, of all lanes.
+    pub(super) fn copies(&self) -> impl Iterator<Item = u64> {
+        self.lanes()
+            .map(|lane| self.window(lane))
+            .flat_map(|window| all_copy_offsets(window.end - window.start).map(|copy| window.start + copy.0))
     }
 
     /// Its size.
@@ -412,7 +445,7 @@ impl SimDisk {
     }
 
     fn holds_superblocks(&self, offset: u64) -> bool {
-        all_copy_offsets(self.bytes).iter().any(|copy| copy.0 == offset)
+        self.copies().any(|copy| copy == offset)
     }
 
     /// Executes an operation. `now` counts operations of all disks; a flush submitted at `submitted` covers
@@ -444,6 +477,7 @@ impl SimDisk {
                     match fault {
                         WriteFault::Lost => return Ok(IoValue::Done),
                         WriteFault::Misdirected(to) => write.offset = to,
+                        WriteFault::MisdirectedBy(bytes) => write.offset = write.offset.wrapping_add(bytes),
                     }
                 }
                 self.accept(write, now, fua);

@@ -5,8 +5,9 @@
 //! It has its own randomness, so that a load is the same with and without it. Must not ask the array.
 
 use super::oracle::BLOCK_BYTES;
+use super::sim::disk_of;
 use super::{Floor, Oracle, Random, SimArray};
-use crate::units::VolumeOffset;
+use crate::units::{LaneIndex, VolumeOffset};
 use crate::volume::ReadPlan;
 
 /// Most reads under way.
@@ -27,6 +28,8 @@ pub(super) struct Elsewhere {
 
 struct ForeignRead {
     plan: ReadPlan,
+    /// The lane whose view it was planned by.
+    lane: LaneIndex,
     first_block: usize,
     /// The moment of the plan on the oracle's clock.
     since: u64,
@@ -69,35 +72,48 @@ impl Elsewhere {
         let blocks = oracle.blocks() as u64;
         let first = self.random.below(blocks);
         let count = (1 + self.random.below(BLOCKS_MAX)).min(blocks - first);
+        // What lies in other lanes would be another read.
+        let (lane, within, run) = sim.lane_of(VolumeOffset(first * BLOCK_BYTES as u64));
+        let count = count.min(run / BLOCK_BYTES as u64);
         let since = oracle.begin_read();
         let mut plan = ReadPlan::default();
         let len = count as usize * BLOCK_BYTES;
-        if sim.view_reader().plan(VolumeOffset(first * BLOCK_BYTES as u64), len, &mut plan).is_err() {
+        if sim.volume.view_reader(lane).plan(within, len, &mut plan).is_err() {
             self.unplanned += 1;
             return oracle.end_read(since);
         }
         let pause = [1, 4, 40][self.random.index(3)];
-        self.reads.push(ForeignRead { plan, first_block: first as usize, since, bytes: Vec::new(), pause });
+        self.reads.push(ForeignRead {
+            plan,
+            lane,
+            first_block: first as usize,
+            since,
+            bytes: Vec::new(),
+            pause,
+        });
     }
 
     /// Reads the next piece of a read. Returns whether that was the last, or cannot be read.
     fn go_on(&mut self, at: usize, sim: &SimArray) -> bool {
         let read = &mut self.reads[at];
         let piece = read.plan.pieces()[read.bytes.len()];
-        let blocks =
-            piece.offset.0 / BLOCK_BYTES as u64..(piece.offset.0 + piece.len as u64) / BLOCK_BYTES as u64;
-        let disk = sim.disks.get(&piece.device.0).filter(|disk| {
+        let disk = sim.disks.get(&disk_of(piece.device).0);
+        let start = disk.map_or(0, |disk| disk.window(read.lane).start) + piece.offset.0;
+        let blocks = start / BLOCK_BYTES as u64..(start + piece.len as u64) / BLOCK_BYTES as u64;
+        let disk = disk.filter(|disk| {
             !disk.dead && !disk.has_passing_fault(sim.now()) && disk.bad_blocks.range(blocks).next().is_none()
         });
         let Some(disk) = disk else { return true };
-        read.bytes.push(disk.peek(piece.offset.0, piece.len));
+        read.bytes.push(disk.peek(start, piece.len));
         read.bytes.len() == read.plan.pieces().len()
     }
 
     fn end(&mut self, read: &ForeignRead, sim: &SimArray, oracle: &mut Oracle) -> Result<(), String> {
         oracle.end_read(read.since);
         let is_whole = read.bytes.len() == read.plan.pieces().len();
-        if !is_whole || !sim.view_reader().verify(&read.plan, read.bytes.iter().map(Vec::as_slice)) {
+        if !is_whole
+            || !sim.volume.view_reader(read.lane).verify(&read.plan, read.bytes.iter().map(Vec::as_slice))
+        {
             self.unverified += 1;
             return Ok(());
         }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::block_io::DeviceId;
 use crate::format::MemberState;
-use crate::volume::{ActivityKind, AdminRequest, MemberStatus, NoticeKind};
+use crate::volume::{ActivityKind, AdminRequest, NoticeKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -457,7 +457,7 @@ impl Explorer<'_> {
         }
         self.observe_all(&mut sim, &mut oracle, floor)?;
         for disk in sim.disks.values_mut().filter(|disk| !disk.dead) {
-            (disk.forgot, disk.forgot_in) = (false, None);
+            (disk.forgot, disk.forgot_in) = (false, Vec::new());
             (disk.restored, disk.restored_before) = (false, false);
         }
         past.ruined = 0;
@@ -623,8 +623,12 @@ impl Explorer<'_> {
         let status = sim.status();
         // When nothing could be compared, the result of an earlier scrub stands, whatever this one found.
         let ended = sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::ScrubEnded);
-        let found_none =
-            ended.is_some_and(|notice| notice.text.starts_with("scrub finished: 0 errors, 0 repaired"));
+        // Lanes that say different things are told one by one.
+        let count = |text: &str, what| text.matches(what).count();
+        let found_none = ended.is_some_and(|notice| {
+            count(&notice.text, "scrub finished: 0 errors, 0 repaired")
+                == count(&notice.text, "scrub finished: ")
+        });
         match status.last_scrub {
             Some(scrub) if (scrub.errors, scrub.repaired) == (0, 0) || found_none => {
                 self.totals.scrubs += 1;
@@ -672,10 +676,10 @@ struct Service {
 
 fn service(sim: &SimArray) -> Service {
     let mut service = Service { live: 0, forgot: 0, restored: 0 };
-    for (at, member) in sim.status().members.iter().enumerate() {
-        if member.state == MemberState::Online {
+    for (at, disk) in sim.seats().into_iter().enumerate() {
+        if let Some(disk) = disk {
             service.live |= 1 << at;
-            let disk = member.device.and_then(|device| sim.disks.get(&device.0));
+            let disk = sim.disks.get(&disk);
             service.forgot |= u64::from(disk.is_some_and(|disk| disk.forgot)) << at;
             service.restored |= u64::from(disk.is_some_and(|disk| disk.restored)) << at;
         }
@@ -698,9 +702,10 @@ fn mark_unrecorded(sim: &mut SimArray) {
     let status = sim.status();
     let online = status.members.iter().filter(|member| member.state == MemberState::Online);
     for id in online.filter_map(|member| member.device) {
-        if let Some(disk) = sim.disks.get_mut(&id.0).filter(|disk| disk.forgot_in.is_some()) {
-            let shows = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
-            let is_unrecorded = disk.forgot_in == shows;
+        if let Some(disk) = sim.disks.get_mut(&id.0).filter(|disk| !disk.forgot_in.is_empty()) {
+            // Each lane has to record it.
+            let shows = superblocks::epochs(disk);
+            let is_unrecorded = disk.forgot_in.iter().zip(&shows).any(|(before, now)| before == now);
             disk.forgot |= is_unrecorded;
             disk.restored |= is_unrecorded && disk.restored_before;
         }
@@ -709,10 +714,10 @@ fn mark_unrecorded(sim: &mut SimArray) {
 
 /// The disks of the members in service that are sound, each with its member.
 fn seats(sim: &SimArray) -> Vec<(u32, u16)> {
-    let in_order = |member: &MemberStatus| {
-        let id = member.device.filter(|_| member.state == MemberState::Online)?.0;
+    let in_order = |(member, id): (u16, Option<u32>)| {
+        let id = id?;
         let disk = sim.disks.get(&id).filter(|disk| !disk.dead && !disk.forgot)?;
-        (disk.failing_flushes == 0).then_some((id, member.index.0))
+        (disk.failing_flushes == 0).then_some((id, member))
     };
-    sim.status().members.iter().filter_map(in_order).collect()
+    (0..).zip(sim.seats()).filter_map(in_order).collect()
 }

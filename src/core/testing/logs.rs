@@ -3,14 +3,15 @@
 //! Reads only the format: the array decides what a log means, and the explorer checks it.
 
 use super::disk::BLOCK;
-use super::{Random, SimDisk, superblocks};
+use super::{DiskRegion, Random, SimDisk, superblocks};
 use crate::array::geometry::Map;
 use crate::codec::BlockHasher;
 use crate::format::{
     Batch, BatchHash, ChecksumKind, LogKey, LogRecord, LogStart, NO_PLACE, Region, RegionKind, SegmentError,
     SegmentHeader, Superblock,
 };
-use crate::units::{BlockHash, ColumnIndex, MemberIndex};
+use crate::units::{BlockHash, ColumnIndex, LaneIndex, MemberIndex, VolumeOffset};
+use crate::volume::LaneCut;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Limit of a header's length in blocks; headers in a simulated ring are far shorter.
@@ -25,10 +26,14 @@ pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut 
             continue;
         }
         let Some(superblock) = superblocks::newest(disk) else { continue };
-        let Some(region) = superblock.region(RegionKind::Log) else { continue };
+        let regions = DiskRegion::Log.ranges(disk);
+        if regions.is_empty() {
+            continue;
+        }
         let one_in = 1 + random.below(3);
         let kind = random.below(3);
-        for block in disk.written_blocks(region.offset.0..region.offset.0 + region.len) {
+        let blocks: Vec<u64> = regions.into_iter().flat_map(|region| disk.written_blocks(region)).collect();
+        for block in blocks {
             if random.one_in(one_in) {
                 harm(disk, block, kind, random);
             }
@@ -41,11 +46,10 @@ pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut 
 /// Members with unreadable blocks in their logs: bit by index.
 pub(super) fn unreadable(disks: &BTreeMap<u32, SimDisk>) -> u64 {
     let of = |disk: &SimDisk| {
-        let superblock = superblocks::newest(disk)?;
-        let region = superblock.region(RegionKind::Log)?;
-        let blocks = region.offset.0 / BLOCK..(region.offset.0 + region.len) / BLOCK;
-        let bit = 1 << superblock.member.0;
-        disk.bad_blocks.iter().any(|block| blocks.contains(block)).then_some(bit)
+        let bit = 1 << superblocks::newest(disk)?.member.0;
+        let regions = DiskRegion::Log.ranges(disk);
+        let is_of_log = |block: &u64| regions.iter().any(|region| region.contains(&(block * BLOCK)));
+        disk.bad_blocks.iter().any(is_of_log).then_some(bit)
     };
     disks.values().filter(|disk| !disk.dead).filter_map(of).fold(0, |bits, bit| bits | bit)
 }
@@ -79,8 +83,19 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
 /// (W2) a rolled-back disk looks like one that had not yet received such a batch. Other disks are stale:
 /// their notes are not read.
 pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
-    let logs: Vec<Log> = disks.filter_map(Log::of).collect();
-    let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };
+    let disks: Vec<(&u32, &SimDisk)> = disks.collect();
+    let lanes = disks.first().map(|(_, disk)| disk.lanes());
+    let of_lane = |lane| blocks_of_lane_not_noted(disks.iter().copied(), lane);
+    lanes.into_iter().flatten().flat_map(of_lane).collect()
+}
+
+fn blocks_of_lane_not_noted<'a>(
+    disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>,
+    lane: LaneIndex,
+) -> BTreeSet<usize> {
+    let logs: Vec<Log> = disks.filter_map(|(id, disk)| Log::of(*id, disk, lane)).collect();
+    let Some(first) = logs.first() else { return BTreeSet::new() };
+    let (geometry, cut) = (first.superblock.geometry, LaneCut::of(&first.superblock));
     let (data, rows) = (usize::from(geometry.data), geometry.chunk as usize / BLOCK as usize);
     let headers: Vec<SegmentHeader> = logs.iter().flat_map(Log::headers).collect();
     let starts = logs.iter().map(|log| log.superblock.log_start).max().map_or(0, |start| start.sequence);
@@ -92,7 +107,8 @@ pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a Sim
             LogRecord::Fresh(record) => (record.stripe, None),
             LogRecord::Discard { stripe, .. } => (*stripe, None),
         };
-        let first = stripe.0 as usize * data * rows;
+        let start = cut.whole_of(lane, VolumeOffset(stripe.0 * geometry.stripe_bytes()));
+        let first = (start.0 / BLOCK) as usize;
         let Some(record) = record else {
             blocks.extend(first..first + data * rows);
             continue;
@@ -110,21 +126,24 @@ struct Log<'a> {
     id: u32,
     disk: &'a SimDisk,
     superblock: Superblock,
+    /// Where the ring begins on the disk.
+    start: u64,
     region: Region,
     key: LogKey,
 }
 
 impl<'a> Log<'a> {
-    /// The log of a disk, if the disk is present and has one.
-    fn of((id, disk): (&u32, &'a SimDisk)) -> Option<Log<'a>> {
-        let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
+    /// The log of a lane of a disk, if the disk is present and has one.
+    fn of(id: u32, disk: &'a SimDisk, lane: LaneIndex) -> Option<Log<'a>> {
+        let superblock = superblocks::of_lane(disk, lane).filter(|_| !disk.dead)?;
         let key = LogKey::derive(superblock.array, superblock.log_secret);
         let region = superblock.region(RegionKind::Log)?;
-        Some(Log { id: *id, disk, superblock, region, key })
+        let start = disk.window(lane).start + region.offset.0;
+        Some(Log { id, disk, superblock, start, region, key })
     }
 
     fn block_of_disk(&self, place: u32) -> u64 {
-        self.region.offset.0 / BLOCK + u64::from(place)
+        self.start / BLOCK + u64::from(place)
     }
 
     /// The header at `place`, if there is one that verifies.
@@ -149,7 +168,7 @@ impl<'a> Log<'a> {
     }
 
     fn headers(&self) -> Vec<SegmentHeader> {
-        let range = self.region.offset.0..self.region.offset.0 + self.region.len;
+        let range = self.start..self.start + self.region.len;
         let blocks = self.disk.written_blocks(range);
         blocks.iter().filter_map(|block| self.header((block - self.block_of_disk(0)) as u32)).collect()
     }
@@ -196,7 +215,12 @@ fn images(batch: &Batch, map: &Map) -> Vec<Image> {
 /// Blocks of disks with images that no recovery needs: a later batch replaces them, every member is present,
 /// and that batch and all before it are whole on every member.
 fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
-    let logs: Vec<Log> = disks.iter().filter_map(Log::of).collect();
+    let lanes = disks.values().next().map(SimDisk::lanes);
+    lanes.into_iter().flatten().flat_map(|lane| superseded_in(disks, width, lane)).collect()
+}
+
+fn superseded_in(disks: &BTreeMap<u32, SimDisk>, width: u16, lane: LaneIndex) -> Vec<(u32, u64)> {
+    let logs: Vec<Log> = disks.iter().filter_map(|(id, disk)| Log::of(*id, disk, lane)).collect();
     let start = logs.iter().map(|log| log.superblock.log_start).max();
     let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
     if logs.len() != usize::from(width) {

@@ -3,7 +3,7 @@
 
 use super::{Refused, SimArray};
 use crate::units::SlotIndex;
-use crate::volume::{AdminOutcome, AdminRequest, Volume};
+use crate::volume::{AdminOutcome, AdminRequest};
 use uuid::Uuid;
 
 impl SimArray {
@@ -12,13 +12,13 @@ impl SimArray {
     /// # Errors
     /// With the reason for which it would be refused.
     pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, Refused> {
-        self.volume.would(request).map_err(Refused::from)
+        self.volume.would(&self.words_of_lanes(request)).map_err(Refused::from)
     }
 
     /// The data that a device lacked when it went into service in an earlier run: see
     /// [`crate::array::Array::expect_lacking`].
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
-        self.volume.expect_lacking(device, runs);
+        self.volume.only().expect_lacking(device, runs);
     }
 }
 

@@ -5,6 +5,7 @@ use super::sickness::depth_of_bad_sectors;
 use super::{Random, Scenario, SimDisk, superblocks};
 use crate::block_io::DeviceId;
 use crate::format::{Role, Superblock};
+use crate::units::LaneIndex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -49,29 +50,16 @@ pub(super) fn choose(
     random: &mut Random,
 ) -> Presence {
     let shape = scenario.shape;
-    let known: Vec<(u32, Superblock)> =
-        disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
+    let known_in = |lane: LaneIndex| -> Vec<(u32, Superblock)> {
+        let of = |(id, disk): (&u32, &SimDisk)| Some((*id, superblocks::of_lane(disk, lane)?));
+        disks.iter().filter_map(of).collect()
+    };
+    let lanes = disks.values().next().map(SimDisk::lanes);
+    let of_lanes: Vec<Vec<(u32, Superblock)>> = lanes.into_iter().flatten().map(known_in).collect();
+    let known = of_lanes.first().cloned().unwrap_or_default();
     let newest = known.iter().map(|(_, s)| s.epoch.number).max().unwrap_or(0);
-    let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
-    let is_current = |s: &Superblock| {
-        s.role == Role::Member
-                // A member that was just built is in the live set of the newest epoch, which may be
-                // incomplete.
-                && s.epoch.live.contains(s.member)
-                && heads.iter().all(|head| {
-                    head.epoch.live.contains(s.member)
-                        && (head.epoch.id == s.epoch.id || head.epoch.parent == s.epoch.id)
-                        && head.members[usize::from(s.member.0)].uuid == s.device
-                })
-    };
-    // A member that has always been in service is current whatever the others record; a member built
-    // meanwhile is current only if the others record that.
-    let is_good = |(id, member): &(u32, u16)| {
-        known.iter().any(|(other, s)| {
-            let named = s.role == Role::Member && s.epoch.live.contains(s.member);
-            other == id && (is_current(s) || (named && faithful >> member & 1 == 1))
-        })
-    };
+    // A member is current if it is in every lane.
+    let is_good = |seat: &(u32, u16)| of_lanes.iter().all(|known| is_good(known, seat, faithful));
     // An array may have believed a forged superblock. It counts as a fault until an update overwrites it.
     let is_forged = |id: &u32| {
         let newest = known.iter().find(|(other, _)| other == id).map(|(_, s)| s.sequence);
@@ -120,6 +108,29 @@ pub(super) fn choose(
         }
     }
     presence
+}
+
+/// Whether a seat holds what was acknowledged, by the superblocks of one lane.
+fn is_good(known: &[(u32, Superblock)], (id, member): &(u32, u16), faithful: u64) -> bool {
+    let newest = known.iter().map(|(_, s)| s.epoch.number).max().unwrap_or(0);
+    let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
+    let is_current = |s: &Superblock| {
+        s.role == Role::Member
+                // A member that was just built is in the live set of the newest epoch, which may be
+                // incomplete.
+                && s.epoch.live.contains(s.member)
+                && heads.iter().all(|head| {
+                    head.epoch.live.contains(s.member)
+                        && (head.epoch.id == s.epoch.id || head.epoch.parent == s.epoch.id)
+                        && head.members[usize::from(s.member.0)].uuid == s.device
+                })
+    };
+    // A member that has always been in service is current whatever the others record; a member built
+    // meanwhile is current only if the others record that.
+    known.iter().any(|(other, s)| {
+        let named = s.role == Role::Member && s.epoch.live.contains(s.member);
+        other == id && (is_current(s) || (named && faithful >> member & 1 == 1))
+    })
 }
 
 /// The disks that hold one of the newest epochs, or all others: when the epochs on one side were cut short,

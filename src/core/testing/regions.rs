@@ -1,7 +1,7 @@
 //! Where the regions of a member lie on a simulated disk.
 
 use super::{SimDisk, superblocks};
-use crate::format::{COPY_BYTES, RegionKind, all_copy_offsets};
+use crate::format::{COPY_BYTES, RegionKind};
 use std::ops::Range;
 
 /// A region of a member.
@@ -22,19 +22,22 @@ impl DiskRegion {
     pub const ALL: [DiskRegion; 4] =
         [DiskRegion::Superblocks, DiskRegion::Log, DiskRegion::Pages, DiskRegion::Data];
 
-    /// Where it lies on a disk that has a superblock, in bytes.
+    /// Where it lies on a disk that has a superblock, in bytes; in the windows of all lanes.
     #[must_use]
     pub fn ranges(self, disk: &SimDisk) -> Vec<Range<u64>> {
         let kind = match self {
             DiskRegion::Superblocks => {
-                let copies = all_copy_offsets(disk.bytes());
-                return copies.iter().map(|copy| copy.0..copy.0 + COPY_BYTES as u64).collect();
+                return disk.copies().map(|copy| copy..copy + COPY_BYTES as u64).collect();
             }
             DiskRegion::Log => RegionKind::Log,
             DiskRegion::Pages => RegionKind::Pages,
             DiskRegion::Data => RegionKind::Data,
         };
-        let region = superblocks::newest(disk).and_then(|superblock| superblock.region(kind));
-        region.map(|region| region.offset.0..region.offset.0 + region.len).into_iter().collect()
+        let range = |lane| {
+            let region = superblocks::of_lane(disk, lane)?.region(kind)?;
+            let start = disk.window(lane).start + region.offset.0;
+            Some(start..start + region.len)
+        };
+        disk.lanes().filter_map(range).collect()
     }
 }

@@ -253,6 +253,21 @@ const WITHOUT_READ_ERRORS: FaultKinds = FaultKinds::of(&[
     FaultKind::Everywhere,
 ]);
 
+/// In two lanes, with a stripe at a time.
+const fn in_2(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
+    SimShape::new(data, parity, chunk, stripes).in_lanes(2, 1)
+}
+
+/// In eight lanes, with a stripe at a time.
+const fn in_8(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
+    SimShape::new(data, parity, chunk, stripes).in_lanes(8, 1)
+}
+
+/// Crashes at fewer moments: each start is one of eight lanes.
+const fn rarer(scenario: Scenario) -> Scenario {
+    Scenario { moments_one_in: scenario.moments_one_in * 4, ..scenario }
+}
+
 const CRC_2_1: SimShape = SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING);
 const CRC_3_2: SimShape = SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING);
 const CRC_2_2: SimShape = SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING);
@@ -336,6 +351,36 @@ pub const SCENARIOS: &[Scenario] = &[
     sick_and_dying("mixed-2+2", CRC_2_2, HONEST),
     sick_and_dying("mixed-4+2", BLAKE_4_2, HONEST),
     cold("mixed-cold-2+1", COLD_2_1, HONEST),
+    scenario("2-lanes-2+1", in_2(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING)),
+    scenario(
+        "2-lanes-3+2",
+        SimShape::new(3, 2, TWO_ROWS, 8).in_lanes(2, 2).logged(ChecksumKind::Blake3, RING),
+    ),
+    steady("2-lanes-steady-2+1", in_2(2, 1, SMALL, 5).logged(ChecksumKind::None, SMALL_RING)),
+    fresh("2-lanes-fresh-3+2", in_2(3, 2, SMALL, 5).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    full("2-lanes-full-2+1", in_2(2, 1, SMALL, 6).logged(ChecksumKind::None, FULL_RING)),
+    epochs("2-lanes-epochs-2+2", in_2(2, 2, SMALL, 4).logged(ChecksumKind::None, RING)),
+    epochs("2-lanes-epochs-2+1", in_2(2, 1, SMALL, 4).logged(ChecksumKind::Crc32c, RING)),
+    redone("2-lanes-redone-3+2", in_2(3, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    back("2-lanes-back-2+1", in_2(2, 1, SMALL, 4).logged(ChecksumKind::None, SMALL_RING)),
+    back("2-lanes-back-3+2", in_2(3, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    lost("2-lanes-lost-2+1", in_2(2, 1, SMALL, 4).logged(ChecksumKind::None, SMALL_RING)),
+    sick("2-lanes-writes-3+2", in_2(3, 2, SMALL, 6).logged(ChecksumKind::Crc32c, RING), WRITES),
+    sick("2-lanes-start-2+1", in_2(2, 1, SMALL, 6).logged(ChecksumKind::Crc32c, RING), START),
+    sick("2-lanes-rollback-3+2", in_2(3, 2, SMALL, 6).logged(ChecksumKind::Crc32c, RING), ROLLBACK),
+    sick_and_dying("2-lanes-mixed-2+1", in_2(2, 1, SMALL, 6).logged(ChecksumKind::Crc32c, RING), HONEST),
+    sick_and_dying("2-lanes-mixed-4+2", in_2(4, 2, SMALL, 6).logged(ChecksumKind::Blake3, RING), HONEST),
+    rarer(scenario("8-lanes-2+1", in_8(2, 1, SMALL, 18).logged(ChecksumKind::Crc32c, RING))),
+    rarer(steady("8-lanes-steady-4+2", in_8(4, 2, SMALL, 14).logged(ChecksumKind::Blake3, SMALL_RING))),
+    rarer(epochs("8-lanes-epochs-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::Crc32c, RING))),
+    rarer(redone("8-lanes-redone-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::None, SMALL_RING))),
+    rarer(back("8-lanes-back-3+2", in_8(3, 2, SMALL, 9).logged(ChecksumKind::Crc32c, SMALL_RING))),
+    rarer(lost("8-lanes-lost-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::None, SMALL_RING))),
+    rarer(sick_and_dying(
+        "8-lanes-mixed-2+1",
+        in_8(2, 1, SMALL, 16).logged(ChecksumKind::Crc32c, RING),
+        HONEST,
+    )),
 ];
 
 /// The scenario that a replay token names.

@@ -3,27 +3,31 @@
 //! of a disk itself are in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
 mod hung;
+mod lanes;
+mod seats;
 mod shape;
 
 use super::disk::{BLOCK, DiskWrite, SimDisk};
 use super::faults::fault;
 use super::{Fate, Random, Refused, Trouble, superblocks};
-use crate::array::assembly::{AssemblyError, Candidate, assemble};
+use crate::array::assembly::{Assembled, AssemblyError, Candidate, assemble};
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
-use crate::format::{ArrayShape, RegionKind, Role, geometry_for, member_bytes_for, superblock_offsets};
-use crate::units::{BlockHash, Timestamp, VolumeOffset};
+use crate::format::{ArrayShape, LanePart, RegionKind, geometry_for, member_bytes_for, superblock_offsets};
+use crate::units::{BlockHash, LaneIndex, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, Job, MemberStatus, NewDevice, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent,
-    VolumeOutput, VolumeStatus, WorkDone,
+    ClientRequest, Job, LaneCut, PlainVolume, RequestId, VolumeEvent, VolumeOutput, VolumeStatus, WorkDone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
 
 use hung::Hung;
 pub use hung::HungEnd;
+pub(super) use lanes::{SimLanes, disk_of};
+use seats::LanePace;
 pub use shape::SimShape;
 
 /// Parts that many runs share: the shape, memory for buffers and the codec's tables.
@@ -55,34 +59,57 @@ impl SimWorld {
         let shape = self.shape;
         let array_shape =
             ArrayShape { data: shape.data, parity: shape.parity, chunk: shape.chunk, sector: 512, lanes: 1 };
-        let bytes = member_bytes_for(shape.volume_bytes, array_shape).expect("a possible shape");
-        let (mut geometry, mut regions) =
-            geometry_for(bytes, array_shape, Some(shape.volume_bytes)).expect("a layout");
-        for region in regions.iter_mut().filter(|region| region.kind == RegionKind::Log) {
-            region.len = shape.log_bytes.unwrap_or(region.len).min(region.len);
-        }
-        if let Some(free) = shape.free_slots {
-            geometry.slots = geometry.slots.min(geometry.stripes() + free);
-        }
-        let uuids: Vec<Uuid> = (0..shape.width()).map(|_| new_uuid(random)).collect();
-        let new = NewArray {
-            part: crate::format::LanePart::WHOLE,
-            name: "sim".into(),
-            uuid: new_uuid(random),
-            created_unix: 1,
-            epoch_id: 1,
-            geometry,
-            regions,
-            checksum: shape.checksum,
-            secret: *new_uuid(random).as_bytes(),
+        let cut = shape.cut();
+        let of_lane = |lane| member_bytes_for(cut.bytes_of(lane), array_shape).expect("a possible shape");
+        let window = shape.lanes.indices().map(of_lane).max().expect("there are lanes");
+        // Windows of several lanes begin at whole mebibytes.
+        let window = if cut.count() > 1 { window.next_multiple_of(1 << 20) } else { window };
+        let bytes = window * u64::from(cut.count());
+        let part = match cut.count() {
+            1 => LanePart::WHOLE,
+            _ => LanePart {
+                lane: LaneIndex(0),
+                lanes: shape.lanes,
+                stride: window,
+                volume_bytes: shape.volume_bytes,
+            },
         };
-        let mut disks = BTreeMap::new();
-        for (superblock, at) in new.superblocks(&uuids).iter().zip(0..) {
-            let mut disk = SimDisk::new(bytes);
-            for offset in superblock_offsets(bytes, superblock.sequence) {
-                disk.poke(offset.0, &superblock.encode()[..]);
+        let uuids: Vec<Uuid> = (0..shape.width()).map(|_| new_uuid(random)).collect();
+        let (array, mut secret) = (new_uuid(random), *new_uuid(random).as_bytes());
+        let mut disks: BTreeMap<u32, SimDisk> = BTreeMap::new();
+        for lane in shape.lanes.indices() {
+            let (mut geometry, mut regions) =
+                geometry_for(window, array_shape, Some(cut.bytes_of(lane))).expect("a layout");
+            for region in regions.iter_mut().filter(|region| region.kind == RegionKind::Log) {
+                region.len = shape.log_bytes.unwrap_or(region.len).min(region.len);
             }
-            disks.insert(at, disk);
+            if let Some(free) = shape.free_slots {
+                geometry.slots = geometry.slots.min(geometry.stripes() + free);
+            }
+            if lane.0 > 0 && !is_off(Mutation::LanesShareASecret) {
+                secret = *new_uuid(random).as_bytes();
+            }
+            let new = NewArray {
+                part: LanePart { lane, ..part },
+                name: "sim".into(),
+                uuid: array,
+                created_unix: 1,
+                epoch_id: 1,
+                geometry,
+                regions,
+                checksum: shape.checksum,
+                secret,
+            };
+            for (superblock, at) in new.superblocks(&uuids).iter().zip(0..) {
+                let disk = disks.entry(at).or_insert_with(|| match part.is_cut() {
+                    true => SimDisk::new(bytes).cut_into(part),
+                    false => SimDisk::new(bytes),
+                });
+                let start = disk.window(lane).start;
+                for offset in superblock_offsets(window, superblock.sequence) {
+                    disk.poke(start + offset.0, &superblock.encode()[..]);
+                }
+            }
         }
         disks
     }
@@ -170,7 +197,8 @@ pub struct SimArray {
     pub writes_lost: u64,
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
-    pub(super) volume: PlainVolume,
+    pub(super) volume: SimLanes,
+    pace: LanePace,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations that do not end.
     hung: Vec<Hung>,
@@ -179,6 +207,8 @@ pub struct SimArray {
     pub hang_limit: Option<u64>,
     /// Jobs that the volume gave away and that are not done yet.
     jobs: Vec<Job>,
+    /// The lane of each of them.
+    job_lanes: Vec<LaneIndex>,
     /// No job is done while this is set.
     pub holds_jobs: bool,
     /// Operations executed so far, by all disks.
@@ -221,15 +251,11 @@ impl SimArray {
         force: bool,
         mut random: Random,
     ) -> Result<SimArray, AssemblyError> {
-        let candidates: Vec<Candidate<OpenDevice>> = disks
-            .iter()
-            .filter(|(_, disk)| !disk.dead)
-            .filter_map(|(id, disk)| {
-                let key = OpenDevice { id: DeviceId(*id), bytes: disk.bytes() };
-                Some(Candidate { key, superblock: superblocks::newest(disk)? })
-            })
-            .collect();
-        let assembled = assemble(&candidates, force)?;
+        let part = disks.values().next().map_or(LanePart::WHOLE, SimDisk::part);
+        let assembled: Vec<_> =
+            part.lanes.indices().map(|lane| assemble_lane(&disks, lane, force)).collect::<Result<_, _>>()?;
+        let (cut, data) =
+            (LaneCut::of(&assembled[0].superblock), assembled[0].superblock.data_region().offset.0);
         let defaults = ArrayConfig::default();
         let seed = random.next_u64();
         let job_bytes_min = world.shape.job_bytes.unwrap_or(match seed % 8 {
@@ -237,8 +263,14 @@ impl SimArray {
             _ => defaults.job_bytes_min,
         });
         let page_cache = world.shape.page_cache.unwrap_or(defaults.page_cache);
-        let config = ArrayConfig { seed, job_bytes_min, page_cache, force, ..defaults };
-        let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
+        let volume = |(assembled, lane): (Assembled<OpenDevice>, u64)| {
+            let seed = seed.wrapping_add(lane << 32);
+            let config = ArrayConfig { seed, job_bytes_min, page_cache, force, ..defaults };
+            PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config)
+        };
+        let volumes = assembled.into_iter().zip(0..).map(volume).collect();
+        let ids: Vec<u32> = disks.keys().copied().collect();
+        let volume = SimLanes::new(cut, (part, data), volumes, (world.pool.clone(), ids.into_iter()));
         // Cached writes of an earlier life are older than all operations of this one.
         let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);
         let mut sim = SimArray {
@@ -248,10 +280,12 @@ impl SimArray {
             writes_lost: 0,
             released: BTreeSet::new(),
             volume,
+            pace: LanePace::of(seed),
             queue: Vec::new(),
             hung: Vec::new(),
             hang_limit: None,
             jobs: Vec::new(),
+            job_lanes: Vec::new(),
             holds_jobs: false,
             executed,
             changes: 0,
@@ -275,7 +309,7 @@ impl SimArray {
     /// Operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.queue.len() + self.hung.len() + self.jobs.len()
+        self.queue.len() + self.hung.len() + self.jobs.len() + self.volume.backlog()
     }
 
     /// The state that a crash at this moment would leave.
@@ -366,6 +400,7 @@ impl SimArray {
     /// Executes the oldest queued operation that `wanted` accepts; returns false when there is none.
     pub fn step_where(&mut self, mut wanted: impl FnMut(u32, &IoOp) -> bool) -> bool {
         self.now.0 += 50_000;
+        self.deliver_all();
         while let Some(last) = self.jobs.len().checked_sub(1).filter(|_| !self.holds_jobs) {
             self.do_job(last);
         }
@@ -406,7 +441,7 @@ impl SimArray {
     pub fn submit_admin(&mut self, request: AdminRequest) -> u64 {
         let id = self.next_request;
         self.next_request += 1;
-        self.event(VolumeEvent::Admin(RequestId(id), request));
+        self.administer(RequestId(id), &request);
         id
     }
 
@@ -487,9 +522,7 @@ impl SimArray {
     /// # Errors
     /// With the refusal.
     pub fn admin(&mut self, request: AdminRequest) -> Result<AdminOutcome, Refused> {
-        let id = self.next_request;
-        self.next_request += 1;
-        self.event(VolumeEvent::Admin(RequestId(id), request));
+        let id = self.submit_admin(request);
         loop {
             if let Some(result) = self.poll_admin(id) {
                 return result;
@@ -525,85 +558,15 @@ impl SimArray {
         assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.notices);
     }
 
-    /// Adds a blank disk of the members' size, for a replacement. Returns its handle.
-    pub fn add_blank_disk(&mut self) -> NewDevice {
-        let bytes = self.disks.values().map(|disk| disk.bytes()).min().expect("there are disks");
-        let id = self.disks.keys().max().map_or(0, |last| last + 1);
-        self.disks.insert(id, SimDisk::new(bytes));
-        let uuid = new_uuid(&mut self.random);
-        NewDevice { known_zero: true, ..NewDevice::new(DeviceId(id), uuid, bytes) }
-    }
-
-    /// Brings a disk back under a new handle. Its operations in flight end first.
-    pub fn reopen_disk(&mut self, old: u32) -> NewDevice {
-        while let Some(at) = self.queue.iter().position(|(device, ..)| device.0 == old) {
-            self.execute_queued(at);
-        }
-        self.end_hung(old, HungEnd::Late);
-        let mut disk = self.disks.remove(&old).expect("a disk to reopen");
-        disk.dead = false;
-        let superblock = superblocks::newest(&disk).map(Box::new);
-        let id = self.disks.keys().max().map_or(0, |last| last + 1).max(old + 1);
-        let uuid = superblock.as_ref().map_or_else(|| new_uuid(&mut self.random), |s| s.device);
-        let device = NewDevice { superblock, ..NewDevice::new(DeviceId(id), uuid, disk.bytes()) };
-        self.disks.insert(id, disk);
-        device
-    }
-
-    /// The disk whose superblock names this member, if the array does not use it.
-    #[must_use]
-    pub fn disk_out_of_use(&self, member: u16) -> Option<u32> {
-        let status = self.status();
-        let in_use = |id: u32| {
-            let uses =
-                |m: &MemberStatus| m.device == Some(DeviceId(id)) || m.replacement == Some(DeviceId(id));
-            let queued = self.queue.iter().any(|(device, ..)| device.0 == id);
-            queued || self.hung(id) > 0 || status.members.iter().any(uses)
-        };
-        let superblock = |(id, disk): (&u32, &SimDisk)| Some((*id, superblocks::newest(disk)?));
-        let known = self.disks.iter().filter_map(superblock);
-        let candidates =
-            known.filter(|(id, s)| s.member.0 == member && s.role == Role::Member && !in_use(*id));
-        candidates.max_by_key(|(_, s)| (s.epoch.number, s.sequence)).map(|(id, _)| id)
-    }
-
-    /// The disk that serves a member now.
-    #[must_use]
-    pub fn disk_of(&self, member: u16) -> Option<u32> {
-        self.status().members[usize::from(member)].device.map(|device| device.0)
-    }
-
-    /// Size of a disk.
-    #[must_use]
-    pub fn disk_bytes(&self, id: u32) -> u64 {
-        self.disks[&id].bytes()
-    }
-
-    /// Where slots lie on every disk, in bytes.
-    #[must_use]
-    pub fn data_region(&self) -> std::ops::Range<u64> {
-        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
-        let region = superblock.data_region();
-        region.offset.0..region.offset.0 + region.len
-    }
-
-    /// Where metadata pages lie on every disk, in bytes; empty without any.
-    #[must_use]
-    pub fn pages_region(&self) -> std::ops::Range<u64> {
-        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
-        superblock.region(RegionKind::Pages).map_or(0..0, |pages| pages.offset.0..pages.offset.0 + pages.len)
-    }
-
-    /// Where the redo log lies on every disk, in bytes; empty without one.
-    #[must_use]
-    pub fn log_region(&self) -> std::ops::Range<u64> {
-        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
-        superblock.region(RegionKind::Log).map_or(0..0, |log| log.offset.0..log.offset.0 + log.len)
-    }
-
     /// Executes one queued operation, if there is one, and lets a little time pass.
     pub fn step(&mut self) -> bool {
         self.now.0 += 50_000;
+        let can_wait = !self.queue.is_empty() || !self.jobs.is_empty();
+        if self.volume.backlog() > 0 && (!can_wait || self.random.one_in(self.pace.one_in)) {
+            let lane = self.next_lane();
+            self.deliver(lane);
+            return true;
+        }
         let idle = self.holds_jobs || self.jobs.is_empty();
         if !idle && (self.queue.is_empty() || self.random.one_in(2)) {
             let at = self.random.below(self.jobs.len() as u64) as usize;
@@ -624,6 +587,7 @@ impl SimArray {
     }
 
     fn do_job(&mut self, at: usize) {
+        let lane = self.job_lanes.swap_remove(at);
         let mut job = self.jobs.swap_remove(at).run();
         if self.executed.is_multiple_of(3) {
             // As after the failure of a device that keeps the buffers it could still write to.
@@ -634,7 +598,9 @@ impl SimArray {
                 *output = other;
             }
         }
-        self.event(VolumeEvent::Worked(job));
+        let mut output = std::mem::take(&mut self.output);
+        self.volume.worked(self.now, (lane, job), &mut output);
+        self.carry_out(output);
     }
 
     fn is_slow(&self, at: usize) -> bool {
@@ -652,9 +618,11 @@ impl SimArray {
     /// Lets `milliseconds` pass, executing nothing but ticks.
     pub fn sleep(&mut self, milliseconds: u64) {
         for _ in 0..milliseconds.div_ceil(100) {
+            self.deliver_all();
             self.now.0 += 100_000_000;
             self.event(VolumeEvent::Tick);
             self.tell_of_hung();
+            self.deliver_all();
         }
     }
 
@@ -700,9 +668,10 @@ impl SimArray {
         self.volume.status()
     }
 
-    /// For reads on other threads than the array's.
-    pub(super) fn view_reader(&self) -> ViewReader {
-        self.volume.view_reader().expect("the volume has one")
+    /// For reads of the first lane on other threads than the array's.
+    #[cfg(test)]
+    pub(super) fn view_reader(&self) -> crate::volume::ViewReader {
+        self.volume.view_reader(LaneIndex(0))
     }
 
     /// Tells the array of bytes of the volume that an earlier run could not read.
@@ -730,6 +699,11 @@ impl SimArray {
     pub(super) fn event(&mut self, event: VolumeEvent) {
         let mut output = std::mem::take(&mut self.output);
         self.volume.step(self.now, event, &mut output);
+        self.carry_out(output);
+    }
+
+    /// Passes on replies, and carries out actions.
+    fn carry_out(&mut self, mut output: VolumeOutput) {
         for (id, result) in output.replies.drain(..) {
             assert!(self.client_done.insert(id.0, result).is_none(), "answered twice");
         }
@@ -740,7 +714,10 @@ impl SimArray {
                     self.changes += u64::from(matches!(op, IoOp::Write { .. } | IoOp::Zero { .. }));
                     self.queue.push((device, token, op, self.executed));
                 }
-                ArrayAction::Work(job) => self.jobs.push(job),
+                ArrayAction::Work(job) => {
+                    self.jobs.push(job);
+                    self.job_lanes.extend(self.volume.worked_for.pop_front());
+                }
                 ArrayAction::AdminDone(id, result) => {
                     assert!(self.admin_done.insert(id.0, result).is_none(), "answered twice");
                 }
@@ -754,6 +731,24 @@ impl SimArray {
         }
         self.output = output;
     }
+}
+
+/// Assembles one lane of the disks that are not dead.
+fn assemble_lane(
+    disks: &BTreeMap<u32, SimDisk>,
+    lane: LaneIndex,
+    force: bool,
+) -> Result<Assembled<OpenDevice>, AssemblyError> {
+    let candidates: Vec<Candidate<OpenDevice>> = disks
+        .iter()
+        .filter(|(_, disk)| !disk.dead)
+        .filter_map(|(id, disk)| {
+            let window = disk.window(lane);
+            let key = OpenDevice { id: lanes::handle_in(lane, *id), bytes: window.end - window.start };
+            Some(Candidate { key, superblock: superblocks::of_lane(disk, lane)? })
+        })
+        .collect();
+    assemble(&candidates, force)
 }
 
 fn new_uuid(random: &mut Random) -> Uuid {

@@ -6,6 +6,7 @@
 
 use super::disk::{BLOCK, Block, SimDisk};
 use crate::format::{COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, decode_copy};
+use crate::units::LaneIndex;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,10 +23,24 @@ thread_local! {
     static REMEMBERED: RefCell<HashMap<Key, (Vec<Block>, Decoded)>> = RefCell::new(HashMap::new());
 }
 
-/// The valid superblock of a disk; None when it has none, or none that this version may use.
+/// The valid superblock of a disk, that of the first lane; None when it has none, or none that this version
+/// may use.
 pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
-    let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));
-    let copies: Vec<_> = copies.map(|(place, offset)| Ok(copy_at(disk, place, offset.0))).collect();
+    of_lane(disk, LaneIndex(0))
+}
+
+/// The numbers of the epochs of all lanes of a disk.
+pub(super) fn epochs(disk: &SimDisk) -> Vec<Option<u64>> {
+    let epoch = |lane| of_lane(disk, lane).map(|superblock| superblock.epoch.number);
+    disk.lanes().map(epoch).collect()
+}
+
+/// The valid superblock of a lane of a disk.
+pub(super) fn of_lane(disk: &SimDisk, lane: LaneIndex) -> Option<Superblock> {
+    let window = disk.window(lane);
+    let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(window.end - window.start));
+    let copies: Vec<_> =
+        copies.map(|(place, offset)| Ok(copy_at(disk, place, window.start + offset.0))).collect();
     crate::format::newest_read(copies.try_into().expect("four")).ok()
 }
 
@@ -95,7 +110,8 @@ impl SimDisk {
     /// hostile writer would. Returns the old value in the newest copy.
     pub fn forge_superblock(&mut self, claim: Claim, value: impl Fn(u64) -> u64) -> Option<u64> {
         let mut said = None;
-        for offset in all_copy_offsets(self.bytes()).map(|offset| offset.0) {
+        let copies: Vec<u64> = self.copies().collect();
+        for offset in copies {
             let mut copy = self.peek(offset, COPY_BYTES);
             let Ok(superblock) = Superblock::decode(&copy) else { continue };
             let word = claim.at()..claim.at() + 8;

@@ -2,10 +2,10 @@
 //! read is still on the disks (T1).
 
 use super::disk::{BLOCK, SimDisk};
-use super::{Floor, Oracle, SimArray};
+use super::{Floor, Oracle, SimArray, superblocks};
 use crate::array::geometry::Map;
 use crate::codec::Codec;
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, SlotIndex, VolumeOffset};
 use std::ops::Range;
 
 /// The hashes of all blocks of a volume that were seen in the array's cache.
@@ -61,9 +61,11 @@ impl Watch {
 /// readable columns of a row that decode to it. Zeroes are not searched for: they lie everywhere.
 pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floor) -> Option<String> {
     let status = sim.status();
-    let map = Map::new(&status.geometry);
+    let (lane, within, _) = sim.lane_of(VolumeOffset(block as u64 * BLOCK));
+    let superblock = sim.disks.values().find_map(|disk| superblocks::of_lane(disk, lane))?;
+    let map = Map::new(&superblock.geometry);
     let codec = Codec::new(map.k, map.m).expect("the array has this geometry");
-    let region = sim.data_region();
+    let region = sim.data_regions().into_iter().nth(usize::from(lane.0))?;
     let disk_of = |member: usize| {
         let id = status.members[member].device?.0;
         sim.disks.get(&id).filter(|disk| !disk.dead)
@@ -71,7 +73,7 @@ pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floo
     let disks: Vec<Option<&SimDisk>> = (0..map.width()).map(disk_of).collect();
     let is_it =
         |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0) && oracle.check(block, bytes, floor).is_ok();
-    let stripe = block * BLOCK as usize / map.stripe_bytes();
+    let stripe = within.0 as usize / map.stripe_bytes();
     let rows = map.chunk / BLOCK as usize;
     for (slot, row) in (0..map.slots).flat_map(|slot| (0..rows).map(move |row| (SlotIndex(slot), row))) {
         let at = region.start + slot.0 * map.chunk as u64 + (row as u64 * BLOCK);
@@ -79,7 +81,8 @@ pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floo
         for (member, disk) in disks.iter().enumerate() {
             let column = usize::from(map.column_of(slot, MemberIndex(member as u16)).0);
             // Data columns that were never written count as zeroes, whatever their members hold.
-            let neighbour = stripe * map.k * rows + column * rows + row;
+            let neighbour = VolumeOffset((stripe * map.k * rows + column * rows + row) as u64 * BLOCK);
+            let neighbour = (sim.cut().whole_of(lane, neighbour).0 / BLOCK) as usize;
             if column < map.k
                 && neighbour < oracle.blocks()
                 && sim.cached_hash(neighbour) == Some(BlockHash::UNWRITTEN)
@@ -93,7 +96,7 @@ pub(super) fn remains(sim: &SimArray, oracle: &Oracle, block: usize, floor: Floo
             let member = map.member_of(slot, ColumnIndex(*column as u16));
             return Some(format!("member {member} holds it in row {row} of slot {slot}"));
         }
-        let wanted = block * BLOCK as usize % map.stripe_bytes() / map.chunk;
+        let wanted = within.0 as usize % map.stripe_bytes() / map.chunk;
         columns.retain(|(column, _)| *column != wanted);
         let mut decoded = vec![0; BLOCK as usize];
         let found = subsets(columns.len(), map.k).find(|chosen| {

@@ -557,7 +557,7 @@ impl Run {
         let impaired = self.impaired();
         let member = self.any_member();
         let sick = impaired.count_ones() as usize + self.depth_of_bad_sectors();
-        if sick >= self.spare_members || impaired >> member & 1 == 1 {
+        if sick >= self.spare_members || impaired >> member & 1 == 1 || self.sim.has_bad_news() {
             return None;
         }
         Some((member, self.sim.disk_of(member)?))
@@ -598,9 +598,9 @@ impl Run {
 
     fn unreadable(&mut self) {
         let Some((member, id)) = self.victim() else { return };
-        let region = self.sim.data_region();
+        let regions = self.sim.data_regions();
         let Some(disk) = self.sim.disks.get_mut(&id) else { return };
-        let blocks = disk.written_blocks(region);
+        let blocks: Vec<u64> = regions.into_iter().flat_map(|region| disk.written_blocks(region)).collect();
         let mut bad = Vec::new();
         for _ in 0..3 {
             if !blocks.is_empty() {
@@ -625,7 +625,7 @@ impl Run {
         // The array has to find out whether it forgot anything.
         if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
             if disk.forgot {
-                disk.forgot_in = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
+                disk.forgot_in = superblocks::epochs(disk);
             }
             disk.restored_before = disk.restored;
             (disk.forgot, disk.restored) = (false, false);

@@ -4,6 +4,7 @@
 //! Invariant: a range of the volume has one range of each lane, and the pieces of it that lie in one lane are
 //! in ascending order there, without gaps.
 
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::{LanePart, Lanes, Superblock};
 use crate::units::{LaneIndex, SlotIndex, StripeIndex, VolumeOffset};
 
@@ -32,7 +33,10 @@ impl LaneCut {
     /// How the array of a superblock is cut.
     #[must_use]
     pub fn of(superblock: &Superblock) -> LaneCut {
-        let LanePart { lanes, .. } = superblock.part;
+        let LanePart { mut lanes, .. } = superblock.part;
+        if is_off(Mutation::CutForgotten) && superblock.epoch.number > 1 && lanes.count > 1 {
+            lanes.group *= 2;
+        }
         LaneCut::new(lanes, superblock.geometry.stripe_bytes(), superblock.volume_bytes())
     }
 

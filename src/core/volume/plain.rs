@@ -9,14 +9,16 @@ use super::api::{
     VolumeEvent, VolumeExtent, VolumeOutput,
 };
 use super::driven::DrivenArray;
-use super::{PartLen, ViewReader, Volume, VolumeStatus};
+use super::{LaneCut, PartLen, ViewReader, Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
 use crate::array::{
     Array, ArrayConfig, OpenDevice, StripeReply, StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
 };
 use crate::block_io::{Buf, BufMut, Pool};
 use crate::codec::Codec;
-use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use crate::units::{
+    BlockHash, ColumnIndex, LaneIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset,
+};
 use slab::Slab;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +29,8 @@ pub struct PlainVolume {
     driven: DrivenArray,
     pool: Pool,
     stripe_bytes: u64,
+    /// The whole volume of which it is one lane's.
+    whole: (LaneCut, LaneIndex),
     requests: Slab<Request>,
     /// One stripe of zeroes, for the ends of zeroing requests that are not whole stripes; allocated at first
     /// use.
@@ -91,12 +95,14 @@ impl PlainVolume {
         pool: Pool,
         config: ArrayConfig,
     ) -> PlainVolume {
+        let whole = (LaneCut::of(&assembled.superblock), assembled.superblock.part.lane);
         let array = Array::new(assembled, codec, pool.clone(), config);
         let stripe_bytes = array.map().stripe_bytes() as u64;
         PlainVolume {
             driven: DrivenArray::new(array),
             pool,
             stripe_bytes,
+            whole,
             requests: Slab::new(),
             zeroes: None,
             named: ("request", None),
@@ -317,7 +323,10 @@ impl PlainVolume {
         }
         let request = self.requests.remove(key);
         if let Some(error @ (ClientError::Io | ClientError::NoSpace)) = request.error {
-            self.driven.array_mut().note_client_error(request.what, request.place, error);
+            // The operator knows the whole volume.
+            let (cut, lane) = self.whole;
+            let place = request.place.map(|(offset, len)| (cut.whole_of(lane, offset), len));
+            self.driven.array_mut().note_client_error(request.what, place, error);
         }
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // with debug assertions alone all of them are played
 
 pub(crate) mod cold_pages;
+pub(crate) mod lanes;
 pub(crate) mod page_faults;
 pub(crate) mod returning;
 pub(crate) mod rollback;

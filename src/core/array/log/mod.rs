@@ -42,7 +42,7 @@ pub(in crate::array) struct Redo {
     life: Life,
     /// Counts starts of the log. An operation that began in an earlier life ends with an error.
     lives: u64,
-    /// What the head permits, and what it has to be told.
+    /// What the superblocks permit, and what they have to be told.
     gate: Gate,
     journal: Journal,
     overlay: Overlay,
@@ -182,22 +182,22 @@ impl Redo {
         }
     }
 
-    /// Takes a message of the head: what the superblocks permit from now on.
+    /// Takes a message: what the superblocks permit from now on.
     pub(in crate::array) fn take_permits(&mut self, permits: Permits) {
         self.gate.take(permits);
     }
 
-    /// The reports for the head since the last ones were taken.
+    /// The reports for the superblocks since the last ones were taken.
     pub(in crate::array) fn take_reports(&mut self) -> Reports {
         self.gate.take_reports()
     }
 
-    /// Whether operations may be acknowledged, by the last message of the head.
+    /// Whether operations may be acknowledged, by the last message.
     pub(in crate::array) fn may_acknowledge(&self) -> bool {
         self.gate.permits().acknowledge
     }
 
-    /// Whether writes may change members, by the last message of the head. If not, this asks for it.
+    /// Whether writes may change members, by the last message. If not, this asks for it.
     pub(in crate::array) fn may_write(&mut self) -> bool {
         self.gate.may_write()
     }

@@ -1,13 +1,13 @@
-//! Messages between the head of the array, which owns the superblocks, and its log: what superblocks permit,
-//! and what the log reports for them.
+//! Messages between the superblocks (`members/supers.rs`) and the log: what superblocks permit, and what the
+//! log reports for them.
 //!
 //! All are values. The log goes by its own copy of the permits, which changes only when it takes a message;
-//! its reports are kept until the head takes them. It never looks at a superblock.
+//! its reports are kept until they are taken. It never looks at a superblock.
 
 use crate::format::EpochStamp;
 use crate::units::MemberIndex;
 
-/// From the head: what the superblocks of the members permit.
+/// To the log: what the superblocks of the members permit.
 // Plain data: a message.
 #[derive(Clone, Debug, Default)]
 pub(in crate::array) struct Permits {
@@ -23,7 +23,7 @@ pub(in crate::array) struct Permits {
     pub write: bool,
 }
 
-/// From the log: what happened since the head took the last reports.
+/// From the log: what happened since the last reports were taken.
 // Plain data: a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::array) struct Reports {
@@ -48,7 +48,7 @@ pub(in crate::array) struct Standing {
     pub map_pages: Option<u64>,
 }
 
-/// From the head: a member is out of service.
+/// To the log: a member is out of service.
 // Plain data: a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::array) struct Out {
@@ -100,7 +100,7 @@ impl Gate {
         std::mem::take(&mut self.reports)
     }
 
-    /// What is permitted, by the last message of the head.
+    /// What is permitted, by the last message.
     pub(super) fn permits(&self) -> &Permits {
         &self.permits
     }

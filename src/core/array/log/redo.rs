@@ -174,7 +174,7 @@ impl Redo {
         waited_for.then(|| RoundWish { with_builds: self.checkpoint.is_flushing() })
     }
 
-    /// Answers the head, which begins a round.
+    /// Answers how far it has written: a round begins.
     pub(in crate::array) fn ask_written(&mut self) -> Written {
         self.rounds.begun += 1;
         Written { upto: self.journal.written() }

@@ -162,7 +162,8 @@ impl Supers {
         self.dirty |= !self.template.clean;
     }
 
-    /// Records that a member leaves service. `tail`: batches below are in place on it, as far as that is known.
+    /// Records that a member leaves service. `tail`: batches below are in place on it, as far as that is
+    /// known.
     pub(in crate::array) fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
         let Epoch { parent, live, .. } = self.template.epoch;
         let is_between = !self.epoch_is_complete && live.contains(member);
@@ -206,9 +207,9 @@ impl Supers {
         self.note_loss();
     }
 
-    /// Records that a device that was built is in service; the log is empty. Earlier pieces in the ring of the
-    /// device are void from here on, whichever update first records the device: it may be one of the log's
-    /// next life, in which it is not known any more that it was empty.
+    /// Records that a device that was built is in service; the log is empty. Earlier pieces in the ring of
+    /// the device are void from here on, whichever update first records the device: it may be one of the
+    /// log's next life, in which it is not known any more that it was empty.
     pub(in crate::array) fn note_join(&mut self) {
         let epoch = self.epoch_number + 1;
         if let Some(sequence) = self.log.standing.needless {

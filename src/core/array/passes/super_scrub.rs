@@ -210,12 +210,12 @@ impl SuperScrub {
             };
         }
         let core = &mut *around.core;
-        let array = around.supers.template().array;
+        let template = around.supers.template();
         let bad: BTreeMap<BadCopy, String> = self
             .devices
             .iter()
             .filter(|of| core.find_device(of.device).is_some())
-            .flat_map(|of| of.bad(array).into_iter().map(|(copy, why)| ((of.device, copy), why)))
+            .flat_map(|of| of.bad(template).into_iter().map(|(copy, why)| ((of.device, copy), why)))
             .collect();
         let Some(found) = self.found.take() else {
             core.note_bad_copies_of_supers(self, &bad);
@@ -359,8 +359,8 @@ impl Core {
 }
 
 impl OfDevice {
-    /// The bad copies, and why each is bad.
-    fn bad(&self, array: Uuid) -> Vec<(usize, String)> {
+    /// The bad copies, and why each is bad. `of` is a superblock of the array.
+    fn bad(&self, of: &Superblock) -> Vec<(usize, String)> {
         // A copy that is not known counts as right.
         let known: Vec<bool> = self.copies.iter().map(Option::is_some).collect();
         let as_read = |copy: &Option<CopyRead>| copy.clone().unwrap_or(Ok(Err(FormatError::Cleared)));
@@ -370,8 +370,11 @@ impl OfDevice {
             .filter_map(|(place, why)| Some((CopyPlace::ALL.iter().position(|other| *other == place)?, why)))
             .collect();
         let why = |at: usize| match &copies[at] {
-            Ok(Ok(copy)) if (copy.array, copy.device) != (array, self.uuid) => {
+            Ok(Ok(copy)) if (copy.array, copy.device) != (of.array, self.uuid) => {
                 Some("it is that of another device".to_owned())
+            }
+            Ok(Ok(copy)) if copy.part != of.part => {
+                Some(format!("it is that of lane {} in the place of lane {}", copy.part.lane, of.part.lane))
             }
             Ok(Ok(copy)) if at % 2 == (self.sequence % 2) as usize && copy.sequence != self.sequence => {
                 Some(format!("it is that of update {}, and {} is the newest", copy.sequence, self.sequence))
@@ -390,5 +393,34 @@ impl OfDevice {
             _ => damaged.get(&at).cloned(),
         };
         (0..4).filter(|at| known[*at]).filter_map(|at| Some((at, why(at)?))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{LanePart, Lanes};
+    use crate::units::LaneIndex;
+
+    #[test]
+    fn a_copy_of_another_lane_is_bad_although_its_device_and_update_are_right() {
+        let uuids: Vec<Uuid> = (0..3).map(|at| Uuid::from_u128(1000 + at)).collect();
+        let mut own = crate::testing::small_array(2, 1).superblocks(&uuids)[0].clone();
+        let lanes = Lanes { count: 4, group: 4 };
+        own.part = LanePart { lane: LaneIndex(1), lanes, stride: 64 << 20, volume_bytes: 64 << 20 };
+        own.sequence = 8;
+        let mut other = own.clone();
+        other.part.lane = LaneIndex(2);
+        let older = Superblock { sequence: 7, ..own.clone() };
+        let of = |copies: [&Superblock; 4]| OfDevice {
+            device: DeviceId(0),
+            uuid: own.device,
+            sequence: 8,
+            written: [Some(8), Some(7)],
+            copies: copies.map(|copy| Some(Ok(Ok(copy.clone())))),
+        };
+        assert_eq!(of([&own, &older, &own, &older]).bad(&own), []);
+        let bad = of([&own, &older, &other, &older]).bad(&own);
+        assert_eq!(bad, [(2, "it is that of lane 2 in the place of lane 1".to_owned())]);
     }
 }

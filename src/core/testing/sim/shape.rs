@@ -1,6 +1,7 @@
 //! The shape of a simulated array: the arguments of `create`, and deviations that a test asks for.
 
-use crate::format::ChecksumKind;
+use crate::format::{ChecksumKind, Lanes};
+use crate::volume::LaneCut;
 
 /// Shape of a simulated array.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,8 @@ pub struct SimShape {
     pub free_slots: Option<u64>,
     /// Bytes of memory for pages of checksums instead of the default, so that pages are read again and again.
     pub page_cache: Option<usize>,
+    /// How it is cut into lanes.
+    pub lanes: Lanes,
 }
 
 impl SimShape {
@@ -42,6 +45,7 @@ impl SimShape {
             job_bytes: None,
             free_slots: None,
             page_cache: None,
+            lanes: Lanes::ONE,
         }
     }
 
@@ -49,6 +53,17 @@ impl SimShape {
     #[must_use]
     pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
         SimShape { checksum, log_bytes: Some(log_bytes), ..self }
+    }
+
+    /// The same in so many lanes, which get `group` stripes in turn.
+    #[must_use]
+    pub const fn in_lanes(self, count: u16, group: u32) -> SimShape {
+        SimShape { lanes: Lanes { count, group }, ..self }
+    }
+
+    /// How its volume is cut.
+    pub(in crate::testing) fn cut(&self) -> LaneCut {
+        LaneCut::new(self.lanes, u64::from(self.data) * u64::from(self.chunk), self.volume_bytes)
     }
 
     /// Members.

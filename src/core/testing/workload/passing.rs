@@ -52,7 +52,7 @@ impl Run {
     /// Begins a fault on more members at once than can be spared, for a moment.
     fn fault_everywhere(&mut self, kind: FaultKind) {
         let now = self.sim.now();
-        if self.impaired() != 0 || self.depth_of_bad_sectors() > 0 {
+        if self.impaired() != 0 || self.depth_of_bad_sectors() > 0 || self.sim.has_bad_news() {
             return;
         }
         let Some(disk) = self.sim.disks.values().next() else { return };
@@ -127,10 +127,10 @@ impl Run {
             return;
         }
         let members: Vec<u32> = (0..self.width).filter_map(|member| self.sim.disk_of(member)).collect();
-        let (region, one_in) = (self.sim.data_region(), 1 + self.random.below(8));
+        let (regions, one_in) = (self.sim.data_regions(), 1 + self.random.below(8));
         let depth = 1 + self.random.index(spare);
         let mut count = 0;
-        for block in region.start / BLOCK..region.end / BLOCK {
+        for block in regions.iter().flat_map(|region| region.start / BLOCK..region.end / BLOCK) {
             if !self.random.one_in(one_in) {
                 continue;
             }

@@ -273,15 +273,7 @@ mod tests {
     fn lane(volume_bytes: u64) -> VolumeStatus {
         VolumeStatus {
             state: ArrayState::Online,
-            geometry: Geometry {
-                data: 2,
-                parity: 1,
-                chunk: 4096,
-                sector: 512,
-                slots: 10,
-                volume_bytes,
-                lanes: Lanes::ONE,
-            },
+            geometry: Geometry { data: 2, parity: 1, chunk: 4096, sector: 512, slots: 10, volume_bytes },
             epoch: 1,
             dirty: false,
             members: (0..3).map(member).collect(),

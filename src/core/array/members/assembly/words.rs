@@ -1,8 +1,6 @@
 //! Words about devices that are not used, about members that are older copies of themselves, and about the
 //! one that is newer. Must decide nothing.
 
-use crate::array::members::assembly::AssemblyError;
-use crate::array::refusal::NOWHERE_ELSE;
 use crate::format::MemberSet;
 use crate::units::MemberIndex;
 use uuid::Uuid;
@@ -32,7 +30,7 @@ impl NotUsed {
 /// Tells that an array would be served in an earlier state, without what was written since.
 const STARTS_OLDER: &str = "Forced, the array starts from the older state";
 
-/// The text of [`AssemblyError::Unconfirmed`].
+/// The text of `AssemblyError::Unconfirmed`.
 pub(super) fn unconfirmed(
     name: &str,
     member: MemberIndex,
@@ -54,23 +52,8 @@ pub(super) fn unconfirmed(
     )
 }
 
-/// Why a forced start leaves a member out because of this error.
-pub(super) fn left_out_by_force(error: &AssemblyError) -> NotUsed {
-    match error {
-        AssemblyError::Unconfirmed { older, claim, .. } if !older.is_empty() => {
-            let (them, are) = older_copies(older);
-            NotUsed::kept(format!(
-                "left out by force, although it is newer: {them} {are} (it {claim}). What was written since they were copied is not \
-                 served, and {NOWHERE_ELSE}: keep this device. With the current ones of {them} in their places instead, a start finds \
-                 all of it"
-            ))
-        }
-        _ => NotUsed::merely(format!("left out by force: {error}")),
-    }
-}
-
 /// "members 0, 1", and a word for what they are.
-fn older_copies(older: &MemberSet) -> (String, &'static str) {
+pub(super) fn older_copies(older: &MemberSet) -> (String, &'static str) {
     match older.len() {
         1 => (format!("member {older}"), "is an older copy of itself"),
         _ => (format!("members {older}"), "are older copies of themselves"),

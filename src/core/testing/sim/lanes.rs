@@ -1,0 +1,380 @@
+//! The volume of a simulated array: one plain volume for each lane, in its window of every disk, joined by the
+//! code that the daemon uses as well (`volume/lanes/`).
+//!
+//! A lane takes its events in order, from an inbox of its own; when it takes the next one is up to the
+//! caller, so lanes run ahead of one another as on several threads. With one lane there are no inboxes, and
+//! every event is taken at once.
+
+use crate::array::mutation::{Mutation, is_off};
+use crate::block_io::{Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
+use crate::format::{LanePart, MemberState};
+use crate::units::{BlockHash, ByteOffset, LaneIndex, Timestamp, VolumeOffset};
+use crate::volume::{
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, JobDone, LaneCut, LaneNotices, LaneRequests,
+    MemberStatus, NoticeKind, OutOfStep, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent,
+    VolumeOutput, VolumeStatus, merge_outcomes, merge_status, out_of_step,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// Bits of a lane's handle of a device, or token, below those that name the lane.
+const DEVICE_BITS: u32 = 24;
+const TOKEN_BITS: u32 = 56;
+/// Ids of requests that take members out of step out, from here on: nobody waits for their ends.
+const OWN_REQUESTS: u64 = 1 << 60;
+
+/// See the head of this file.
+pub(in crate::testing) struct SimLanes {
+    cut: LaneCut,
+    part: LanePart,
+    /// Where slots begin in every window.
+    data_offset: u64,
+    volumes: Vec<PlainVolume>,
+    /// What each lane has not taken yet.
+    inboxes: Vec<VecDeque<VolumeEvent>>,
+    requests: LaneRequests,
+    notices: LaneNotices,
+    /// The ends of administrators' requests in lanes: how many are missing, and those that there are.
+    admin: HashMap<u64, Vec<Option<Result<AdminOutcome, AdminRefusal>>>>,
+    own_requests: u64,
+    /// The lanes that have each disk and have not released it.
+    holders: BTreeMap<u32, BTreeSet<u16>>,
+    /// The lanes that the jobs just given away belong to.
+    pub worked_for: VecDeque<LaneIndex>,
+    /// Lanes that were told to let go of a device.
+    told: BTreeSet<(u16, u32)>,
+    output: VolumeOutput,
+}
+
+/// A lane's handle of a disk.
+pub(in crate::testing) fn handle_in(lane: LaneIndex, disk: u32) -> DeviceId {
+    assert!(disk < 1 << DEVICE_BITS, "few disks");
+    DeviceId(disk | u32::from(lane.0) << DEVICE_BITS)
+}
+
+/// The disk of a lane's handle.
+pub(in crate::testing) fn disk_of(device: DeviceId) -> DeviceId {
+    DeviceId(device.0 & ((1 << DEVICE_BITS) - 1))
+}
+
+impl SimLanes {
+    /// The volumes of all lanes, on these disks.
+    pub(super) fn new(
+        cut: LaneCut,
+        (part, data_offset): (LanePart, u64),
+        volumes: Vec<PlainVolume>,
+        (pool, disks): (Pool, impl Iterator<Item = u32>),
+    ) -> SimLanes {
+        let statuses: Vec<VolumeStatus> = volumes.iter().map(PlainVolume::status).collect();
+        let all: BTreeSet<u16> = (0..cut.count()).collect();
+        SimLanes {
+            cut,
+            part,
+            data_offset,
+            inboxes: volumes.iter().map(|_| VecDeque::new()).collect(),
+            requests: LaneRequests::new(cut, pool),
+            notices: LaneNotices::new(cut, &statuses),
+            volumes,
+            admin: HashMap::new(),
+            own_requests: OWN_REQUESTS,
+            holders: disks.map(|disk| (disk, all.clone())).collect(),
+            worked_for: VecDeque::new(),
+            told: BTreeSet::new(),
+            output: VolumeOutput::default(),
+        }
+    }
+
+    /// How the volume is cut.
+    pub(in crate::testing) fn cut(&self) -> &LaneCut {
+        &self.cut
+    }
+
+    fn is_one(&self) -> bool {
+        self.volumes.len() == 1
+    }
+
+    /// Takes an event for the array, but none of an administrator or of a job where there are several lanes.
+    pub(super) fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
+        if self.is_one() {
+            let jobs = out.actions.len();
+            self.volumes[0].step(now, event, out);
+            let jobs = out.actions[jobs..].iter().filter(|action| matches!(action, ArrayAction::Work(_)));
+            self.worked_for.extend(jobs.map(|_| LaneIndex(0)));
+            return;
+        }
+        match event {
+            VolumeEvent::Client(id, request) => match self.requests.begin(id, request) {
+                Err(error) => out.replies.push((id, Err(error))),
+                Ok(parts) => {
+                    for part in parts {
+                        self.post(part.lane.0, VolumeEvent::Client(part.id, part.request));
+                    }
+                }
+            },
+            VolumeEvent::Io(Completion { token, result }) => {
+                let lane = (token.0 >> TOKEN_BITS) as u16;
+                let token = IoToken(token.0 & ((1 << TOKEN_BITS) - 1));
+                self.post(lane, VolumeEvent::Io(Completion { token, result }));
+            }
+            VolumeEvent::DeviceGone(disk, fault) => {
+                let lanes: Vec<u16> = self.holders.get(&disk.0).into_iter().flatten().copied().collect();
+                for lane in lanes {
+                    let device = handle_in(LaneIndex(lane), disk.0);
+                    self.post(lane, VolumeEvent::DeviceGone(device, fault));
+                }
+            }
+            VolumeEvent::Tick => (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::Tick)),
+            VolumeEvent::ReadElsewhere => {
+                (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::ReadElsewhere));
+            }
+            VolumeEvent::Admin(..) | VolumeEvent::Worked(_) => {
+                unreachable!("they are given with their lanes")
+            }
+        }
+    }
+
+    fn post(&mut self, lane: u16, event: VolumeEvent) {
+        self.inboxes[usize::from(lane)].push_back(event);
+    }
+
+    /// Takes the end of a job of a lane.
+    pub(super) fn worked(
+        &mut self,
+        now: Timestamp,
+        (lane, done): (LaneIndex, JobDone),
+        out: &mut VolumeOutput,
+    ) {
+        match self.is_one() {
+            true => self.step(now, VolumeEvent::Worked(done), out),
+            false => self.post(lane.0, VolumeEvent::Worked(done)),
+        }
+    }
+
+    /// Takes an administrator's request, in the words of each lane. No lane is given it unless all would take
+    /// it. No lane may have anything in its inbox.
+    pub(super) fn administer(
+        &mut self,
+        now: Timestamp,
+        (id, requests): (RequestId, Vec<AdminRequest>),
+        out: &mut VolumeOutput,
+    ) {
+        if self.is_one() {
+            let request = requests.into_iter().next().expect("one lane");
+            return self.step(now, VolumeEvent::Admin(id, request), out);
+        }
+        let would = self.volumes.iter().zip(&requests).map(|(volume, request)| volume.would(request));
+        if let Err(refusal) = merge_outcomes(would) {
+            out.actions.push(ArrayAction::AdminDone(id, Err(refusal)));
+            return;
+        }
+        self.admin.insert(id.0, requests.iter().map(|_| None).collect());
+        for (lane, request) in (0..).zip(requests) {
+            if let AdminRequest::Online { device, .. } | AdminRequest::Replace { device, .. } = &request {
+                self.holders.entry(disk_of(device.device).0).or_default().insert(lane);
+                self.told.remove(&(lane, disk_of(device.device).0));
+            }
+            self.post(lane, VolumeEvent::Admin(id, request));
+        }
+    }
+
+    /// The result of a dry run of a request, in the words of each lane.
+    pub(in crate::testing) fn would(&self, requests: &[AdminRequest]) -> Result<AdminOutcome, AdminRefusal> {
+        merge_outcomes(self.volumes.iter().zip(requests).map(|(volume, request)| volume.would(request)))
+    }
+
+    /// The lanes that have something to take.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = LaneIndex> {
+        (0..).map(LaneIndex).zip(&self.inboxes).filter(|(_, inbox)| !inbox.is_empty()).map(|(lane, _)| lane)
+    }
+
+    /// How many events wait.
+    pub(super) fn backlog(&self) -> usize {
+        self.inboxes.iter().map(VecDeque::len).sum()
+    }
+
+    /// Whether a lane has yet to hear of something for which it may let go of a member.
+    pub(super) fn has_bad_news(&self) -> bool {
+        let is_bad = |event: &VolumeEvent| {
+            matches!(
+                event,
+                VolumeEvent::Io(Completion { result: Err(_), .. })
+                    | VolumeEvent::DeviceGone(..)
+                    | VolumeEvent::Admin(_, AdminRequest::Fail { .. } | AdminRequest::Offline { .. })
+            )
+        };
+        self.inboxes.iter().flatten().any(is_bad)
+    }
+
+    /// Has a lane take the next event of its inbox.
+    pub(super) fn deliver(&mut self, now: Timestamp, lane: LaneIndex, out: &mut VolumeOutput) {
+        let Some(event) = self.inboxes[usize::from(lane.0)].pop_front() else { return };
+        let mut own = std::mem::take(&mut self.output);
+        self.volumes[usize::from(lane.0)].step(now, event, &mut own);
+        for (id, result) in own.replies.drain(..) {
+            out.replies.extend(self.requests.ended(id, result));
+        }
+        for action in own.actions.drain(..) {
+            self.act(lane, action, out);
+        }
+        self.output = own;
+    }
+
+    /// Passes on the action of a lane as one of the array.
+    fn act(&mut self, lane: LaneIndex, action: ArrayAction, out: &mut VolumeOutput) {
+        match action {
+            ArrayAction::Io { device, token, op } => {
+                let disk = disk_of(device);
+                let holds = self.holders.get(&disk.0).is_some_and(|lanes| lanes.contains(&lane.0));
+                assert!(holds, "lane {lane} has released disk {}", disk.0);
+                assert!(token.0 < 1 << TOKEN_BITS, "tokens are small");
+                let token = IoToken(token.0 | u64::from(lane.0) << TOKEN_BITS);
+                out.actions.push(ArrayAction::Io { device: disk, token, op: self.in_window(lane, op) });
+            }
+            ArrayAction::Work(job) => {
+                self.worked_for.push_back(lane);
+                out.actions.push(ArrayAction::Work(job));
+            }
+            ArrayAction::AdminDone(id, result) => {
+                let Some(ends) = self.admin.get_mut(&id.0) else { return };
+                ends[usize::from(lane.0)] = Some(result);
+                if ends.iter().all(Option::is_some) {
+                    let ends = self.admin.remove(&id.0).into_iter().flatten().flatten();
+                    out.actions.push(ArrayAction::AdminDone(id, merge_outcomes(ends)));
+                }
+            }
+            ArrayAction::Release(device) => {
+                let disk = disk_of(device);
+                let lanes = self.holders.entry(disk.0).or_default();
+                assert!(lanes.remove(&lane.0), "released twice");
+                if lanes.is_empty() {
+                    out.actions.push(ArrayAction::Release(disk));
+                }
+            }
+            ArrayAction::Notice(notice) => {
+                let is_out = notice.kind == NoticeKind::MemberOut;
+                out.actions.extend(self.notices.take(lane, notice).map(ArrayAction::Notice));
+                if is_out {
+                    self.bring_into_step();
+                }
+            }
+            ArrayAction::WritesLost => {
+                if self.notices.writes_lost(lane) {
+                    out.actions.push(ArrayAction::WritesLost);
+                }
+            }
+        }
+    }
+
+    /// Has lanes let go of devices that have left another one.
+    fn bring_into_step(&mut self) {
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        for OutOfStep { lane, member, device, state } in out_of_step(&statuses) {
+            if !self.told.insert((lane.0, disk_of(device).0)) {
+                continue;
+            }
+            self.own_requests += 1;
+            let id = RequestId(self.own_requests);
+            self.post(
+                lane.0,
+                match state {
+                    MemberState::Missing => {
+                        let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ENODEV };
+                        VolumeEvent::DeviceGone(device, fault)
+                    }
+                    MemberState::Offline => VolumeEvent::Admin(id, AdminRequest::Offline { member }),
+                    _ => VolumeEvent::Admin(id, AdminRequest::Fail { member }),
+                },
+            );
+        }
+    }
+
+    /// The operation where the window of the lane lies.
+    fn in_window(&self, lane: LaneIndex, op: IoOp) -> IoOp {
+        let next = LaneIndex((lane.0 + 1) % self.cut.count());
+        let (reads, writes) = (is_off(Mutation::ReadsOtherWindow), is_off(Mutation::WritesOtherWindow));
+        let start = |is_other: bool| u64::from(if is_other { next } else { lane }.0) * self.part.stride;
+        let at = |offset: ByteOffset, is_other: bool| ByteOffset(offset.0 + start(is_other));
+        match op {
+            IoOp::Read { offset, buf } => IoOp::Read { offset: at(offset, reads), buf },
+            IoOp::Write { offset, buf, fua } => {
+                // Superblocks and logs would not even be found again.
+                let is_other = writes && lane.0 == 1 && offset.0 >= self.data_offset;
+                IoOp::Write { offset: at(offset, is_other), buf, fua }
+            }
+            IoOp::Zero { offset, len, may_unmap } => IoOp::Zero { offset: at(offset, false), len, may_unmap },
+            IoOp::Extents { offset, len } => IoOp::Extents { offset: at(offset, false), len },
+            IoOp::Flush => IoOp::Flush,
+        }
+    }
+
+    /// The status of the array; devices are disks.
+    pub(super) fn status(&self) -> VolumeStatus {
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        let mut status = merge_status(&self.cut, &statuses);
+        for member in &mut status.members {
+            member.device = member.device.map(disk_of);
+            member.replacement = member.replacement.map(disk_of);
+        }
+        status
+    }
+
+    /// Whether a lane has the disk in service, or builds it.
+    pub(super) fn uses(&self, disk: u32) -> bool {
+        let is_it = |device: Option<DeviceId>| device.is_some_and(|device| disk_of(device).0 == disk);
+        let status = |volume: &PlainVolume| volume.status().members;
+        self.volumes.iter().flat_map(status).any(|member| is_it(member.device) || is_it(member.replacement))
+    }
+
+    /// By member: the disk that is the member in every lane, each of which has it in service.
+    pub(super) fn seats(&self) -> Vec<Option<u32>> {
+        let seats = |volume: &PlainVolume| -> Vec<Option<u32>> {
+            let is_in = |member: &MemberStatus| member.state == MemberState::Online;
+            let disk =
+                |member: &MemberStatus| member.device.filter(|_| is_in(member)).map(|id| disk_of(id).0);
+            volume.status().members.iter().map(disk).collect()
+        };
+        let mut all = seats(&self.volumes[0]);
+        for volume in &self.volumes[1..] {
+            for (seat, own) in all.iter_mut().zip(seats(volume)) {
+                *seat = seat.filter(|_| *seat == own);
+            }
+        }
+        all
+    }
+
+    /// When a tick is due at the latest.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        self.volumes.iter().filter_map(PlainVolume::due).min()
+    }
+
+    /// Tells the lanes of bytes that an earlier run could not read.
+    pub(super) fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
+        for (lane, volume) in (0..).zip(&mut self.volumes) {
+            let pieces = ranges.iter().flat_map(|&(offset, len)| self.cut.pieces(offset, len));
+            let own = pieces.filter(|piece| piece.lane.0 == lane).map(|piece| (piece.within, piece.len));
+            volume.expect_damage(&own.collect::<Vec<_>>(), is_beyond_repair);
+        }
+    }
+
+    /// The only lane.
+    pub(in crate::testing) fn only(&mut self) -> &mut PlainVolume {
+        assert!(self.is_one(), "there are several lanes");
+        &mut self.volumes[0]
+    }
+
+    /// The hash of a block of the volume according to cached pages.
+    pub(super) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
+        let (lane, within) = self.cut.place_of(offset);
+        self.volumes[usize::from(lane.0)].cached_hash(within)
+    }
+
+    /// For reads of a lane on other threads than its own.
+    pub(in crate::testing) fn view_reader(&self, lane: LaneIndex) -> ViewReader {
+        self.volumes[usize::from(lane.0)].view_reader().expect("the volume has one")
+    }
+
+    /// Checks that readers on other threads are shown the pages as they are.
+    #[cfg(test)]
+    pub(in crate::testing) fn check_shown(&self) {
+        self.volumes.iter().for_each(PlainVolume::check_shown);
+    }
+}

@@ -1,0 +1,108 @@
+//! Scenes of arrays of two lanes in which one of them alone has trouble.
+
+use calpe_core::format::ChecksumKind;
+use calpe_core::testing::{DiskRegion, Fate, SimArray, SimDisk, SimShape, WriteFault};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{AdminRequest, ArrayState, ClientRequest};
+
+const STRIPE: usize = 2 * 4096;
+
+fn shape() -> SimShape {
+    SimShape::new(2, 1, 4096, 8).in_lanes(2, 1).logged(ChecksumKind::Crc32c, 256 << 10)
+}
+
+/// A write to one stripe is acknowledged and lost, because too many members come back without it: the next
+/// flush must fail, whichever lane the stripe is in.
+///
+/// # Errors
+/// When it does not.
+pub(crate) fn lost_writes_are_told(stripe: usize) -> Result<(), String> {
+    let at = (stripe * STRIPE) as u64;
+    let mut sim = SimArray::create(shape(), 3);
+    sim.write(0, &[1; 8 * STRIPE]).expect("written");
+    let flush = sim.submit(ClientRequest::Flush);
+    sim.wait(flush).expect("flushed");
+    // Otherwise a flush of the other lane might make it durable.
+    sim.sleep(10_000);
+    sim.settle();
+    sim.write(at, &[2; STRIPE - 4096]).expect("written");
+    for id in 0..2 {
+        let disk = sim.disks.get_mut(&id).expect("a disk");
+        disk.cut_power(|_, _| Fate::Lost);
+        disk.dead = true;
+    }
+    // Each lane notices it by what it writes.
+    for lane in 0..2 {
+        assert!(sim.write((lane * STRIPE) as u64, &[3; 512]).is_err());
+    }
+    sim.sleep(1000);
+    while sim.step() {}
+    assert_eq!((sim.status().state, sim.writes_lost), (ArrayState::Failed, 0));
+    let mut out = vec![0, 1];
+    while sim.status().state == ArrayState::Failed {
+        let before = out.len();
+        out.retain(|&member| {
+            let id = sim.disk_out_of_use(member).expect("no lane has it");
+            let device = sim.reopen_disk(id);
+            sim.admin(AdminRequest::Online { member: MemberIndex(member), device }).is_err()
+        });
+        if out.len() == before {
+            return Err(format!("none can come back: {:?}", sim.notices));
+        }
+    }
+    let flush = sim.submit(ClientRequest::Flush);
+    let told_at_once = sim.wait(flush).is_err();
+    sim.settle();
+    let read = sim.read(at, STRIPE - 4096).map_err(|error| format!("{error}: {:?}", sim.notices))?;
+    if read == [2; STRIPE - 4096] {
+        return Err("the write is not lost".into());
+    }
+    match sim.writes_lost > 0 && told_at_once {
+        true => Ok(()),
+        false => Err(format!("lost, told {} times, {told_at_once}: {:?}", sim.writes_lost, sim.notices)),
+    }
+}
+
+/// A page of checksums of the second lane, of a newer version than any of the first, is written into the first
+/// one on some member: it must not count there.
+///
+/// # Errors
+/// When data of the first lane can no longer be read, or reads as something else.
+pub(crate) fn page_written_into_another_lane(seed: u64) -> Result<(), String> {
+    let mut sim = SimArray::create(shape(), seed);
+    for stripe in 0..8 {
+        sim.write((stripe * STRIPE) as u64, &[1 + stripe as u8; STRIPE]).expect("written");
+    }
+    sim.sleep(10_000);
+    sim.settle();
+    for round in 0..6 {
+        for stripe in [1, 3, 5, 7] {
+            sim.write((stripe * STRIPE) as u64, &[100 + round; 4096]).expect("written");
+        }
+        if round == 5 {
+            // Two of three members have copies of a page.
+            let has_pages = |disk: &&mut SimDisk| {
+                !disk.written_blocks(DiskRegion::Pages.ranges(disk)[1].clone()).is_empty()
+            };
+            let mut disks = sim.disks.values_mut().filter(has_pages);
+            let disk = disks.nth((seed % 2) as usize).expect("a disk with pages");
+            let [first, second] = &DiskRegion::Pages.ranges(disk)[..] else { panic!("two lanes") };
+            let by = first.start.wrapping_sub(second.start);
+            disk.write_fault = Some((second.clone(), WriteFault::MisdirectedBy(by)));
+        }
+        sim.sleep(10_000);
+        sim.settle();
+    }
+    if sim.disks.values().any(|disk| disk.write_fault.is_some()) {
+        return Err("no page was written".into());
+    }
+    sim = sim.kill_where(false, |_, _| true).map_err(|error| error.to_string())?;
+    for stripe in [0, 2, 4, 6] {
+        let at = (stripe * STRIPE) as u64;
+        let read = sim.read(at, STRIPE).map_err(|error| format!("{error}: {:?}", sim.notices))?;
+        if read != [1 + stripe as u8; STRIPE] {
+            return Err(format!("stripe {stripe} is wrong"));
+        }
+    }
+    Ok(())
+}
