@@ -466,6 +466,8 @@ class Array:
         self.hash_pages, self.unwritten_pages = {}, set()
         self.good_images, self.batch_hashes = {}, {}
         self.map_pages = -(-record.slots // ENTRIES)
+        # The rotation of a lane goes on where that of the lane before it stops.
+        self.ahead = record.part.lane * record.part.group % self.width
         self.chain, self.committed = [], 0
         self.tails, self.noted, self.first = {}, {}, 0
         while not record.clean and self.read_log():
@@ -475,7 +477,7 @@ class Array:
         self.apply(self.longest_prefix())
 
     def member_of(self, slot, column):
-        return (column + slot * self.k) % self.width
+        return (column + (slot + self.ahead) * self.k) % self.width
 
     def block_in_place(self, slot, row, column):
         device = self.usable.get(self.member_of(slot, column))

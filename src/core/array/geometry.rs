@@ -16,6 +16,8 @@ pub struct Map {
     pub chunk: usize,
     /// Slots of the data region.
     pub slots: u64,
+    /// Slots that the rotation of members is ahead by.
+    pub ahead: u64,
 }
 
 /// A byte range within the chunk of one column.
@@ -36,6 +38,7 @@ impl Map {
             m: usize::from(geometry.parity),
             chunk: geometry.chunk as usize,
             slots: geometry.slots,
+            ahead: u64::from(geometry.ahead),
         }
     }
 
@@ -57,7 +60,7 @@ impl Map {
     #[must_use]
     pub fn member_of(&self, slot: SlotIndex, column: ColumnIndex) -> MemberIndex {
         let n = self.width() as u64;
-        let start = (slot.0 % n) * (self.k as u64) % n;
+        let start = (slot.0 % n + self.ahead) * (self.k as u64) % n;
         MemberIndex(((start + u64::from(column.0)) % n) as u16)
     }
 
@@ -65,7 +68,7 @@ impl Map {
     #[must_use]
     pub fn column_of(&self, slot: SlotIndex, member: MemberIndex) -> ColumnIndex {
         let n = self.width() as u64;
-        let start = (slot.0 % n) * (self.k as u64) % n;
+        let start = (slot.0 % n + self.ahead) * (self.k as u64) % n;
         ColumnIndex(((u64::from(member.0) + n - start) % n) as u16)
     }
 
@@ -98,10 +101,12 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{LanePart, Lanes};
+    use crate::units::StripeIndex;
     use proptest::prelude::*;
 
     fn map(k: usize, m: usize) -> Map {
-        Map { k, m, chunk: 4096, slots: 1 << 20 }
+        Map { k, m, chunk: 4096, slots: 1 << 20, ahead: 0 }
     }
 
     proptest! {
@@ -140,6 +145,28 @@ mod tests {
             .map(|chunk| map.member_of(SlotIndex(chunk / 4), ColumnIndex((chunk % 4) as u16)).0)
             .collect();
         assert_eq!(order, [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_stream_over_lanes_loads_members_as_one_over_an_array_that_is_not_cut() {
+        for (k, m) in [(4, 2), (8, 4), (5, 3)] {
+            let whole = map(k, m);
+            let (lanes, width) = (Lanes { count: 8, group: 4 }, whole.width() as u16);
+            for stripe in 0..u64::from(lanes.count) * u64::from(lanes.group) {
+                let (lane, slot) = lanes.lane_of(StripeIndex(stripe));
+                let ahead = u64::from(LanePart { lane, lanes, ..LanePart::WHOLE }.ahead(width));
+                let of_lane = Map { ahead, ..whole };
+                for column in (0..width).map(ColumnIndex) {
+                    let member = of_lane.member_of(SlotIndex(slot.0), column);
+                    assert_eq!(
+                        member,
+                        whole.member_of(SlotIndex(stripe), column),
+                        "{k}+{m}, stripe {stripe}"
+                    );
+                    assert_eq!(of_lane.column_of(SlotIndex(slot.0), member), column);
+                }
+            }
+        }
     }
 
     #[test]

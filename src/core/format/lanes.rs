@@ -106,6 +106,14 @@ impl LanePart {
         self.lanes.stripes_in(lane, self.volume_bytes.div_ceil(stripe_bytes)) * stripe_bytes
     }
 
+    /// Slots that the rotation of members is ahead by in this lane: as many as slots of the lanes before it
+    /// come first in the order of the volume. So a stream, which takes the lanes in turn, loads all members
+    /// alike.
+    #[must_use]
+    pub fn ahead(&self, width: u16) -> u16 {
+        (u64::from(self.lane.0) * u64::from(self.lanes.group) % u64::from(width.max(1))) as u16
+    }
+
     /// The window of a lane on a device of this many bytes. Empty where the device is too small.
     #[must_use]
     pub fn window(&self, lane: LaneIndex, device_bytes: u64) -> Range<u64> {

@@ -206,7 +206,8 @@ pub fn layout_for(
     for lane in layout.lanes.indices() {
         let part = layout.part(lane);
         let share = if part.is_cut() { part.share_bytes(lane, shape.stripe_bytes()) } else { volume_bytes };
-        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: share };
+        let ahead = part.ahead(shape.width());
+        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: share, ahead };
         layout.of_lane.push((geometry, regions.clone()));
     }
     Ok(layout)
@@ -345,7 +346,7 @@ impl ArrayShape {
     fn page_bytes(&self, slots: u64) -> Option<u64> {
         let &ArrayShape { data, parity, chunk, sector, .. } = self;
         // The size of the volume does not matter here.
-        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0 };
+        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0, ahead: 0 };
         PageLayout::new(geometry, true).region_bytes().checked_next_multiple_of(REGION_ALIGN)
     }
 }

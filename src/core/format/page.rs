@@ -355,7 +355,7 @@ pub(super) mod tests {
     fn geometry(data: u16, parity: u16, chunk_log2: u32, slots: u64) -> Geometry {
         let chunk = 1 << chunk_log2;
         let volume_bytes = u64::from(chunk);
-        Geometry { data, parity, chunk, sector: 512, slots, volume_bytes }
+        Geometry { data, parity, chunk, sector: 512, slots, volume_bytes, ahead: 0 }
     }
 
     fn geometries() -> impl Strategy<Value = Geometry> {

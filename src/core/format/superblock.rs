@@ -21,6 +21,9 @@ pub struct Geometry {
     pub slots: u64,
     /// Size of the volume in bytes, at most `slots * data * chunk`; a multiple of 4 KiB.
     pub volume_bytes: u64,
+    /// Slots that the rotation of members is ahead by, below `data + parity`: [`LanePart::ahead`].
+    #[serde(skip)]
+    pub ahead: u16,
 }
 
 impl Geometry {
@@ -324,7 +327,7 @@ impl Superblock {
     #[must_use]
     pub fn array_geometry(&self) -> Geometry {
         let slots = self.geometry.slots * u64::from(self.part.lanes.count);
-        Geometry { slots, volume_bytes: self.volume_bytes(), ..self.geometry }
+        Geometry { slots, volume_bytes: self.volume_bytes(), ahead: 0, ..self.geometry }
     }
 
     /// Bytes that this lane takes of a device at least: the regions, and two copies of the superblock behind

@@ -426,6 +426,8 @@ impl Superblock {
             volume_bytes,
             format_args!("whole 4 KiB blocks, at most {MAX_DEVICE_BYTES}"),
         )?;
+        let ahead = self.part.ahead(self.geometry.width());
+        ensure(self.geometry.ahead == ahead, "rotation", self.geometry.ahead, format_args!("{ahead} slots"))?;
         let share = self.part.share_bytes(lane, self.geometry.stripe_bytes());
         let share_limit = format_args!("{share}, the share that lane {lane} has of {volume_bytes}");
         ensure(self.geometry.volume_bytes == share, "volume bytes", self.geometry.volume_bytes, share_limit)
@@ -602,6 +604,7 @@ impl RawCopy {
             0 => ChecksumKind::None,
             _ => coded("checksum kind", self.checksum_kind, ChecksumKind::from_byte)?,
         };
+        let part = self.read_part();
         Ok(Superblock {
             features_compat: self.features_compat.get(),
             features_ro_compat: self.features_ro_compat.get(),
@@ -619,6 +622,7 @@ impl RawCopy {
                 sector: self.sector.get(),
                 slots: self.slots.get(),
                 volume_bytes: self.volume_bytes.get(),
+                ahead: part.ahead(self.data.get().saturating_add(self.parity.get())),
             },
             matrix: coded("matrix", self.matrix, MatrixId::from_byte)?,
             checksum,
@@ -652,7 +656,7 @@ impl RawCopy {
                 epoch: self.log_start_epoch.get(),
                 sequence: self.log_start_sequence.get(),
             },
-            part: self.read_part(),
+            part,
             left: if has_updates { self.read_left(members)? } else { vec![Left::default(); members] },
         })
     }
@@ -745,8 +749,15 @@ pub(super) mod tests {
 
     /// A superblock with something in every field, and the same at every run.
     pub(in crate::format) fn example(role: Role) -> Superblock {
-        let geometry =
-            Geometry { data: 4, parity: 3, chunk: 65536, sector: 4096, slots: 4112, volume_bytes: 1 << 30 };
+        let geometry = Geometry {
+            data: 4,
+            parity: 3,
+            chunk: 65536,
+            sector: 4096,
+            slots: 4112,
+            volume_bytes: 1 << 30,
+            ahead: 0,
+        };
         let uuid = |number: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_0000 + number);
         let mut members: Vec<_> = (0..7)
             .map(|i| MemberRecord { uuid: uuid(i), state: MemberState::Online, rebuilt: SlotIndex(0) })
@@ -830,7 +841,9 @@ pub(super) mod tests {
             stride: 292 << 20,
             volume_bytes: (8 << 30) - 12288,
         };
-        Superblock { features_incompat: 0x37, part, ..example(Role::Member) }
+        let one = example(Role::Member);
+        let geometry = Geometry { ahead: part.ahead(one.geometry.width()), ..one.geometry };
+        Superblock { features_incompat: 0x37, part, geometry, ..one }
     }
 
     /// A superblock of one of several lanes, of an array whose last stripe is the last one of this lane;
@@ -847,7 +860,8 @@ pub(super) mod tests {
         }
         let short = (random >> 48) % (stripe_bytes / ROW_BYTES) * ROW_BYTES;
         let part = LanePart { lane, lanes, stride, volume_bytes: whole * stripe_bytes - short };
-        let geometry = Geometry { volume_bytes: stripes * stripe_bytes, ..superblock.geometry };
+        let ahead = part.ahead(superblock.geometry.width());
+        let geometry = Geometry { volume_bytes: stripes * stripe_bytes, ahead, ..superblock.geometry };
         let features_incompat = Superblock::incompat_features(superblock.checksum, lanes.count);
         Superblock { features_incompat, part, geometry, ..superblock }
     }
@@ -935,6 +949,7 @@ pub(super) mod tests {
                     sector: if sector { 512 } else { 4096 },
                     slots,
                     volume_bytes: (numbers[4] % capacity).max(ROW_BYTES) & !(ROW_BYTES - 1),
+                    ahead: 0,
                 };
                 let data_start = 1 << 20;
                 let data_end = data_start + slots * u64::from(chunk);
@@ -1182,7 +1197,10 @@ pub(super) mod tests {
     fn the_whole_has_the_slots_and_the_devices_of_all_lanes() {
         let lane = lane_example();
         let whole = lane.array_geometry();
-        assert_eq!(whole, Geometry { slots: 8 * 4112, volume_bytes: (8 << 30) - 12288, ..lane.geometry });
+        assert_eq!(
+            whole,
+            Geometry { slots: 8 * 4112, volume_bytes: (8 << 30) - 12288, ahead: 0, ..lane.geometry }
+        );
         let window = (291 << 20) + 2 * COPY_BYTES as u64;
         assert_eq!(lane.device_bytes_min(), window);
         assert_eq!(lane.whole_device_bytes_min(), 7 * (292 << 20) + window);

@@ -189,6 +189,7 @@ impl Volume for PassThrough {
                 sector: 512,
                 slots: BYTES / 65536,
                 volume_bytes: BYTES,
+                ahead: 0,
             },
             epoch: 1,
             dirty: false,

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const MAP: Map = Map { k: 4, m: 2, chunk: 65536, slots: 100 };
+    const MAP: Map = Map { k: 4, m: 2, chunk: 65536, slots: 100, ahead: 0 };
 
     proptest! {
         #[test]

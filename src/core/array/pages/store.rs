@@ -798,6 +798,7 @@ pub(super) mod tests {
             sector: 512,
             slots: 1400,
             volume_bytes: 1300 * u64::from(data) * 8192,
+            ahead: 0,
         }
     }
 

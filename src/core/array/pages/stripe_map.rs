@@ -298,6 +298,7 @@ mod tests {
             sector: 512,
             slots,
             volume_bytes: stripes * 2 * u64::from(CHUNK),
+            ahead: 0,
         }
     }
 

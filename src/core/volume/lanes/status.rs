@@ -273,7 +273,15 @@ mod tests {
     fn lane(volume_bytes: u64) -> VolumeStatus {
         VolumeStatus {
             state: ArrayState::Online,
-            geometry: Geometry { data: 2, parity: 1, chunk: 4096, sector: 512, slots: 10, volume_bytes },
+            geometry: Geometry {
+                data: 2,
+                parity: 1,
+                chunk: 4096,
+                sector: 512,
+                slots: 10,
+                volume_bytes,
+                ahead: 0,
+            },
             epoch: 1,
             dirty: false,
             members: (0..3).map(member).collect(),

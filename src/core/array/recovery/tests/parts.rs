@@ -13,7 +13,7 @@ pub(crate) const HASHER: BlockHasher = BlockHasher::Crc32c;
 pub(crate) const RING: u32 = 1 << 20;
 
 pub(crate) fn map(k: usize, m: usize, rows: usize) -> Map {
-    Map { k, m, chunk: rows * 4096, slots: 8 }
+    Map { k, m, chunk: rows * 4096, slots: 8, ahead: 0 }
 }
 
 /// The hash of a content that `value` stands for.

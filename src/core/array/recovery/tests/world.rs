@@ -59,6 +59,7 @@ impl Shape {
             sector: 4096,
             slots: self.slots,
             volume_bytes: self.stripes * (self.k * self.rows * BLOCK) as u64,
+            ahead: 0,
         }
     }
 
