@@ -393,16 +393,16 @@ impl Explorer<'_> {
         mark_unrecorded(&mut sim);
         // A disk that forgot acknowledged writes, or whose log is damaged, is an erasure in addition to the
         // missing ones.
-        let Service { live, forgot, restored } = service(&sim);
+        let Service { live, partly, forgot, restored } = service(&sim);
         let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
         let survives =
             |bad: u64| missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity);
-        if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
+        if presence.ruined & partly != 0 && !survives(presence.ruined | forgot) {
             self.path.push("beyond what the array survives".into());
             // With every log damaged, there may be no record left of where a stripe moved to or what was
             // written in place. The same holds when the undamaged logs cannot be read for a moment
             // (docs/faults.md, known gap 2).
-            if live & !presence.ruined & !members_with(&sim, &presence.blind) == 0 {
+            if partly & !presence.ruined & !members_with(&sim, &presence.blind) == 0 {
                 return Ok(());
             }
             // When the ends of that many logs are gone, no record is left of acknowledged writes that were
@@ -667,22 +667,24 @@ impl Survivors {
 
 /// Members in service: bits by index.
 struct Service {
+    /// In every lane, with the same disk.
     live: u64,
-    /// Of `live`: members on disks that have forgotten something.
+    /// In some lane.
+    partly: u64,
+    /// Of `partly`: members on disks that have forgotten something.
     forgot: u64,
-    /// Of `live`: members on disks that were rolled back.
+    /// Of `partly`: members on disks that were rolled back.
     restored: u64,
 }
 
 fn service(sim: &SimArray) -> Service {
-    let mut service = Service { live: 0, forgot: 0, restored: 0 };
-    for (at, disk) in sim.seats().into_iter().enumerate() {
-        if let Some(disk) = disk {
-            service.live |= 1 << at;
-            let disk = sim.disks.get(&disk);
-            service.forgot |= u64::from(disk.is_some_and(|disk| disk.forgot)) << at;
-            service.restored |= u64::from(disk.is_some_and(|disk| disk.restored)) << at;
-        }
+    let mut service = Service { live: 0, partly: 0, forgot: 0, restored: 0 };
+    for (at, (seat, disks)) in sim.seats().into_iter().zip(sim.serving()).enumerate() {
+        let any = |is: fn(&SimDisk) -> bool| disks.iter().any(|id| sim.disks.get(id).is_some_and(is));
+        service.live |= u64::from(seat.is_some()) << at;
+        service.partly |= u64::from(!disks.is_empty()) << at;
+        service.forgot |= u64::from(any(|disk| disk.forgot)) << at;
+        service.restored |= u64::from(any(|disk| disk.restored)) << at;
     }
     service
 }

@@ -11,8 +11,8 @@ use crate::format::{LanePart, MemberState};
 use crate::units::{BlockHash, ByteOffset, LaneIndex, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, JobDone, LaneCut, LaneNotices, LaneRequests,
-    MemberStatus, NoticeKind, OutOfStep, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent,
-    VolumeOutput, VolumeStatus, merge_outcomes, merge_status, out_of_step,
+    NoticeKind, OutOfStep, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent, VolumeOutput,
+    VolumeStatus, merge_outcomes, merge_status, out_of_step,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -161,13 +161,19 @@ impl SimLanes {
             let request = requests.into_iter().next().expect("one lane");
             return self.step(now, VolumeEvent::Admin(id, request), out);
         }
-        let would = self.volumes.iter().zip(&requests).map(|(volume, request)| volume.would(request));
-        if let Err(refusal) = merge_outcomes(would) {
+        let would: Vec<_> =
+            self.volumes.iter().zip(&requests).map(|(volume, request)| volume.would(request)).collect();
+        if let Err(refusal) = merge_outcomes(would.clone()) {
             out.actions.push(ArrayAction::AdminDone(id, Err(refusal)));
             return;
         }
-        self.admin.insert(id.0, requests.iter().map(|_| None).collect());
-        for (lane, request) in (0..).zip(requests) {
+        // Lanes in which nothing is to do have said so.
+        let asked: Vec<bool> = would.iter().map(Result::is_ok).collect();
+        self.admin.insert(id.0, would.into_iter().map(|would| would.is_err().then_some(would)).collect());
+        for ((lane, request), asked) in (0..).zip(requests).zip(asked) {
+            if !asked {
+                continue;
+            }
             if let AdminRequest::Online { device, .. } | AdminRequest::Replace { device, .. } = &request {
                 self.holders.entry(disk_of(device.device).0).or_default().insert(lane);
                 self.told.remove(&(lane, disk_of(device.device).0));
@@ -324,18 +330,15 @@ impl SimLanes {
         self.volumes.iter().flat_map(status).any(|member| is_it(member.device) || is_it(member.replacement))
     }
 
-    /// By member: the disk that is the member in every lane, each of which has it in service.
-    pub(super) fn seats(&self) -> Vec<Option<u32>> {
-        let seats = |volume: &PlainVolume| -> Vec<Option<u32>> {
-            let is_in = |member: &MemberStatus| member.state == MemberState::Online;
-            let disk =
-                |member: &MemberStatus| member.device.filter(|_| is_in(member)).map(|id| disk_of(id).0);
-            volume.status().members.iter().map(disk).collect()
-        };
-        let mut all = seats(&self.volumes[0]);
-        for volume in &self.volumes[1..] {
-            for (seat, own) in all.iter_mut().zip(seats(volume)) {
-                *seat = seat.filter(|_| *seat == own);
+    /// By member: the disk of each lane that has it in service.
+    pub(super) fn serving(&self) -> Vec<Vec<u32>> {
+        let mut all: Vec<Vec<u32>> = Vec::new();
+        for volume in &self.volumes {
+            let members = volume.status().members;
+            all.resize(members.len(), Vec::new());
+            for (disks, member) in all.iter_mut().zip(members) {
+                let device = member.device.filter(|_| member.state == MemberState::Online);
+                disks.extend(device.map(|device| disk_of(device).0));
             }
         }
         all

@@ -97,9 +97,19 @@ impl SimArray {
         (lane, within, self.volume.cut().run_from(offset))
     }
 
+    /// By member: the disk of each lane that has it in service.
+    pub(in crate::testing) fn serving(&self) -> Vec<Vec<u32>> {
+        self.volume.serving()
+    }
+
     /// By member: the disk that serves it in every lane; none while they differ, or a lane is without it.
     pub(in crate::testing) fn seats(&self) -> Vec<Option<u32>> {
-        self.volume.seats()
+        let lanes = usize::from(self.cut().count());
+        let seat = |disks: Vec<u32>| {
+            let first = *disks.first()?;
+            (disks.len() == lanes && disks.iter().all(|disk| *disk == first)).then_some(first)
+        };
+        self.serving().into_iter().map(seat).collect()
     }
 
     /// Whether a lane has yet to hear of something for which it may let go of a member: that member still

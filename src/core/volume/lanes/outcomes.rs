@@ -2,7 +2,8 @@
 //! one.
 //!
 //! A request is given to no lane before a dry run (`would`) was merged over all of them: so it is done by all
-//! or by none, unless something happens in between.
+//! or by none, unless something happens in between. Lanes do not begin and end their passes at the same
+//! moment, nor lose a member at the same moment: one in which nothing is left to do is passed over.
 
 use crate::array::{AdminOutcome, AdminRefusal, AdminRequest, NewDevice};
 
@@ -30,7 +31,10 @@ pub fn for_lane(request: &AdminRequest, device: Option<NewDevice>) -> AdminReque
     }
 }
 
-/// The outcome for the whole array, of those of its lanes in their order: the first refusal, if there is one.
+/// The outcome for the whole array, of those of its lanes in their order: the first refusal, if there is one,
+/// except those of lanes in which nothing is to do, while there is something to do in others. For a dry run,
+/// the lanes whose outcome is no refusal are to be given the request.
+///
 /// As a rule all lanes say the same. Where they do not, some add something that went less well, and
 /// "stopped cleanly" is the shortest text of a stop: the longest text says most, and is told as that lane's.
 ///
@@ -42,12 +46,34 @@ pub fn for_lane(request: &AdminRequest, device: Option<NewDevice>) -> AdminReque
 pub fn merge_outcomes(
     of_lane: impl IntoIterator<Item = Result<AdminOutcome, AdminRefusal>>,
 ) -> Result<AdminOutcome, AdminRefusal> {
-    let mut all: Vec<AdminOutcome> = of_lane.into_iter().collect::<Result<_, _>>()?;
+    let (mut done, mut left_out) = (Vec::new(), None);
+    for (lane, outcome) in of_lane.into_iter().enumerate() {
+        match outcome {
+            Ok(outcome) => done.push((lane, outcome)),
+            Err(refusal) if is_done_already(&refusal) => _ = left_out.get_or_insert(refusal),
+            Err(refusal) => return Err(refusal),
+        }
+    }
     // The first of equals is the last of a list that goes backwards.
-    let told = (0..all.len()).rev().max_by_key(|&lane| all[lane].0.len()).expect("an outcome of each lane");
-    let is_same = all.iter().all(|outcome| *outcome == all[told]);
-    let outcome = all.swap_remove(told);
-    Ok(if is_same { outcome } else { AdminOutcome(format!("lane {told}: {}", outcome.0)) })
+    match done.iter().rev().max_by_key(|(_, outcome)| outcome.0.len()) {
+        Some((lane, told)) => {
+            let is_same = done.iter().all(|(_, outcome)| outcome == told);
+            Ok(if is_same { told.clone() } else { AdminOutcome(format!("lane {lane}: {}", told.0)) })
+        }
+        None => Err(left_out.expect("an outcome of each lane")),
+    }
+}
+
+/// Whether a lane refuses a request because nothing is to do there.
+fn is_done_already(refusal: &AdminRefusal) -> bool {
+    matches!(
+        refusal,
+        AdminRefusal::OutAlready { .. }
+            | AdminRefusal::ScrubAlready { .. }
+            | AdminRefusal::ScrubPausedAlready { .. }
+            | AdminRefusal::NoScrub
+            | AdminRefusal::RepairAlready
+    )
 }
 
 #[cfg(test)]
@@ -64,6 +90,15 @@ mod tests {
         let refused = Err(AdminRefusal::StoppingAlready);
         assert_eq!(merge_outcomes([done("a"), refused.clone(), Err(AdminRefusal::Stopping)]), refused);
         assert_eq!(merge_outcomes([done("a"), done("a")]), done("a"));
+    }
+
+    #[test]
+    fn lanes_in_which_nothing_is_to_do_do_not_refuse_for_the_others() {
+        assert_eq!(merge_outcomes([Err(AdminRefusal::NoScrub), done("a")]), done("a"));
+        let nothing = Err(AdminRefusal::NoScrub);
+        assert_eq!(merge_outcomes([nothing.clone(), Err(AdminRefusal::RepairAlready)]), nothing);
+        let refused = Err(AdminRefusal::NothingToScrub);
+        assert_eq!(merge_outcomes([done("a"), Err(AdminRefusal::NoScrub), refused.clone()]), refused);
     }
 
     #[test]
