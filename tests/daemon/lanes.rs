@@ -3,7 +3,9 @@
 use crate::support::load::{BLOCK, Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, create_lanes, member};
 use crate::support::{calpe, run, try_run};
+use calpe::control::ArrayState;
 use calpe_core::format::{COPY_BYTES, LanePart, RegionKind, Superblock, all_copy_offsets};
+use calpe_core::nbd::{Command as NbdCommand, Request};
 use calpe_core::units::{LaneIndex, VolumeOffset};
 use calpe_core::volume::LaneCut;
 use serde_json::Value;
@@ -233,4 +235,36 @@ fn an_array_of_lanes_that_was_killed_is_good_and_what_rots_in_a_lane_is_found() 
             }
         }
     }
+}
+
+#[test]
+fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_builds_it_when_it_comes_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    create_lanes(dir.path(), &setup, LANES);
+    let paths: Vec<PathBuf> = (0..3).map(|index| member(dir.path(), index)).collect();
+    let content = vec![0x5a; 4 << 20];
+    let daemon = Daemon::start(dir.path(), &setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    let write = Request::new(NbdCommand::Write, 0, content.len() as u64);
+    client.call(&write, &content).expect("connected").expect("written");
+    drop(client);
+    daemon.stop();
+    wipe_lane(&paths[1], 2);
+    let mut daemon = Daemon::start(dir.path(), &setup);
+    assert!(daemon.log().contains("lane 2: no Calpe superblock; that lane starts without it: to have it"));
+    assert_eq!(daemon.report().state, ArrayState::Degraded);
+    let socket = dir.path().join("data/control.sock");
+    run(calpe().arg("--socket").arg(&socket).args(["offline", "calpe", "1"]));
+    run(calpe().arg("--socket").arg(&socket).args(["online", "calpe", "1"]));
+    daemon.until("it is whole", |daemon| daemon.report().state == ArrayState::Online);
+    // What lane 2 has built anew counts: another member is away.
+    daemon.fail(0);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    let read = Request::new(NbdCommand::Read, 0, content.len() as u64);
+    assert!(client.call(&read, &[]).expect("connected").expect("read") == content);
+    drop(client);
+    daemon.stop();
+    let (_, told) = check(&paths[1..]);
+    assert!(told["consistent"] == true, "{told:#}");
 }

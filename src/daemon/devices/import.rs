@@ -622,10 +622,19 @@ impl Opening {
     /// some lanes start without.
     fn note_refused(&mut self, lanes: &[OpenedLane]) -> Vec<String> {
         let mut warnings = Vec::new();
+        // A lane cannot take back a device that others have in service.
+        let without = |uuid: Uuid| {
+            let superblock = &lanes[0].assembled.superblock;
+            let member = superblock.members.iter().position(|member| member.uuid == uuid);
+            let advice = member.map_or_else(String::new, |member| {
+                let which = format!("{} {member}", superblock.name);
+                format!(": to have it there, too, take it out with 'calpe offline {which}', then 'calpe online {which}'")
+            });
+            format!("that lane starts without it{advice}")
+        };
         for at in 0..lanes.len() {
-            let unusable =
-                self.unusable(at).map(|(_, reason)| format!("{reason}; that lane starts without it"));
-            warnings.extend(unusable);
+            let unusable = self.unusable(at);
+            warnings.extend(unusable.map(|(uuid, reason)| format!("{reason}; {}", without(uuid))));
         }
         for (key, device) in self.devices.iter().enumerate() {
             let Some(device) = device else { continue };
@@ -640,7 +649,7 @@ impl Opening {
             let usable = device.lanes.iter().filter(|lane| lane.is_ok()).count();
             if refusals.len() < usable {
                 warnings.extend(refusals.iter().map(|(at, (_, not_used))| {
-                    format!("{path}: lane {at}: not used: {}; that lane starts without it", not_used.why)
+                    format!("{path}: lane {at}: not used: {}; {}", not_used.why, without(uuid))
                 }));
                 continue;
             }
