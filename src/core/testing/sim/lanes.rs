@@ -344,6 +344,16 @@ impl SimLanes {
         all
     }
 
+    /// By lane: the members that it has in service, bit by index.
+    pub(super) fn in_service(&self) -> Vec<u64> {
+        let bits = |volume: &PlainVolume| {
+            let members = volume.status().members.into_iter();
+            let online = members.filter(|member| member.state == MemberState::Online);
+            online.fold(0, |bits, member| bits | 1 << member.index.0)
+        };
+        self.volumes.iter().map(bits).collect()
+    }
+
     /// When a tick is due at the latest.
     pub(super) fn due(&self) -> Option<Timestamp> {
         self.volumes.iter().filter_map(PlainVolume::due).min()

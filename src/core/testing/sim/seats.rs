@@ -97,6 +97,11 @@ impl SimArray {
         (lane, within, self.volume.cut().run_from(offset))
     }
 
+    /// By lane: the members that it has in service, bit by index.
+    pub(in crate::testing) fn in_service(&self) -> Vec<u64> {
+        self.volume.in_service()
+    }
+
     /// By member: the disk of each lane that has it in service.
     pub(in crate::testing) fn serving(&self) -> Vec<Vec<u32>> {
         self.volume.serving()
