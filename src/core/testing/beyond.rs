@@ -4,8 +4,8 @@
 use super::explorer::Explorer;
 use super::oracle::BLOCK_BYTES;
 use super::{Floor, Oracle, Random, SimArray, SimDisk, logs};
-use crate::format::MemberState;
-use crate::volume::{ClientReply, MemberStatus, NoticeLevel};
+use crate::units::LaneIndex;
+use crate::volume::{ClientReply, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Part of the notice of a start that drops the end of the log.
@@ -111,12 +111,11 @@ fn has_dropped(sim: &SimArray) -> bool {
     sim.notices.iter().any(|notice| notice.text.contains(DROPPED) || notice.text.contains(HIDDEN))
 }
 
-/// Blocks of batches that no member in service notes as flushed.
+/// Blocks of batches that no member in service in their lane notes as flushed.
 fn may_be_dropped(sim: &SimArray) -> BTreeSet<usize> {
-    let members = sim.status().members;
-    let in_service = |id: u32| {
-        let of = |member: &MemberStatus| member.device.is_some_and(|device| device.0 == id);
-        members.iter().any(|member| of(member) && member.state == MemberState::Online)
+    let of_lane = |(lane, serving): (u16, Vec<(u16, u32)>)| {
+        let disks = sim.disks.iter().filter(|(id, _)| serving.iter().any(|(_, disk)| disk == *id));
+        logs::blocks_not_noted(disks, LaneIndex(lane))
     };
-    logs::blocks_not_noted(sim.disks.iter().filter(|(id, _)| in_service(**id)))
+    (0..).zip(sim.volume.serving()).flat_map(of_lane).collect()
 }

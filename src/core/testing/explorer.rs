@@ -402,7 +402,8 @@ impl Explorer<'_> {
             // With every log damaged, there may be no record left of where a stripe moved to or what was
             // written in place. The same holds when the undamaged logs cannot be read for a moment
             // (docs/faults.md, known gap 2).
-            if partly & !presence.ruined & !members_with(&sim, &presence.blind) == 0 {
+            let unread = presence.ruined | members_with(&sim, &presence.blind);
+            if sim.in_service().iter().any(|lane| lane & !unread == 0) {
                 return Ok(());
             }
             // When the ends of that many logs are gone, no record is left of acknowledged writes that were

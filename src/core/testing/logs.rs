@@ -79,17 +79,10 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
     }
 }
 
-/// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note
-/// (W2) a rolled-back disk looks like one that had not yet received such a batch. Other disks are stale:
+/// Blocks of the volume in batches of a lane that none of these disks notes as flushed. Between a flush and its
+/// note (W2) a rolled-back disk looks like one that had not yet received such a batch. Other disks are stale:
 /// their notes are not read.
-pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
-    let disks: Vec<(&u32, &SimDisk)> = disks.collect();
-    let lanes = disks.first().map(|(_, disk)| disk.lanes());
-    let of_lane = |lane| blocks_of_lane_not_noted(disks.iter().copied(), lane);
-    lanes.into_iter().flatten().flat_map(of_lane).collect()
-}
-
-fn blocks_of_lane_not_noted<'a>(
+pub(super) fn blocks_not_noted<'a>(
     disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>,
     lane: LaneIndex,
 ) -> BTreeSet<usize> {

@@ -3,11 +3,12 @@
 
 use super::watch::remains;
 use super::workload::Run;
-use super::{Floor, HungEnd, Random, Refused, SimWorld};
+use super::{Floor, HungEnd, Random, SimWorld};
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::MemberIndex;
-use crate::volume::{ActivityKind, AdminRefusal, AdminRequest};
+use crate::volume::AdminRefusal::{InAlready, Unbelievable, Unfit};
+use crate::volume::{ActivityKind, AdminRequest};
 
 /// Most attempts to bring all members back: one that comes back may reveal the trouble of another.
 const ATTEMPTS_MAX: usize = 6;
@@ -125,12 +126,11 @@ impl Run {
         };
         let Err(error) = self.sim.admin(request) else { return };
         self.note(format!("refused: {error}"));
-        // As the refusal advises.
-        if let Refused(_, AdminRefusal::Unfit { .. } | AdminRefusal::Unbelievable { .. }) = error {
-            let device = self.sim.add_blank_disk();
-            if let Err(error) = self.sim.admin(AdminRequest::Replace { member: index, device }) {
-                self.note(format!("refused: {error}"));
-            }
+        // As the refusal advises. A crash within a replacement may leave lanes with different devices.
+        let (Unfit { .. } | Unbelievable { .. } | InAlready { .. }) = &error.1 else { return };
+        let device = self.sim.add_blank_disk();
+        if let Err(error) = self.sim.admin(AdminRequest::Replace { member: index, device }) {
+            self.note(format!("refused: {error}"));
         }
     }
 

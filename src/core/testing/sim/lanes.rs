@@ -330,18 +330,14 @@ impl SimLanes {
         self.volumes.iter().flat_map(status).any(|member| is_it(member.device) || is_it(member.replacement))
     }
 
-    /// By member: the disk of each lane that has it in service.
-    pub(super) fn serving(&self) -> Vec<Vec<u32>> {
-        let mut all: Vec<Vec<u32>> = Vec::new();
-        for volume in &self.volumes {
-            let members = volume.status().members;
-            all.resize(members.len(), Vec::new());
-            for (disks, member) in all.iter_mut().zip(members) {
-                let device = member.device.filter(|_| member.state == MemberState::Online);
-                disks.extend(device.map(|device| disk_of(device).0));
-            }
-        }
-        all
+    /// By lane: the members that it has in service, each with its disk.
+    pub(in crate::testing) fn serving(&self) -> Vec<Vec<(u16, u32)>> {
+        let serving = |volume: &PlainVolume| {
+            let members = volume.status().members.into_iter();
+            let online = members.filter(|member| member.state == MemberState::Online);
+            online.filter_map(|member| Some((member.index.0, disk_of(member.device?).0))).collect()
+        };
+        self.volumes.iter().map(serving).collect()
     }
 
     /// When a tick is due at the latest.

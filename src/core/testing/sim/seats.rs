@@ -97,9 +97,19 @@ impl SimArray {
         (lane, within, self.volume.cut().run_from(offset))
     }
 
+    /// By lane: the members that it has in service, bit by index.
+    pub(in crate::testing) fn in_service(&self) -> Vec<u64> {
+        let bits = |members: &Vec<(u16, u32)>| members.iter().fold(0, |bits, (member, _)| bits | 1 << member);
+        self.volume.serving().iter().map(bits).collect()
+    }
+
     /// By member: the disk of each lane that has it in service.
     pub(in crate::testing) fn serving(&self) -> Vec<Vec<u32>> {
-        self.volume.serving()
+        let mut all = vec![Vec::new(); usize::from(self.world.shape.width())];
+        for (member, disk) in self.volume.serving().into_iter().flatten() {
+            all[usize::from(member)].push(disk);
+        }
+        all
     }
 
     /// By member: the disk that serves it in every lane; none while they differ, or a lane is without it.

@@ -2,7 +2,8 @@
 //!
 //! What happens to a device or to the array as a whole is said by every lane for itself: a loss is told when
 //! the first lane says it, what makes good a loss when the last one does. A notice about a place, or with
-//! numbers that are one lane's, is told as that lane's ("lane 3: ..."), its offset as one of the whole volume.
+//! numbers that are one lane's, is told as that lane's ("lane 3: ..."), its offset as one of the whole
+//! volume.
 //! Where it is not sure that a notice repeats another lane's, it is told: one notice too many is better than
 //! one that is missing.
 
