@@ -10,8 +10,8 @@ use crate::units::{LaneIndex, MemberIndex};
 pub(in crate::array) const NOWHERE_ELSE: &str = "may be nowhere else";
 
 impl AdminRefusal {
-    /// Whether what was asked for is so already. In an array of several lanes it may be so in some of them, and
-    /// still be done in the others.
+    /// Whether what was asked for is so already. In an array of several lanes it may be so in some of them,
+    /// and still be done in the others.
     #[must_use]
     pub fn is_so_already(&self) -> bool {
         matches!(

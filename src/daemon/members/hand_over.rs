@@ -118,8 +118,8 @@ pub(crate) fn new_devices(
         .map(move |window| NewDevice::new(arrays.reactor.next_device_id(), uuid, window.end - window.start))
 }
 
-/// The same for a member's own device, with what it says of itself. A lane that finds nothing of its own there
-/// builds it anew.
+/// The same for a member's own device, with what it says of itself. A lane that finds nothing of its own
+/// there builds it anew.
 pub(crate) fn own_devices(arrays: &Arrays, target: &Target, (device, lanes): &Own) -> Vec<NewDevice> {
     let all = new_devices(arrays, target, target.seat.uuid, device.facts().bytes);
     let with_own = |(new, (lane, read)): (NewDevice, (LaneIndex, &DeviceLane))| {

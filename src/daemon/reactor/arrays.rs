@@ -7,6 +7,7 @@
 //! Must not know connections, or what volumes do.
 
 use super::administration::Administration;
+use super::departures::Departures;
 use super::directory::{Directory, Listed, ListedLane};
 use super::edges::{Edges, middle};
 use super::error::ReactorError;
@@ -58,8 +59,8 @@ pub(super) struct Arrays {
     outcomes: VecDeque<Outcome>,
     /// The result of the last step of a volume.
     output: VolumeOutput,
-    /// Stopped arrays whose devices other reactors were still reading, since when, and who waits for the end.
-    departing: Vec<Departing>,
+    /// Stopped lanes whose devices other reactors were still reading.
+    departures: Departures,
     /// Arrays that did not stop cleanly although no requester waited for the stop, and why.
     unclean: Vec<String>,
     events: EventLog,
@@ -87,17 +88,6 @@ struct Hosted {
     /// Whether something ran by itself at the last tick.
     active: bool,
 }
-
-/// A stopped lane that is not quite gone.
-struct Departing {
-    lane: LaneId,
-    since: Timestamp,
-    replies: Vec<Reply<AdminOutcome>>,
-    result: Result<AdminOutcome, ReactorError>,
-}
-
-/// How long the answer to a stop waits for reads of other reactors, in nanoseconds.
-const DEPARTURE_NANOS_MAX: u64 = 2_000_000_000;
 
 /// An order inside a volume.
 #[derive(Debug)]
@@ -324,7 +314,7 @@ impl Arrays {
             administration: Administration::default(),
             outcomes: VecDeque::new(),
             output: VolumeOutput::default(),
-            departing: Vec::new(),
+            departures: Departures::default(),
             unclean: Vec::new(),
             events,
             bell,
@@ -345,7 +335,7 @@ impl Arrays {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.hosted.iter().flatten().next().is_none() && self.departing.is_empty()
+        self.hosted.iter().flatten().next().is_none() && self.departures.is_empty()
     }
 
     /// Begins to serve a lane of an array that is listed.
@@ -546,7 +536,7 @@ impl Arrays {
 
     pub(super) fn pass_time(&mut self, now: Timestamp) {
         self.members.pass_time(now);
-        if !self.departing.is_empty() {
+        if !self.departures.is_empty() {
             self.answer_departed(now);
         }
     }
@@ -598,10 +588,10 @@ impl Arrays {
         if ends_pass(notice.kind) {
             self.bell.tell_pass_ended();
         }
-        if let Some(array) = self.get(id) {
-            if let Some(notice) = array.listed.take_notice(id.lane(), notice) {
-                self.events.push(array.name(), notice);
-            }
+        if let Some(array) = self.get(id)
+            && let Some(notice) = array.listed.take_notice(id.lane(), notice)
+        {
+            self.events.push(array.name(), notice);
         }
     }
 }
@@ -762,23 +752,13 @@ impl Arrays {
             self.unclean.push(format!("array '{}'{of_lane}: {error}", array.listed.export().name));
         }
         let since = clock::now();
-        self.departing.push(Departing { lane: id, since, replies, result });
+        self.departures.add(id, since, replies, result);
         self.answer_departed(since);
     }
 
-    /// Answers those who wait for the end of arrays whose devices nobody reads any more.
     fn answer_departed(&mut self, now: Timestamp) {
         let members = &self.members;
-        let has_gone = |departing: &mut Departing| {
-            let is_late = now.nanos_since(departing.since) > DEPARTURE_NANOS_MAX;
-            is_late || !members.is_closing(Some(departing.lane.number()))
-        };
-        for Departing { replies, result, .. } in self.departing.extract_if(.., has_gone) {
-            for reply in replies {
-                // The requester may have gone.
-                let _ = reply.send(result.clone());
-            }
-        }
+        self.departures.answer(now, |lane| members.is_closing(Some(lane.number())));
     }
 
     /// The arrays that did not stop cleanly, and why.

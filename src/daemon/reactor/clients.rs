@@ -11,6 +11,7 @@ use super::connection::{Connection, Next, Receiving};
 use super::connections::Connections;
 use super::directory::{Directory, Listed, Seat};
 use super::fence::have_hung_up;
+use super::joins::{Joined, Joins};
 use super::large::LargeToken;
 use super::long::{LongKind, Longs, Writing, is_long, written};
 use super::orders::{Answer, ArrayId, ConnectionId, LaneTicket, Order, ReactorId, Requester};
@@ -21,8 +22,8 @@ use super::tunnels::Tunnels;
 use crate::tls::Peer;
 use calpe_core::block_io::{BufMut, Pool};
 use calpe_core::nbd::{Command, Request};
-use calpe_core::units::Timestamp;
-use calpe_core::volume::{ClientError, ClientReply};
+use calpe_core::units::{LaneIndex, Timestamp};
+use calpe_core::volume::{ClientError, ClientReply, LaneCut};
 use nix::sys::socket::{Shutdown, shutdown};
 use std::collections::VecDeque;
 use std::io;
@@ -45,6 +46,8 @@ pub(super) struct Clients {
     longs: Longs,
     seats: Seats,
     tunnels: Tunnels,
+    /// Requests of several lanes.
+    joins: Joins,
     pool: Pool,
 }
 
@@ -76,6 +79,7 @@ impl Clients {
             longs: Longs::new(pool.clone(), place),
             seats: Seats::new(most),
             tunnels: Tunnels::new(most),
+            joins: Joins::new(pool.clone()),
             pool,
         }
     }
@@ -353,6 +357,12 @@ impl Clients {
     /// Takes back an order that was dropped. `waited`: its ticket, if it waited for others then.
     pub(super) fn lose_order(&mut self, now: Timestamp, order: Order, waited: Option<LaneTicket>) {
         let key = order.requester.connection;
+        if let Some(part) = order.part {
+            self.part_ended(key, order.request.command.modifies(), waited);
+            let joined = self.joins.dropped(part);
+            self.take_joined(now, joined);
+            return;
+        }
         self.connections[key].request_lost(order.request.command.modifies(), waited);
         self.drop_order(now, order);
         self.connections.turn().mark(key);
@@ -366,13 +376,17 @@ impl Clients {
         }
     }
 
-    /// One more part of a request is about to be handed over.
-    pub(super) fn part_begins(&mut self, key: ConnectionId, modifies: bool) {
-        self.connections[key].part_begins(modifies);
+    /// Cuts an order that was [submitted](Clients::submits) into orders of lanes.
+    pub(super) fn cut(&mut self, cut: LaneCut, order: Order) -> Vec<(LaneIndex, Order)> {
+        let (key, modifies) = (order.requester.connection, order.request.command.modifies());
+        let parts = self.joins.cut(cut, order);
+        // All are counted before the first one can end.
+        (1..parts.len()).for_each(|_| self.connections[key].part_begins(modifies));
+        parts
     }
 
     /// A part of a request has ended, or was dropped.
-    pub(super) fn part_ended(&mut self, key: ConnectionId, modifies: bool, waited: Option<LaneTicket>) {
+    fn part_ended(&mut self, key: ConnectionId, modifies: bool, waited: Option<LaneTicket>) {
         self.connections[key].part_ended(modifies, waited);
         // Requests may have been put off until nothing modifies.
         self.connections.turn().touch(key);
@@ -380,23 +394,32 @@ impl Clients {
 
     /// Takes a volume's answer.
     pub(super) fn answer(&mut self, now: Timestamp, answer: Answer) {
-        let connection = &mut self.connections[answer.requester.connection];
-        connection.request_ended(answer.request.command.modifies(), now);
-        self.take_answer(now, answer);
+        let (key, modifies) = (answer.requester.connection, answer.request.command.modifies());
+        if let Some(part) = answer.part {
+            self.part_ended(key, modifies, None);
+            let joined = self.joins.answered(part, answer);
+            self.take_joined(now, joined);
+        } else {
+            self.connections[key].request_ended(modifies, now);
+            self.take_answer(now, answer);
+        }
     }
 
-    /// Takes the answer to a request whose parts have all ended.
-    pub(super) fn answer_whole(&mut self, now: Timestamp, answer: Answer) {
-        self.connections[answer.requester.connection].whole_ended(now);
-        self.take_answer(now, answer);
-    }
-
-    /// Drops a request whose parts have all ended, some of them dropped.
-    pub(super) fn lose_whole(&mut self, now: Timestamp, order: Order) {
-        let key = order.requester.connection;
-        self.connections[key].whole_ended(now);
-        self.drop_order(now, order);
-        self.connections.turn().mark(key);
+    /// Takes a request whose parts have all ended.
+    fn take_joined(&mut self, now: Timestamp, joined: Option<Joined>) {
+        match joined {
+            None => {}
+            Some(Joined::Answer(answer)) => {
+                self.connections[answer.requester.connection].whole_ended(now);
+                self.take_answer(now, answer);
+            }
+            Some(Joined::Dropped(order)) => {
+                let key = order.requester.connection;
+                self.connections[key].whole_ended(now);
+                self.drop_order(now, order);
+                self.connections.turn().mark(key);
+            }
+        }
     }
 
     fn take_answer(&mut self, now: Timestamp, mut answer: Answer) {

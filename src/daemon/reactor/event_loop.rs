@@ -41,11 +41,10 @@ use super::connection::Connection;
 use super::directory::{Listed, ListedLane};
 use super::error::ReactorError;
 use super::jobs::Jobs;
-use super::joins::{Joined, Joins};
 use super::listeners::Listeners;
 use super::long::Writing;
 use super::mailbox::{Command, Mailbox, Post};
-use super::orders::{Answer, ArrayId, ConnectionId, LaneTicket, News, Order, Outcome, ReactorId, answer_of};
+use super::orders::{ArrayId, ConnectionId, LaneTicket, News, Order, Outcome, ReactorId, answer_of};
 use super::peers::{ACCEPTOR, Dealer, Peers};
 use super::reads::{Ended, Reads};
 use super::seats::Seated;
@@ -134,8 +133,6 @@ pub(super) struct Reactor {
     listeners: Listeners,
     arrays: Arrays,
     reads: Reads,
-    /// Requests of several lanes.
-    joins: Joins,
     peers: Arc<Peers>,
     /// Of the reactor that accepts connections.
     dealer: Dealer,
@@ -173,7 +170,6 @@ impl Reactor {
             clients: Clients::new(me, pool.clone(), memory, place, connections_max),
             listeners: Listeners::default(),
             reads: Reads::new(me, TAG_READ, pool.clone()),
-            joins: Joins::new(pool.clone()),
             arrays: Arrays::new(members, jobs, pool, events, bell, directory),
             peers,
             dealer: Dealer::new(reactors),
@@ -435,11 +431,7 @@ impl Reactor {
             self.hand_to_lane(lane, order);
             return;
         }
-        let (key, modifies) = (order.requester.connection, order.request.command.modifies());
-        let parts = self.joins.cut(array.cut(), order);
-        // All are counted before the first one can end.
-        (1..parts.len()).for_each(|_| self.clients.part_begins(key, modifies));
-        for (lane, order) in parts {
+        for (lane, order) in self.clients.cut(array.cut(), order) {
             self.hand_to_lane(array.lane(lane), order);
         }
     }
@@ -466,7 +458,7 @@ impl Reactor {
     fn take_reads(&mut self) {
         while let Some(ended) = self.reads.next_ended() {
             match ended {
-                Ended::Read(order, buf) => self.take_answer(answer_of(order, buf)),
+                Ended::Read(order, buf) => self.clients.answer(self.now, answer_of(order, buf)),
                 Ended::AskOwner(lane, order) => self.ask_owner(&lane, order),
             }
         }
@@ -479,32 +471,9 @@ impl Reactor {
         } else if let Some(Post::Order { order, .. }) =
             self.peers.post(lane.owner(), Post::Order { lane: lane.id(), order })
         {
-            self.lose_order(order, None);
+            self.clients.lose_order(self.now, order, None);
         }
         self.pass_on();
-    }
-
-    fn take_answer(&mut self, answer: Answer) {
-        let Some(part) = answer.part else { return self.clients.answer(self.now, answer) };
-        let Answer { requester, request, .. } = answer;
-        self.clients.part_ended(requester.connection, request.command.modifies(), None);
-        let joined = self.joins.answered(part, answer);
-        self.take_joined(joined);
-    }
-
-    fn lose_order(&mut self, order: Order, waited: Option<LaneTicket>) {
-        let Some(part) = order.part else { return self.clients.lose_order(self.now, order, waited) };
-        self.clients.part_ended(order.requester.connection, order.request.command.modifies(), waited);
-        let joined = self.joins.dropped(part);
-        self.take_joined(joined);
-    }
-
-    fn take_joined(&mut self, joined: Option<Joined>) {
-        match joined {
-            None => {}
-            Some(Joined::Answer(answer)) => self.clients.answer_whole(self.now, answer),
-            Some(Joined::Dropped(order)) => self.clients.lose_whole(self.now, order),
-        }
     }
 
     /// Goes on with a request of a connection that no longer waits. Returns whether there was one.
@@ -603,14 +572,14 @@ impl Reactor {
 
     fn take_outcome(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::Answer(answer) => self.take_answer(answer),
+            Outcome::Answer(answer) => self.clients.answer(self.now, answer),
             Outcome::Waits { requester, ticket, modifies } => {
                 self.clients.waits(requester.connection, ticket, modifies);
             }
             Outcome::MayGoOn { requester, ticket, modifies } => {
                 self.clients.may_go_on(requester.connection, ticket, modifies);
             }
-            Outcome::Dropped { order, waited } => self.lose_order(order, waited),
+            Outcome::Dropped { order, waited } => self.clients.lose_order(self.now, order, waited),
             Outcome::News(News::WritesLost(array)) => self.clients.lose_writes(array),
             Outcome::News(News::Leaves(array)) => {
                 self.reads.forget(array);

@@ -444,7 +444,8 @@ fn answers_of(
     answers.into_iter().map(answer).collect()
 }
 
-/// The answer of an array, from those of its lanes. Lanes in which it is so already do not count beside others.
+/// The answer of an array, from those of its lanes. Lanes in which it is so already do not count beside
+/// others.
 fn of_lanes(mut answers: Vec<Result<AdminOutcome, AdminRefusal>>) -> Result<AdminOutcome, ReactorError> {
     let is_so = |answer: &Result<_, AdminRefusal>| answer.as_ref().is_err_and(AdminRefusal::is_so_already);
     if answers.iter().any(|answer| !is_so(answer)) {

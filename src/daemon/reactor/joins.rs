@@ -57,7 +57,8 @@ impl Joins {
             return vec![(first.lane, order)];
         }
         if order.request.command == Command::WriteZeroes {
-            // One that cannot be had fast: others are cut where lanes are. The piece that shows it is refused.
+            // One that cannot be had fast: others are cut where lanes are. The piece that shows it is
+            // refused.
             let begins_within = order.request.no_hole || !offset.is_multiple_of(cut.stripe_bytes());
             let piece = if begins_within { first } else { pieces.last().expect("it has several pieces") };
             return self.part(order, std::iter::once(piece));

@@ -16,6 +16,7 @@ mod arrays;
 mod clients;
 mod connection;
 mod connections;
+mod departures;
 mod directory;
 mod edges;
 mod error;
