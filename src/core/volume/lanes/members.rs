@@ -1,8 +1,8 @@
 //! Members that are out of service in some lanes and in service in others, with the same device.
 //!
 //! Each lane judges its own operations, so a device that fails is noticed by the lanes that use it at that
-//! moment. That is safe, as no lane counts on another one; but a device is one thing, which is brought back or
-//! replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an administrator
+//! moment. That is safe, as no lane counts on another one; but a device is one thing, which is brought back
+//! or replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an administrator
 //! had: a lane that needs it to serve refuses that, and keeps it.
 
 use crate::array::VolumeStatus;

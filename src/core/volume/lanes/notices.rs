@@ -192,8 +192,8 @@ impl LaneNotices {
         }
     }
 
-    /// Whether clients are to be told that writes are lost which they had not flushed, as a lane says: always.
-    /// Each lane may have lost others.
+    /// Whether clients are to be told that writes are lost which they had not flushed, as a lane says:
+    /// always. Each lane may have lost others.
     #[must_use]
     pub fn writes_lost(&self, lane: LaneIndex) -> bool {
         lane.0 == 0 || !is_off(Mutation::LostWritesOfALaneUntold)

@@ -76,8 +76,8 @@ fn worst_state(of_lane: &[VolumeStatus]) -> ArrayState {
 }
 
 /// A member as the lane has it in which it is worst: its state, and the devices and the reason that go with
-/// that. Among equals a lane speaks in which a replacement is still being built, and then the first one: while
-/// all lanes agree, that is lane 0, whose handles of devices the driver has to know.
+/// that. Among equals a lane speaks in which a replacement is still being built, and then the first one:
+/// while all lanes agree, that is lane 0, whose handles of devices the driver has to know.
 fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberStatus {
     let members = || of_lane.iter().map(|lane| &lane.members[at]);
     // The first of equals is the last of a list that goes backwards.
