@@ -1,9 +1,10 @@
 //! Crashes at every moment of seeded loads over small arrays; what clients see afterwards is checked.
 //!
 //! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the
-//! first seed. CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_LANES: only
-//! those with so many lanes. CALPE_SIM_MINUTES: runs seeds for this long instead of a number of points. CALPE_SIM_REPLAY: the token of a violation to
-//! replay; with CALPE_MUTATION, one that a broken rule causes, in a build with debug assertions.
+//! first seed. CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_LANES:
+//! only those with so many lanes. CALPE_SIM_MINUTES: runs seeds for this long instead of a number of points.
+//! CALPE_SIM_REPLAY: the token of a violation to replay; with CALPE_MUTATION, one that a broken rule causes,
+//! in a build with debug assertions.
 
 use calpe_core::testing::{
     FAULT_RULES, Mutation, SCENARIOS, Scenario, SimWorld, Standing, Totals, Violation, explore, is_kept,

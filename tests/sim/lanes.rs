@@ -1,5 +1,5 @@
-//! Arrays of several lanes: each lane is an array of its own in its window of every disk, and together they are
-//! one for clients and operators.
+//! Arrays of several lanes: each lane is an array of its own in its window of every disk, and together they
+//! are one for clients and operators.
 
 use crate::scenes::lanes;
 use calpe_core::format::{ChecksumKind, MemberState};

@@ -79,9 +79,9 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
     }
 }
 
-/// Blocks of the volume in batches of a lane that none of these disks notes as flushed. Between a flush and its
-/// note (W2) a rolled-back disk looks like one that had not yet received such a batch. Other disks are stale:
-/// their notes are not read.
+/// Blocks of the volume in batches of a lane that none of these disks notes as flushed. Between a flush and
+/// its note (W2) a rolled-back disk looks like one that had not yet received such a batch. Other disks are
+/// stale: their notes are not read.
 pub(super) fn blocks_not_noted<'a>(
     disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>,
     lane: LaneIndex,

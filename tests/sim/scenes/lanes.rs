@@ -66,8 +66,8 @@ pub(crate) fn lost_writes_are_told(stripe: usize) -> Result<(), String> {
     }
 }
 
-/// A page of checksums of the second lane, of a newer version than any of the first, is written into the first
-/// one on some member: it must not count there.
+/// A page of checksums of the second lane, of a newer version than any of the first, is written into the
+/// first one on some member: it must not count there.
 ///
 /// # Errors
 /// When data of the first lane can no longer be read, or reads as something else.

@@ -1,5 +1,5 @@
-//! The volume of a simulated array: one plain volume for each lane, in its window of every disk, joined by the
-//! code that the daemon uses as well (`volume/lanes/`).
+//! The volume of a simulated array: one plain volume for each lane, in its window of every disk, joined by
+//! the code that the daemon uses as well (`volume/lanes/`).
 //!
 //! A lane takes its events in order, from an inbox of its own; when it takes the next one is up to the
 //! caller, so lanes run ahead of one another as on several threads. With one lane there are no inboxes, and

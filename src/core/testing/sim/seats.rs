@@ -1,5 +1,5 @@
-//! The disks of a simulated array and its members, in one lane or in several; and the order in which lanes take
-//! their events.
+//! The disks of a simulated array and its members, in one lane or in several; and the order in which lanes
+//! take their events.
 
 use super::super::disk::SimDisk;
 use super::super::{DiskRegion, superblocks};
@@ -91,7 +91,8 @@ impl SimArray {
         lanes.map(|lane| for_lane(request, device.map(|device| of_lane(lane, device)))).collect()
     }
 
-    /// The lane of a byte of the volume, where it is there, and the bytes from there on that are in that lane.
+    /// The lane of a byte of the volume, where it is there, and the bytes from there on that are in that
+    /// lane.
     pub(in crate::testing) fn lane_of(&self, offset: VolumeOffset) -> (LaneIndex, VolumeOffset, u64) {
         let (lane, within) = self.volume.cut().place_of(offset);
         (lane, within, self.volume.cut().run_from(offset))

@@ -2,8 +2,8 @@
 //!
 //! Each lane judges its own operations, so a device that fails is noticed by the lanes that use it at that
 //! moment. That is safe, as no lane counts on another one; but a device is one thing, which is brought back
-//! or replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an administrator
-//! had: a lane that needs it to serve refuses that, and keeps it.
+//! or replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an
+//! administrator had: a lane that needs it to serve refuses that, and keeps it.
 
 use crate::array::VolumeStatus;
 use crate::block_io::DeviceId;
