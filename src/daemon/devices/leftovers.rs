@@ -155,7 +155,7 @@ mod tests {
         let first = lanes.superblocks().nth(1).flatten().unwrap();
         let window = last.window(&lanes.windows(last.facts().bytes)[1]);
         write_superblock(&window, &Superblock { sequence: 2, ..first.clone() }).unwrap();
-        [window, last].map(Device::close);
+        [window, last].into_iter().for_each(Device::close);
         assert!(!is_unfinished(&look(), "tank", place));
         assert!(remove(&files, Some(array)).is_err() && files.iter().all(|file| file.exists()));
         let last = Device::open(&files[1], Access::Exclusive).unwrap();
@@ -164,7 +164,7 @@ mod tests {
         for offset in [head.0, tail.0] {
             window.write_at(offset, &[0; COPY_BYTES]).unwrap();
         }
-        [window, last].map(Device::close);
+        [window, last].into_iter().for_each(Device::close);
         assert!(is_unfinished(&look(), "tank", place));
         remove(&files, Some(array)).unwrap();
         assert!(files.iter().all(|file| !file.exists()));
