@@ -9,6 +9,7 @@
 
 use super::access::{Access, is_remote};
 use super::filesystem::Filesystem;
+use super::flushes::Flushes;
 use super::held::{self, Held, Stage};
 use super::local_file::{LocalFile, Node};
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
@@ -106,6 +107,7 @@ pub struct Device {
     since: Instant,
     /// Time limit of an operation, in milliseconds.
     limit_ms: AtomicU64,
+    flushes: Flushes,
 }
 
 /// The file or connection behind a device.
@@ -229,7 +231,13 @@ impl Device {
             whole_bytes: self.whole_bytes,
             since: self.since,
             limit_ms: AtomicU64::new(self.limit_ms.load(Ordering::Relaxed)),
+            flushes: self.flushes.share(),
         }
+    }
+
+    /// What a flush comes to, in view of those of other windows.
+    pub(super) fn judge_flush<T>(&self, result: Result<T, IoFault>) -> Result<T, IoFault> {
+        self.flushes.judge(result)
     }
 
     /// Where it begins on the whole device: what is added to offsets before the system sees them.
@@ -526,7 +534,8 @@ impl Device {
 
     fn new(path: &Path, backing: Backing, facts: DeviceFacts, since: Instant) -> Device {
         let (path, start, whole_bytes, limit_ms) = (path.into(), 0, facts.bytes, AtomicU64::new(0));
-        let device = Device { path, backing, facts, start, whole_bytes, since, limit_ms };
+        let flushes = Flushes::default();
+        let device = Device { path, backing, facts, start, whole_bytes, since, limit_ms, flushes };
         device.set_time_limit(DEFAULT_MEMBER_TIMEOUT);
         device
     }

@@ -755,6 +755,10 @@ impl MemberIo {
         self.copying.offloaded -= usize::from(flight.offloaded);
         let attached = self.attached(flight.device).expect("open while in flight");
         attached.depth -= u32::from(attached.is_limited() && flight.since.is_some());
+        let result = match flight.op {
+            IoOp::Flush => attached.device.judge_flush(result),
+            _ => result,
+        };
         self.note_end(flight.device, result.as_ref().err());
         let result = result.map(|extents| match (extents, flight.op) {
             (Some(extents), _) => IoValue::Extents(extents),

@@ -4,7 +4,7 @@
 //! often.
 
 use crate::support::load::{Client, Counts, Load};
-use crate::support::process::{Daemon, Setup, hide, unhide};
+use crate::support::process::{Daemon, Setup, create_lanes, hide, unhide};
 use calpe::control::{ArrayState, MemberState};
 use calpe_core::testing::Random;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ fn cycles(few: u64) -> u64 {
 /// Kills the daemon under load, and everything must be there afterwards. Every second time members are
 /// missing: from before the load, or lost during it, and as many more as there may be when the daemon comes
 /// back.
-fn kill_under_load(setup: &Setup, few: u64) {
+fn kill_under_load(setup: &Setup, lanes: u16, few: u64) {
     let dir = tempfile::tempdir().expect("a directory");
     let (dir, width) = (dir.path(), setup.width());
     let cycles = cycles(few);
@@ -29,6 +29,9 @@ fn kill_under_load(setup: &Setup, few: u64) {
     let mut load = Load::new(setup.bytes, setup.stripe_bytes(), random.next_u64());
     let counts = Counts::default();
     let (mut degraded, began) = (0, Instant::now());
+    if lanes > 1 {
+        create_lanes(dir, setup, lanes);
+    }
     let mut daemon = Daemon::start(dir, setup);
     for cycle in 0..cycles {
         let lost = random.choose(setup.parity, width);
@@ -104,20 +107,30 @@ fn kill_under_load(setup: &Setup, few: u64) {
 
 #[test]
 fn nothing_acknowledged_is_lost_when_the_daemon_is_killed_4_2_blake3() {
-    kill_under_load(&Setup { data: 4, parity: 2, checksum: "blake3", bytes: 16 << 20, chunk: 16 << 10 }, 20);
+    kill_under_load(
+        &Setup { data: 4, parity: 2, checksum: "blake3", bytes: 16 << 20, chunk: 16 << 10 },
+        1,
+        20,
+    );
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_the_daemon_is_killed_2_1_crc32c() {
-    kill_under_load(&Setup { data: 2, parity: 1, checksum: "crc32c", bytes: 8 << 20, chunk: 64 << 10 }, 8);
+    kill_under_load(&Setup { data: 2, parity: 1, checksum: "crc32c", bytes: 8 << 20, chunk: 64 << 10 }, 1, 8);
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_the_daemon_is_killed_3_2_without_checksums() {
-    kill_under_load(&Setup { data: 3, parity: 2, checksum: "none", bytes: 8 << 20, chunk: 4 << 10 }, 8);
+    kill_under_load(&Setup { data: 3, parity: 2, checksum: "none", bytes: 8 << 20, chunk: 4 << 10 }, 1, 8);
 }
 
 #[test]
 fn nothing_acknowledged_is_lost_when_the_daemon_of_an_array_without_parity_is_killed() {
-    kill_under_load(&Setup { data: 3, parity: 0, checksum: "crc32c", bytes: 8 << 20, chunk: 16 << 10 }, 8);
+    kill_under_load(&Setup { data: 3, parity: 0, checksum: "crc32c", bytes: 8 << 20, chunk: 16 << 10 }, 1, 8);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_the_daemon_of_an_array_of_lanes_is_killed() {
+    let setup = Setup { data: 4, parity: 2, checksum: "blake3", bytes: 32 << 20, chunk: 16 << 10 };
+    kill_under_load(&setup, 5, 16);
 }

@@ -252,7 +252,8 @@ fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_buil
     daemon.stop();
     wipe_lane(&paths[1], 2);
     let mut daemon = Daemon::start(dir.path(), &setup);
-    assert!(daemon.log().contains("lane 2: no Calpe superblock; that lane starts without it: to have it"));
+    let told = "lane 2: no Calpe superblock; that lane starts without it: to have it";
+    daemon.until("it is told", |daemon| daemon.log().contains(told));
     assert_eq!(daemon.report().state, ArrayState::Degraded);
     let socket = dir.path().join("data/control.sock");
     run(calpe().arg("--socket").arg(&socket).args(["offline", "calpe", "1"]));
@@ -267,4 +268,40 @@ fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_buil
     daemon.stop();
     let (_, told) = check(&paths[1..]);
     assert!(told["consistent"] == true, "{told:#}");
+}
+
+/// A range that several lanes have, some of it or all of it in whole stripes.
+#[test]
+fn zeroes_that_lie_in_several_lanes_are_all_zeroes_or_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 64 << 10 };
+    create_lanes(dir.path(), &setup, LANES);
+    let daemon = Daemon::start(dir.path(), &setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    let stripe = setup.stripe_bytes();
+    let whole = BYTES - 2 * stripe;
+    for (offset, length, fast_zero, no_hole, is_done) in [
+        (stripe, whole, true, false, true),
+        (stripe, whole, false, false, true),
+        (stripe, whole, false, true, true),
+        (512, BYTES - 1024, false, false, true),
+        (stripe, whole, true, true, false),
+        (stripe + 4096, whole, true, false, false),
+        (stripe, whole + 4096, true, false, false),
+    ] {
+        let mut expected = vec![0x5a; BYTES as usize];
+        let write = Request::new(NbdCommand::Write, 0, BYTES);
+        client.call(&write, &expected).expect("connected").expect("written");
+        let zeroes = Request::new(NbdCommand::WriteZeroes, offset, length);
+        let zeroes = Request { fast_zero, no_hole, ..zeroes };
+        let answer = client.call(&zeroes, &[]).expect("connected");
+        assert_eq!(answer.is_ok(), is_done, "{zeroes:?}: {answer:?}");
+        if is_done {
+            expected[offset as usize..][..length as usize].fill(0);
+        }
+        let read = Request::new(NbdCommand::Read, 0, BYTES);
+        assert!(client.call(&read, &[]).expect("connected").expect("read") == expected, "{zeroes:?}");
+    }
+    drop(client);
+    daemon.stop();
 }

@@ -9,24 +9,6 @@ use crate::units::{LaneIndex, MemberIndex};
 /// Why a device's content must not be built over unless an administrator gives it up.
 pub(in crate::array) const NOWHERE_ELSE: &str = "may be nowhere else";
 
-impl AdminRefusal {
-    /// Whether what was asked for is so already. In an array of several lanes it may be so in some of them,
-    /// and still be done in the others.
-    #[must_use]
-    pub fn is_so_already(&self) -> bool {
-        matches!(
-            self,
-            AdminRefusal::OutAlready { .. }
-                | AdminRefusal::InAlready { .. }
-                | AdminRefusal::NotBeingReplaced { .. }
-                | AdminRefusal::ScrubAlready { .. }
-                | AdminRefusal::ScrubPausedAlready { .. }
-                | AdminRefusal::NoScrub
-                | AdminRefusal::RepairAlready
-        )
-    }
-}
-
 /// Why an administrator's request is refused, having changed nothing; or why it failed later
 /// ([`AdminRefusal::NewDeviceLeft`], [`AdminRefusal::ReplacementGivenUp`]). A field `array` is the array's
 /// name: the text names commands that take it.

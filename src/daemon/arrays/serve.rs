@@ -21,8 +21,8 @@ use calpe_core::array::{ArrayConfig, Footprint, OpenDevice};
 use calpe_core::block_io::DeviceId;
 use calpe_core::codec::Codec;
 use calpe_core::format::{MemberState as Seated, Superblock, VolumeKind};
-use calpe_core::units::{HumanSize, LaneIndex, SizeBeside, VolumeOffset};
-use calpe_core::volume::{LaneCut, NoticeLevel, PlainVolume};
+use calpe_core::units::{HumanSize, LaneIndex, SizeBeside, SlotIndex, VolumeOffset};
+use calpe_core::volume::{LaneCut, NoticeLevel, PlainVolume, Volume};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use uuid::Uuid;
@@ -207,8 +207,15 @@ fn expect_earlier(arrays: &Arrays, volume: &mut PlainVolume, array: Uuid, (cut, 
     });
     volume.expect_damage(&beyond_repair, true);
     volume.expect_damage(&unreadable, false);
+    let places = volume.status().geometry.slots.saturating_mul(u64::from(cut.count()));
     for (device, runs) in arrays.memory.earlier_lacking(array) {
-        let slots = runs.iter().flat_map(|&(first, count)| cut.slots_at(lane, first, count));
+        // What a file says may lie beyond the slots.
+        let within = |&(first, count): &(SlotIndex, u64)| {
+            let count = count.min(places.saturating_sub(first.0));
+            (count > 0).then_some((first, count))
+        };
+        let runs = runs.iter().filter_map(within);
+        let slots = runs.flat_map(|(first, count)| cut.slots_at(lane, first, count));
         volume.expect_lacking(device, &slots.collect::<Vec<_>>());
     }
     if arrays.memory.scrub_was_paused(array) {

@@ -39,10 +39,10 @@ impl DeviceLanes {
     /// Reads the superblocks of all lanes.
     pub(crate) fn read(device: &Device) -> DeviceLanes {
         let (part, copies) = read_all(device);
-        DeviceLanes::of(part, copies)
+        DeviceLanes::of(part, copies, device.facts().bytes)
     }
 
-    fn of(part: LanePart, copies: Vec<Copies>) -> DeviceLanes {
+    fn of(part: LanePart, copies: Vec<Copies>, device_bytes: u64) -> DeviceLanes {
         let is_missing = |copy: &Result<Result<_, FormatError>, _>| {
             matches!(copy, Ok(Err(FormatError::NoMagic | FormatError::Cleared)))
         };
@@ -59,6 +59,14 @@ impl DeviceLanes {
                 if found != expected || superblock.part != (LanePart { lane: own, ..part }) {
                     lane.superblock = Err(NewestError::Mixed { first: expected, second: found });
                 }
+            }
+            let window = part.window(own, device_bytes);
+            let bytes = window.end - window.start;
+            if let Some(needed) = lane.superblock.as_ref().ok().map(Superblock::device_bytes_min)
+                && needed > bytes
+            {
+                let what = format!("lane {own} takes {needed} bytes, and has {bytes} on this device");
+                lane.superblock = Err(NewestError::Unreadable(what));
             }
         }
         DeviceLanes { part, lanes, is_headless }

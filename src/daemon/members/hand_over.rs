@@ -90,7 +90,10 @@ pub(crate) fn hand_over(
         let at = usize::from(target.index.0);
         let is_members = arrays.facts(target.array).is_ok_and(|f| f.status.members[at].uuid == place.uuid);
         arrays.served.with_names(target.array, |names| {
-            ids.iter().for_each(|id| names.withdraw_device(*id));
+            // Of several lanes some may have taken it.
+            if let [id] = ids[..] {
+                names.withdraw_device(id);
+            }
             if is_members {
                 names.seat(at, place);
             }

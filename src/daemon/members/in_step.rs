@@ -8,23 +8,39 @@ use crate::daemon::arrays::changes::Change;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::reactor::ArrayId;
 use calpe_core::format::MemberState;
-use calpe_core::volume::{AdminRequest, out_of_step};
+use calpe_core::units::MemberIndex;
+use calpe_core::volume::{AdminRequest, ArrayState, VolumeStatus, out_of_step};
 
 /// Takes members out of lanes of an array that still have them in service; to be called about once a second,
-/// as a change of the array. A lane that needs a member to serve keeps it. One that some lane has never had
-/// (a superblock of that lane is damaged, for example) stays where it serves.
+/// as a change of the array. A lane that needs a member to serve keeps it.
 pub(crate) fn keep_in_step(arrays: &Arrays, array: ArrayId, _change: &Change) {
     // Asked here: lanes take back a member at different moments of one change.
     let Ok(facts) = arrays.facts(array) else { return };
+    // Members are brought back one by one then, and lanes that serve keep what they have.
+    if facts.of_lane.iter().any(|lane| lane.state == ArrayState::Failed) {
+        return;
+    }
     for late in out_of_step(&facts.of_lane) {
         let member = late.member;
         let request = match late.state {
             MemberState::Faulted => AdminRequest::Fail { member },
             MemberState::Offline => AdminRequest::Offline { member },
+            // Lost while it served, and to come back by itself. One that a lane was started without stays
+            // where it serves: perhaps a superblock of that lane is damaged.
+            MemberState::Missing if has_left(&facts.of_lane, member) => {
+                arrays.reactor.lose_device(array, late.lane, late.device);
+                continue;
+            }
             _ => continue,
         };
         if let Err(error) = arrays.reactor.admin_lane(array, late.lane, request) {
             tracing::debug!(%error, lane = %late.lane, %member, "a lane keeps a member that others are without");
         }
     }
+}
+
+/// Whether a member was in service in some lane and has left it, to come back by itself.
+fn has_left(of_lane: &[VolumeStatus], member: MemberIndex) -> bool {
+    let mut lanes = of_lane.iter().map(|lane| &lane.members[usize::from(member.0)]);
+    lanes.any(|member| member.state == MemberState::Missing && member.returns)
 }

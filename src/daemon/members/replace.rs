@@ -54,7 +54,8 @@ pub(crate) fn replace(
     let outcome = put_in_place(arrays, &target, device, uuid, known_zero);
     match (outcome, created) {
         // A file that the member may come back with stays.
-        (Err(mut error), created) if may_be_of(arrays, &target, uuid) => {
+        // Of several lanes some may be building it.
+        (Err(mut error), created) if target.superblock.part.is_cut() || may_be_of(arrays, &target, uuid) => {
             note_without_superblock(arrays, &target, uuid, new);
             if created.is_some() {
                 error.message += &format!(" ({} stays)", shown(new));

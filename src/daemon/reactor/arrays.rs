@@ -576,6 +576,12 @@ impl Arrays {
         }
     }
 
+    /// A lane loses a device that another lane of its array has lost.
+    pub(super) fn lose_device(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, device: DeviceId) {
+        let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
+        self.step(ring, now, id, VolumeEvent::DeviceGone(device, fault));
+    }
+
     /// Lets go of a device.
     fn release(&mut self, id: LaneId, device: DeviceId) {
         if let Some(array) = self.get(id) {
@@ -704,8 +710,7 @@ impl Arrays {
             let spare = sound.filter(|device| idle.contains(device)).count();
             if spare >= usize::from(status.geometry.data) {
                 for device in busy {
-                    let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
-                    self.step(ring, now, id, VolumeEvent::DeviceGone(device, fault));
+                    self.lose_device(ring, now, id, device);
                 }
             } else if silence >= SILENCE_NANOS_MAX {
                 self.give_up_stop(id);

@@ -672,6 +672,9 @@ impl Reactor {
             Command::EndSessions { peers, anonymous, reply } => {
                 let _ = reply.send(Ok(self.clients.end_sessions(self.now, &peers, anonymous)));
             }
+            Command::LoseDevice { lane, device } => {
+                self.arrays.lose_device(self.sockets.ring(), self.now, lane, device);
+            }
             Command::StopLane { lane, reply } => {
                 self.arrays.begin_stop(self.now, lane, Some(reply));
             }

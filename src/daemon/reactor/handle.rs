@@ -266,6 +266,15 @@ impl ReactorHandle {
         self.ask(lane.owner(), |reply| Command::Admin { lane: id, request, devices, reply })
     }
 
+    /// A device of a lane is lost in another lane of its array: this one loses it, too, to get it back with
+    /// that.
+    pub(crate) fn lose_device(&self, array: ArrayId, lane: LaneIndex, device: DeviceId) {
+        if let Ok(listed) = self.listed(array) {
+            let lane = listed.lane(lane);
+            self.send(lane.owner(), Command::LoseDevice { lane: lane.id(), device });
+        }
+    }
+
     /// The facts of an array.
     ///
     /// # Errors
@@ -444,13 +453,8 @@ fn answers_of(
     answers.into_iter().map(answer).collect()
 }
 
-/// The answer of an array, from those of its lanes. Lanes in which it is so already do not count beside
-/// others.
-fn of_lanes(mut answers: Vec<Result<AdminOutcome, AdminRefusal>>) -> Result<AdminOutcome, ReactorError> {
-    let is_so = |answer: &Result<_, AdminRefusal>| answer.as_ref().is_err_and(AdminRefusal::is_so_already);
-    if answers.iter().any(|answer| !is_so(answer)) {
-        answers.retain(|answer| !is_so(answer));
-    }
+/// The answer of an array, from those of its lanes.
+fn of_lanes(answers: Vec<Result<AdminOutcome, AdminRefusal>>) -> Result<AdminOutcome, ReactorError> {
     merge_outcomes(answers).map_err(ReactorError::Refused)
 }
 

@@ -56,10 +56,12 @@ impl Joins {
             order.request.offset = first.within.0;
             return vec![(first.lane, order)];
         }
-        if order.request.command == Command::WriteZeroes {
-            // One that cannot be had fast: others are cut where lanes are. The piece that shows it is
-            // refused.
-            let begins_within = order.request.no_hole || !offset.is_multiple_of(cut.stripe_bytes());
+        let is_whole = |bytes: u64| bytes.is_multiple_of(cut.stripe_bytes());
+        let is_refused = order.request.no_hole || !is_whole(offset) || !is_whole(length);
+        if order.request.command == Command::WriteZeroes && is_refused {
+            // It is to be done fast, and cannot be: the lane of the piece that shows it refuses it, before
+            // anything is done in another one.
+            let begins_within = order.request.no_hole || !is_whole(offset);
             let piece = if begins_within { first } else { pieces.last().expect("it has several pieces") };
             return self.part(order, std::iter::once(piece));
         }
@@ -311,5 +313,13 @@ mod tests {
             let Some(Joined::Answer(answer)) = joins.answered(part, answer) else { panic!("no answer") };
             assert_eq!((answer.request.offset, answer.request.length), (offset, length));
         }
+    }
+
+    #[test]
+    fn zeroes_of_whole_stripes_go_to_all_lanes() {
+        let mut joins = Joins::new(Pool::new(1 << 20).unwrap());
+        let orders = joins.cut(cut(), order(Command::WriteZeroes, 256 << 10, 2 * MIB, None));
+        let places: Vec<_> = orders.iter().map(|(lane, order)| (lane.0, order.request.length)).collect();
+        assert_eq!(places, [(0, 768 << 10), (1, MIB), (2, 256 << 10)]);
     }
 }

@@ -124,6 +124,10 @@ pub(super) enum Command {
         anonymous: bool,
         reply: Reply<usize>,
     },
+    LoseDevice {
+        lane: LaneId,
+        device: DeviceId,
+    },
     StopLane {
         lane: LaneId,
         reply: Reply<AdminOutcome>,

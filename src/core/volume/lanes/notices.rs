@@ -54,7 +54,7 @@ enum Manner {
     First,
     /// When the last of the lanes says it that had said one of these kinds.
     Ends(&'static [NoticeKind]),
-    /// When every lane has said it, with all that lanes add to one another.
+    /// When every lane has said it, with all that lanes add to one another; what is not well at once.
     Every,
     /// When the member is in service in every lane.
     MemberIn,
@@ -116,7 +116,7 @@ struct Said {
     /// The level at which it was told.
     level: Option<NoticeLevel>,
     /// The words of each lane, where they are told together.
-    words: Vec<(LaneIndex, NoticeLevel, String)>,
+    words: Vec<(LaneIndex, String)>,
 }
 
 /// See the head of this file.
@@ -261,21 +261,25 @@ impl LaneNotices {
         let key = (notice.kind, notice.member);
         let all = self.said_again(key, lane).len() == self.cut.count();
         let said = self.said.entry(key).or_default();
-        said.words.push((lane, notice.level, notice.text.clone()));
-        if !all {
-            return None;
+        let is_well = notice.level == NoticeLevel::Info;
+        // What is not well is told at once: other lanes may not end theirs.
+        match is_well {
+            true => said.words.push((lane, notice.text.clone())),
+            false => said.level = Some(notice.level),
         }
-        let words = self.said.remove(&key).map(|said| said.words).unwrap_or_default();
-        let level = words.iter().map(|(_, level, _)| *level).max().unwrap_or(notice.level);
-        // Numbers that are all alike are not all zero unless everything is well.
-        let is_same = level == NoticeLevel::Info && words.iter().all(|(_, _, text)| *text == notice.text);
-        if is_same {
+        if !all {
+            return (!is_well).then(|| self.of_lane(lane, notice));
+        }
+        let Said { mut words, level, .. } = self.said.remove(&key).unwrap_or_default();
+        if level.is_none() && words.iter().all(|(_, text)| *text == notice.text) {
             return Some(notice);
         }
-        let mut words = words;
         words.sort_by_key(|(lane, ..)| lane.0);
-        let text: Vec<String> = words.iter().map(|(lane, _, text)| format!("lane {lane}: {text}")).collect();
-        Some(ArrayNotice { level, text: text.join(". "), ..notice })
+        if !is_well {
+            words.push((lane, notice.text.clone()));
+        }
+        let text: Vec<String> = words.iter().map(|(lane, text)| format!("lane {lane}: {text}")).collect();
+        Some(ArrayNotice { text: text.join(". "), ..notice })
     }
 
     fn of_lane(&self, lane: LaneIndex, notice: ArrayNotice) -> ArrayNotice {
@@ -440,9 +444,11 @@ mod tests {
         }
         assert_eq!(told.told(), ["0 errors"]);
         end(&mut told, 1, NoticeLevel::Warning, "2 errors");
+        assert_eq!(told.told(), ["lane 1: 2 errors"], "not all may end theirs");
         end(&mut told, 2, NoticeLevel::Info, "0 errors");
-        end(&mut told, 0, NoticeLevel::Warning, "2 errors");
-        assert_eq!(told.told(), ["lane 0: 2 errors. lane 1: 2 errors. lane 2: 0 errors"]);
+        assert_eq!(told.told(), [""; 0]);
+        end(&mut told, 0, NoticeLevel::Warning, "3 errors");
+        assert_eq!(told.told(), ["lane 2: 0 errors. lane 0: 3 errors"]);
         end(&mut told, 0, NoticeLevel::Info, "0 errors");
         assert_eq!(told.told(), [""; 0], "the next scrub has begun");
     }

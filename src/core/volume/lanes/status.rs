@@ -100,12 +100,33 @@ fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberSta
         device: speaker.device,
         replacement: speaker.replacement,
         counters,
-        reason: speaker.reason.clone().or_else(|| members().find_map(|member| member.reason.clone())),
+        reason: split(of_lane, at)
+            .or_else(|| speaker.reason.clone())
+            .or_else(|| members().find_map(|member| member.reason.clone())),
         conditions,
         // One lane that must not have it back without a request keeps it out.
         returns: speaker.returns && members().filter(is_out).all(|member| member.returns),
         lacking: merge_lacking(cut, of_lane, at),
     }
+}
+
+/// That lanes use different devices as one member, and none is being built to end that: a replacement was
+/// given up or cancelled in some lanes after others had completed it.
+fn split(of_lane: &[VolumeStatus], at: usize) -> Option<String> {
+    let members = || of_lane.iter().map(|lane| &lane.members[at]);
+    let is_building = members().any(|member| member.replacement.is_some());
+    let mut uuids: Vec<Uuid> = members().map(|member| member.uuid).collect();
+    uuids.sort_unstable();
+    uuids.dedup();
+    (uuids.len() > 1 && !is_building).then(|| {
+        let uuids: Vec<String> = uuids.iter().map(Uuid::to_string).collect();
+        format!(
+            "its lanes are on {} devices ({}): keep all of them, and replace the member by one with 'calpe \
+             replace'",
+            uuids.len(),
+            uuids.join(" and ")
+        )
+    })
 }
 
 /// How bad it is that a member is in a state: one that is out needs somebody, one that failed most of all.
@@ -362,6 +383,19 @@ mod tests {
         let told = merge_status(&cut(), &lanes).members[1].clone();
         assert_eq!((told.state, told.device, told.replacement), (MemberState::Online, old, new));
         assert_eq!(told.uuid, Uuid::from_u128(1));
+    }
+
+    #[test]
+    fn lanes_on_different_devices_are_told_once_none_is_being_built() {
+        let mut lanes = lanes();
+        lanes[0].members[1].uuid = Uuid::from_u128(9);
+        let told = merge_status(&cut(), &lanes).members[1].clone();
+        let reason = told.reason.expect("a reason");
+        assert!(
+            reason.contains("its lanes are on 2 devices") && reason.contains(&Uuid::from_u128(9).to_string())
+        );
+        lanes[1].members[1].replacement = Some(DeviceId(9));
+        assert_eq!(merge_status(&cut(), &lanes).members[1].reason, None);
     }
 
     #[test]
