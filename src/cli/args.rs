@@ -313,7 +313,7 @@ pub(super) struct UpArgs {
     /// Bytes of a chunk [default: 64KiB]
     #[arg(long, value_name = "SIZE")]
     pub chunk: Option<ByteCount>,
-    /// Lanes, 1 to 32, that work on the volume at the same time [default: 1]
+    /// Lanes, 1 to 32, that work on the volume at the same time; new, see docs/lanes.md [default: 1]
     #[arg(long, value_name = "N")]
     pub lanes: Option<u16>,
     /// Kind of volume: plain (cas is planned) [default: plain]

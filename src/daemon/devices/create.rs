@@ -513,6 +513,10 @@ impl CreateRequest {
     fn check_supported(&self) -> Result<(), CreateError> {
         match self.volume {
             VolumeKind::Cas => Err(CreateError::Unsupported { what: "a volume of kind cas".into() }),
+            // Lanes would share one connection, on which a server tells once what concerns them all.
+            VolumeKind::Plain if self.lanes > 1 && self.members.iter().any(|path| is_remote(path)) => {
+                Err(CreateError::Unsupported { what: "an array of several lanes with remote members".into() })
+            }
             VolumeKind::Plain => Ok(()),
         }
     }
@@ -812,6 +816,15 @@ mod tests {
         assert!(fs::read(&request.members[0]).unwrap() != content);
         undo.give_back(&device).unwrap();
         assert!(fs::read(&request.members[0]).unwrap() == content);
+    }
+
+    #[test]
+    fn remote_members_of_several_lanes_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut request = CreateRequest { lanes: 4, ..request(dir.path(), 2, 1) };
+        request.members[1] = "nbd://localhost/export".into();
+        let error = refusal(request).to_string();
+        assert!(error.contains("an array of several lanes with remote members"), "{error}");
     }
 
     #[test]

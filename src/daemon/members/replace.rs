@@ -17,7 +17,7 @@ use crate::daemon::devices::search::{Hindrance, overwritten};
 use crate::daemon::devices::superblocks::{open_and_recognise, reserved_bytes};
 use crate::daemon::peer::Owner;
 use crate::member::patience::within_apart;
-use crate::member::{Access, CreatedFile, Device, DeviceError, DeviceKind};
+use crate::member::{Access, CreatedFile, Device, DeviceError, DeviceKind, is_remote};
 use calpe_core::format::{NewestError, Signature};
 use calpe_core::units::{HumanSize, Printable, shown};
 use calpe_core::volume::{AdminRequest, NewDevice};
@@ -88,6 +88,10 @@ struct Checked {
 /// Checks whether a new device may take the place of a member, for a dry run and for the real thing.
 fn check(arrays: &Arrays, target: &Target, new: &Path, force: bool) -> Result<Checked, RequestError> {
     check_unused(arrays, target, new, "name a device that is no member")?;
+    if target.superblock.part.is_cut() && is_remote(new) {
+        let what = format!("{}: an array of several lanes takes devices of this host only", shown(new));
+        return Err(refusal(ErrorCode::Refused, what));
+    }
     // The array is asked before anything is opened or created, with a stand-in for a device that fits.
     let fitting = new_devices(arrays, target, Uuid::new_v4(), target.needed_bytes());
     let request = |device| AdminRequest::Replace { member: target.index, device };
