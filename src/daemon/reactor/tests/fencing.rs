@@ -384,7 +384,7 @@ fn an_uneven_write_that_waits_goes_before_what_comes_later() {
     for (client, (offset, length, byte)) in clients.iter_mut().zip(writes) {
         client.send(WRITE, u64::from(byte), offset, length);
         client.0.write_all(&vec![byte; length as usize]).unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(300));
     }
     served.gate.store(false, Ordering::SeqCst);
     for (client, (.., byte)) in clients.iter_mut().zip(writes) {
