@@ -37,3 +37,8 @@ fn a_device_as_it_was_while_it_was_built_is_not_caught_up() {
 fn a_replacement_that_takes_over_before_an_epoch_is_complete_is_built() {
     scenes::a_replacement_that_takes_over_before_an_epoch_is_complete_is_built();
 }
+
+#[test]
+fn an_update_that_reached_a_device_under_construction_alone_makes_no_claim() {
+    scenes::an_update_that_reached_a_device_under_construction_alone_makes_no_claim();
+}

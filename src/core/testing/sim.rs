@@ -89,8 +89,10 @@ impl SimWorld {
             if lane.0 > 0 && !is_off(Mutation::LanesShareASecret) {
                 secret = *new_uuid(random).as_bytes();
             }
+            let part = LanePart { lane, ..part };
+            geometry.ahead = part.ahead(geometry.width());
             let new = NewArray {
-                part: LanePart { lane, ..part },
+                part,
                 name: "sim".into(),
                 uuid: array,
                 created_unix: 1,

@@ -217,6 +217,11 @@ fn check_claim<K>(
 /// updates of one number. So a start goes on where a member in service records the start of the log that is
 /// believed and none contradicts it; forced, and if there is no array without the claimant, from the one that
 /// most record.
+///
+/// The same comes about when one of the two reached only a device under construction, which the other start
+/// was without. That must not stand in the way of the members in service. An update names in its table all
+/// devices that it goes to: so a device that is not in service is compared with another one only where the
+/// tables of both name both.
 fn check_log_start<K: Clone>(
     candidates: &[Candidate<K>],
     used: &[usize],
@@ -241,7 +246,12 @@ fn check_log_start<K: Clone>(
     // Earlier builds did not count updates.
     let counted = used.iter().copied().filter(|&at| of(at).update > 0);
     let update = |at: usize| (of(at).epoch.id, of(at).update);
-    let fellows = |at: usize| used.iter().copied().filter(move |&other| update(other) == update(at));
+    let is_in_service = |at: usize| is_in_service(&candidates[at], assembled);
+    let are_fellows = &|at: usize, other: usize| {
+        let are_named = || goes_to(of(at), of(other)) && goes_to(of(other), of(at));
+        update(at) == update(other) && (is_in_service(at) && is_in_service(other) || are_named())
+    };
+    let fellows = |at: usize| used.iter().copied().filter(move |&other| are_fellows(at, other));
     let is_contradicted = |at: usize| fellows(at).any(|other| of(other).log_start != of(at).log_start);
     let confirmed = |at: usize| fellows(at).filter(|&other| of(other).log_start == of(at).log_start).count();
     let least = counted
@@ -249,7 +259,7 @@ fn check_log_start<K: Clone>(
         .min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).log_start)));
     let Some(claimant) = least else { return Ok(()) };
     let believed = assembled.superblock.log_start;
-    let mut in_service = used.iter().copied().filter(|&at| is_in_service(&candidates[at], assembled));
+    let mut in_service = used.iter().copied().filter(|&at| is_in_service(at));
     if in_service.any(|at| of(at).log_start == believed && !is_contradicted(at)) {
         return Ok(());
     }
@@ -270,6 +280,15 @@ fn is_in_service<K>(candidate: &Candidate<K>, assembled: &Assembled<K>) -> bool 
     let Superblock { member, device, .. } = candidate.superblock;
     let has_seat = assembled.seats.get(usize::from(member.0)).is_some_and(|seat| seat.uuid == device);
     has_seat && assembled.live.contains(member)
+}
+
+/// Whether the update with this table went to a device: one that it names as online, under construction, or
+/// the replacement of a member.
+fn goes_to(update: &Superblock, device: &Superblock) -> bool {
+    let Superblock { device: uuid, member, .. } = *device;
+    let of_member = update.members.get(usize::from(member.0)).filter(|record| record.uuid == uuid);
+    of_member.is_some_and(|record| matches!(record.state, MemberState::Online | MemberState::Rebuilding))
+        || update.replacements.iter().any(|record| record.uuid == uuid)
 }
 
 /// A1-A4, and which members were rolled back (T6). Also returns the places of the candidates in use.
@@ -985,6 +1004,62 @@ mod tests {
         assert!(matches!(error, AssemblyError::Unconfirmed { .. }), "{error}");
         let forced = assemble(&candidates(&superblocks, &[1, 2]), true).expect("forced");
         assert_eq!((live(&forced), forced.superblock.log_start), (vec![1, 2], early));
+    }
+
+    /// An update that was cut off reached the device under construction alone; a start without it finished
+    /// the epoch with another one of the same number.
+    #[test]
+    fn an_update_that_a_device_under_construction_was_not_given_does_not_contradict_it() {
+        let (early, late) = (LogStart { epoch: 1, sequence: 1 }, LogStart { epoch: 1, sequence: 9 });
+        for is_replacement in [false, true] {
+            // The device under construction is that of member 1, or its replacement, and comes last.
+            let mut superblocks = logged(2, 1, early);
+            let built = if is_replacement {
+                add_replacement(&mut superblocks, 0);
+                3
+            } else {
+                bump(&mut superblocks, &[0, 2], 7);
+                superblocks[1].epoch = superblocks[0].epoch;
+                superblocks.iter_mut().for_each(|s| s.members[1].state = MemberState::Rebuilding);
+                1
+            };
+            for superblock in &mut superblocks {
+                (superblock.clean, superblock.update, superblock.update_complete) = (false, 5, 4);
+            }
+            superblocks[built].log_start = late;
+            let all: Vec<usize> = (0..superblocks.len()).collect();
+            let start = |superblocks: &[Superblock], present: &[usize]| {
+                assemble(&candidates(superblocks, present), false)
+                    .map(|assembled| (live(&assembled), assembled.superblock.log_start))
+            };
+            // With the same table it is one update, of which the device claims something else.
+            let refused = start(&superblocks, &all).expect_err("refused");
+            assert!(matches!(refused, AssemblyError::Unconfirmed { .. }), "{refused}");
+            let serving: Vec<usize> = all.iter().copied().filter(|&at| at != built).collect();
+            let mut two = superblocks.clone();
+            for &at in &serving {
+                match is_replacement {
+                    true => two[at].replacements.clear(),
+                    false => two[at].members[1].state = MemberState::Missing,
+                }
+            }
+            for order in [all.clone(), all.iter().rev().copied().collect()] {
+                assert_eq!(start(&two, &order), Ok((serving.clone(), early)), "{order:?}");
+            }
+            // Members in service are compared with one another, whatever that device says.
+            two[2].log_start = late;
+            assert!(start(&two, &all).is_err());
+        }
+        // A member that serves alone is still compared with the device that has its update.
+        let mut alone = logged(1, 1, early);
+        bump(&mut alone, &[0], 7);
+        alone[1].epoch = alone[0].epoch;
+        for superblock in &mut alone {
+            (superblock.clean, superblock.update) = (false, 5);
+            superblock.members[1].state = MemberState::Rebuilding;
+        }
+        alone[0].log_start = late;
+        assert!(assemble(&candidates(&alone, &[0, 1]), false).is_err());
     }
 
     #[test]
