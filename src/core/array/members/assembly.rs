@@ -1012,14 +1012,15 @@ mod tests {
     fn an_update_that_a_device_under_construction_was_not_given_does_not_contradict_it() {
         let (early, late) = (LogStart { epoch: 1, sequence: 1 }, LogStart { epoch: 1, sequence: 9 });
         for is_replacement in [false, true] {
-            // The device under construction is that of member 1, or its replacement, and comes last.
+            // The device under construction is that of member 1, or is to replace member 0.
             let mut superblocks = logged(2, 1, early);
             let built = if is_replacement {
                 add_replacement(&mut superblocks, 0);
                 3
             } else {
                 bump(&mut superblocks, &[0, 2], 7);
-                superblocks[1].epoch = superblocks[0].epoch;
+                (superblocks[1].epoch, superblocks[1].sequence) =
+                    (superblocks[0].epoch, superblocks[0].sequence);
                 superblocks.iter_mut().for_each(|s| s.members[1].state = MemberState::Rebuilding);
                 1
             };
@@ -1043,7 +1044,9 @@ mod tests {
                     false => two[at].members[1].state = MemberState::Missing,
                 }
             }
-            for order in [all.clone(), all.iter().rev().copied().collect()] {
+            // The order decides whose table is taken, where updates and sequences are the same.
+            let last: Vec<usize> = serving.iter().copied().chain([built]).collect();
+            for order in [all.clone(), all.iter().rev().copied().collect(), last] {
                 assert_eq!(start(&two, &order), Ok((serving.clone(), early)), "{order:?}");
             }
             // Members in service are compared with one another, whatever that device says.
