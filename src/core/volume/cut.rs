@@ -86,6 +86,18 @@ impl LaneCut {
         group - offset.0 % group
     }
 
+    /// Slots, or places, from one on that go to one lane.
+    fn slots_from(&self, slot: u64) -> u64 {
+        let group = u64::from(self.lanes.group);
+        if self.lanes.count == 1 { u64::MAX - slot } else { group - slot % group }
+    }
+
+    /// Whether a range of the volume begins and ends where stripes do.
+    #[must_use]
+    pub fn is_of_stripes(&self, offset: VolumeOffset, len: u64) -> bool {
+        zeroes_fast(self.stripe_bytes, offset, len)
+    }
+
     /// The lane of a byte, and where it is there.
     #[must_use]
     pub fn place_of(&self, offset: VolumeOffset) -> (LaneIndex, VolumeOffset) {
@@ -130,12 +142,11 @@ impl LaneCut {
         first: SlotIndex,
         count: u64,
     ) -> impl Iterator<Item = (SlotIndex, u64)> + use<> {
-        let (lanes, end) = (self.lanes, first.0 + count);
+        let (cut, lanes, end) = (*self, self.lanes, first.0 + count);
         let mut at = first.0;
         std::iter::from_fn(move || {
             let left = end.checked_sub(at).filter(|left| *left > 0)?;
-            let group = u64::from(lanes.group);
-            let run = if lanes.count == 1 { left } else { (group - at % group).min(left) };
+            let run = cut.slots_from(at).min(left);
             let place = SlotIndex(lanes.stripe_of(lane, StripeIndex(at)).0);
             at += run;
             Some((place, run))
@@ -150,12 +161,11 @@ impl LaneCut {
         first: SlotIndex,
         count: u64,
     ) -> impl Iterator<Item = (SlotIndex, u64)> + use<> {
-        let (lanes, end) = (self.lanes, first.0 + count);
+        let (cut, lanes, end) = (*self, self.lanes, first.0 + count);
         let mut at = first.0;
         std::iter::from_fn(move || {
             while at < end {
-                let group = u64::from(lanes.group);
-                let run = if lanes.count == 1 { end - at } else { (group - at % group).min(end - at) };
+                let run = cut.slots_from(at).min(end - at);
                 let (of, slot) = lanes.lane_of(StripeIndex(at));
                 at += run;
                 if of == lane {
@@ -180,19 +190,20 @@ impl LaneCut {
             if at >= end {
                 return None;
             }
-            let (offset, run) = match cut.lanes.count {
-                1 => (at, end - at),
-                _ => {
-                    let group = u64::from(cut.lanes.group) * cut.stripe_bytes;
-                    let stripe = cut.lanes.stripe_of(lane, StripeIndex(at / cut.stripe_bytes));
-                    (stripe.0 * cut.stripe_bytes + at % cut.stripe_bytes, (group - at % group).min(end - at))
-                }
-            };
+            // A group has as many bytes in its lane as in the whole.
+            let offset = cut.whole_of(lane, VolumeOffset(at)).0;
+            let run = cut.run_from(VolumeOffset(at)).min(end - at);
             at += run;
             let run = run.min(cut.volume_bytes.saturating_sub(offset));
             (run > 0).then_some((VolumeOffset(offset), run))
         })
     }
+}
+
+/// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
+/// beforehand.
+pub(super) fn zeroes_fast(stripe_bytes: u64, offset: VolumeOffset, len: u64) -> bool {
+    offset.0.is_multiple_of(stripe_bytes) && len.is_multiple_of(stripe_bytes)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::api::{
     AdminOutcome, AdminRefusal, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
     VolumeEvent, VolumeExtent, VolumeOutput,
 };
+use super::cut::zeroes_fast;
 use super::driven::DrivenArray;
 use super::{LaneCut, PartLen, ViewReader, Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -419,12 +420,6 @@ fn part_len(stripe_bytes: u64, width: usize, request: &ClientRequest) -> u64 {
     // Cut between stripes, so that whole ones stay whole.
     let end = (offset / stripe_bytes + stripes) * stripe_bytes;
     len.min(end - offset)
-}
-
-/// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
-/// beforehand.
-fn zeroes_fast(stripe_bytes: u64, offset: VolumeOffset, len: u64) -> bool {
-    offset.0.is_multiple_of(stripe_bytes) && len.is_multiple_of(stripe_bytes)
 }
 
 /// The name of a request in messages, and its byte range.

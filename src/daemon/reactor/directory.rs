@@ -8,7 +8,7 @@ use crate::member::SharedDevice;
 use crate::tls::PeerRules;
 use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{ExportInfo, Request};
-use calpe_core::units::{LaneIndex, VolumeOffset};
+use calpe_core::units::LaneIndex;
 use calpe_core::volume::{ArrayNotice, ClientRequest, LaneCut, LaneNotices, PartLen, ViewReader, Volume};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -210,13 +210,10 @@ impl Listed {
     /// same of an offset in the whole volume as of the one in its own.
     pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
         let part = (self.lanes[0].part_len)(request);
-        let of_stripes = |offset: VolumeOffset, len: u64| {
-            [offset.0, len].into_iter().all(|bytes| bytes.is_multiple_of(self.cut.stripe_bytes()))
-        };
         match *request {
             // Such a request must fail before any part of it is done.
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
-                if !(may_unmap && of_stripes(offset, len)) =>
+                if !(may_unmap && self.cut.is_of_stripes(offset, len)) =>
             {
                 part
             }

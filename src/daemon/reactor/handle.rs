@@ -146,15 +146,15 @@ impl ReactorHandle {
         let notices = LaneNotices::new(cut, &before);
         let listed = Listed::new(id, export, (cut, listed, notices), rules);
         let listed = self.peers.directory.add(listed)?;
-        for (nth, lane) in lanes.into_iter().enumerate() {
-            let ListedAt { id, owner } = ListedAt::of(&listed, nth);
-            let listed_too = Arc::clone(&listed);
-            let added = self.ask(owner, |reply| Command::AddLane { listed: listed_too, id, lane, reply });
+        for (nth, (lane, at)) in lanes.into_iter().zip(listed.lanes()).enumerate() {
+            let (id, listed_too) = (at.id(), Arc::clone(&listed));
+            let added =
+                self.ask(at.owner(), |reply| Command::AddLane { listed: listed_too, id, lane, reply });
             if let Err(error) = added {
                 // Its lanes that are there give their devices back.
-                let begun = (0..nth).map(|nth| ListedAt::of(&listed, nth));
-                let stops = begun.map(|ListedAt { id: lane, owner }| {
-                    self.begin_to_ask(owner, |reply| Command::StopLane { lane, reply })
+                let stops = listed.lanes()[..nth].iter().map(|begun| {
+                    let lane = begun.id();
+                    self.begin_to_ask(begun.owner(), |reply| Command::StopLane { lane, reply })
                 });
                 stops.collect::<Vec<_>>().into_iter().for_each(|stop| drop(stop.recv()));
                 self.peers.directory.remove(&listed);
@@ -469,19 +469,6 @@ fn requests_of(listed: &Listed, request: &AdminRequest) -> Vec<AdminRequest> {
         _ => for_lane(request, None),
     };
     listed.lanes().iter().map(|_| request.clone()).collect()
-}
-
-/// Where a lane is hosted.
-struct ListedAt {
-    id: LaneId,
-    owner: ReactorId,
-}
-
-impl ListedAt {
-    fn of(listed: &Listed, nth: usize) -> ListedAt {
-        let lane = &listed.lanes()[nth];
-        ListedAt { id: lane.id(), owner: lane.owner() }
-    }
 }
 
 /// What an array offers to clients.

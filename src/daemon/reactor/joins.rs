@@ -56,12 +56,11 @@ impl Joins {
             order.request.offset = first.within.0;
             return vec![(first.lane, order)];
         }
-        let is_whole = |bytes: u64| bytes.is_multiple_of(cut.stripe_bytes());
-        let is_refused = order.request.no_hole || !is_whole(offset) || !is_whole(length);
+        let is_refused = order.request.no_hole || !cut.is_of_stripes(VolumeOffset(offset), length);
         if order.request.command == Command::WriteZeroes && is_refused {
             // It is to be done fast, and cannot be: the lane of the piece that shows it refuses it, before
             // anything is done in another one.
-            let begins_within = order.request.no_hole || !is_whole(offset);
+            let begins_within = order.request.no_hole || !offset.is_multiple_of(cut.stripe_bytes());
             let piece = if begins_within { first } else { pieces.last().expect("it has several pieces") };
             return self.part(order, std::iter::once(piece));
         }

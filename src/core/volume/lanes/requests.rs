@@ -105,8 +105,7 @@ impl LaneRequests {
             }
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only, fua } => {
                 // A lane cannot know that another one refuses its part: it must be all or nothing.
-                let is_whole = |bytes: u64| bytes.is_multiple_of(self.cut.stripe_bytes());
-                if fast_only && !(may_unmap && is_whole(offset.0) && is_whole(len)) {
+                if fast_only && !(may_unmap && self.cut.is_of_stripes(offset, len)) {
                     return Err(ClientError::NotSupported);
                 }
                 let part = |LanePiece { lane, within, len, .. }| {
