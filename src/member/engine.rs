@@ -112,6 +112,8 @@ struct Copying {
     /// Transfers that workers are running.
     offloaded: usize,
     /// Whether there is another core for workers.
+    has_workers: bool,
+    /// Whether it is free for them at present.
     may_offload: bool,
 }
 
@@ -167,6 +169,7 @@ impl MemberIo {
     /// `readers`: threads that may read its devices beside it.
     #[must_use]
     pub(crate) fn new(tag: u32, pool: &Pool, readers: usize) -> MemberIo {
+        let has_workers = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
         MemberIo {
             readers,
             tag: u64::from(tag) << 32,
@@ -175,11 +178,7 @@ impl MemberIo {
             devices: Vec::new(),
             flights: Slab::new(),
             ready: ReadyQueue::default(),
-            copying: Copying {
-                inline_bytes: 0,
-                offloaded: 0,
-                may_offload: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
-            },
+            copying: Copying { inline_bytes: 0, offloaded: 0, has_workers, may_offload: has_workers },
             inbox: None,
             remote_in_flight: 0,
             awaited: 0,
@@ -188,6 +187,11 @@ impl MemberIo {
             gone: Vec::new(),
             closing: Vec::new(),
         }
+    }
+
+    /// Has workers copy large transfers of memory-backed files from now on, or does not.
+    pub(crate) fn copy_elsewhere(&mut self, is_room: bool) {
+        self.copying.may_offload = self.copying.has_workers && is_room;
     }
 
     /// Prepares for remote devices while descriptors are available.

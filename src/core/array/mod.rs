@@ -369,7 +369,7 @@ impl Array {
             rounds: FlushRounds::default(),
             startup,
         };
-        array.run();
+        array.settle();
         array
     }
 
@@ -408,7 +408,6 @@ impl Array {
         } else {
             self.submit_logged(id, request);
         }
-        self.run();
     }
 
     /// Starts a request, or queues it until the log is replayed.
@@ -449,7 +448,6 @@ impl Array {
         if !self.core.roster.releasing.is_empty() {
             self.core.release_idle_devices();
         }
-        self.run();
     }
 
     /// Ends an operation and frees its token.
@@ -513,7 +511,6 @@ impl Array {
             }
         };
         self.put_back(key, op, flow);
-        self.run();
     }
 
     /// Takes the report that a device is gone although no operation failed.
@@ -534,7 +531,6 @@ impl Array {
                 self.core.release_idle_devices();
             }
         }
-        self.run();
     }
 
     /// Announces that a stop will follow when the requests under way have ended: those that wait for a fault
@@ -560,7 +556,6 @@ impl Array {
         self.judge_requests();
         self.judge_unreadable_notices();
         self.mark_idle_clean();
-        self.run();
     }
 
     /// When the next tick is due at the latest, if something waits for a time; see [`Array::tick`].
@@ -608,8 +603,10 @@ impl Array {
         }
     }
 
-    /// Works until every operation waits for I/O, time or a lock.
-    fn run(&mut self) {
+    /// Works until every operation waits for I/O, time or a lock. Events only note what has happened and take
+    /// the operations concerned to where they wait next: batches, superblocks, passes and readers elsewhere have
+    /// their turn here, once for all events since the last call. Nothing is acknowledged before.
+    pub fn settle(&mut self) {
         loop {
             // Ends the operations that wait for a device that has left service.
             while let Some((entry, fault)) = self.core.inflight.next_orphan() {

@@ -560,8 +560,26 @@ impl SimArray {
         assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.notices);
     }
 
-    /// Executes one queued operation, if there is one, and lets a little time pass.
+    /// Executes a queued operation, if there is one, and lets a little time pass. With some seeds more of them,
+    /// whose ends the array takes together.
     pub fn step(&mut self) -> bool {
+        let beside = match self.pace.beside {
+            0 => return self.step_alone(),
+            most => self.random.below(most),
+        };
+        self.volume.gathers = true;
+        let mut any = false;
+        for _ in 0..=beside {
+            any |= self.step_alone();
+        }
+        self.volume.gathers = false;
+        let mut output = std::mem::take(&mut self.output);
+        self.volume.settle(self.now, &mut output);
+        self.carry_out(output);
+        any
+    }
+
+    fn step_alone(&mut self) -> bool {
         self.now.0 += 50_000;
         let can_wait = !self.queue.is_empty() || !self.jobs.is_empty();
         if self.volume.backlog() > 0 && (!can_wait || self.random.one_in(self.pace.one_in)) {

@@ -1,19 +1,25 @@
-//! Drives an array for a volume: hands it the events that concern it, returns slot requests one by one as
-//! they end, and passes the array's actions on unchanged. Every kind of volume is built on this.
+//! Drives an array for a volume: hands it the events that concern it, has it settle once for all of them,
+//! returns slot requests one by one as they end, and passes the array's actions on unchanged. Every kind of
+//! volume is built on this.
 //!
-//! Invariants: within a step, a volume takes every ended request before it calls `pass_on`; the array is told
-//! to stop once, when the volume has nothing in flight. Must not know how a volume serves its requests.
+//! Invariants: a volume takes every ended request before it calls `pass_on`; no action leaves an array that
+//! has not settled; the array is told to stop once, when the volume has nothing in flight. Must not know how
+//! a volume serves its requests.
 
 use super::api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ClientRequest, RequestId, VolumeEvent,
     VolumeOutput,
 };
-use crate::array::{Array, EndedRequest};
+use crate::array::{Array, EndedRequest, StripeRequest, StripeRequestId};
 use crate::units::Timestamp;
 
 /// See the head of this file.
 pub(super) struct DrivenArray {
     array: Array,
+    /// Whether it has taken something since it settled.
+    is_unsettled: bool,
+    /// Stops that were refused.
+    refused: Vec<(RequestId, AdminRefusal)>,
     /// A stop request not yet given to the array.
     stop: Option<RequestId>,
     stopping: bool,
@@ -21,7 +27,7 @@ pub(super) struct DrivenArray {
 
 impl DrivenArray {
     pub(super) fn new(array: Array) -> DrivenArray {
-        DrivenArray { array, stop: None, stopping: false }
+        DrivenArray { array, is_unsettled: false, refused: Vec::new(), stop: None, stopping: false }
     }
 
     pub(super) fn array(&self) -> &Array {
@@ -33,12 +39,8 @@ impl DrivenArray {
     }
 
     /// Gives the array an event that concerns it. Returns a client's request, which is for the volume.
-    pub(super) fn take(
-        &mut self,
-        now: Timestamp,
-        event: VolumeEvent,
-        out: &mut VolumeOutput,
-    ) -> Option<(RequestId, ClientRequest)> {
+    pub(super) fn take(&mut self, now: Timestamp, event: VolumeEvent) -> Option<(RequestId, ClientRequest)> {
+        self.is_unsettled = true;
         match event {
             VolumeEvent::Client(id, request) => return Some((id, request)),
             VolumeEvent::Io(completion) => self.array.io_done(now, completion),
@@ -47,7 +49,7 @@ impl DrivenArray {
             VolumeEvent::ReadElsewhere => self.array.read_elsewhere(now),
             VolumeEvent::Tick => self.array.tick(now),
             VolumeEvent::Admin(id, AdminRequest::Stop) => match self.check_stop() {
-                Err(refusal) => out.actions.push(ArrayAction::AdminDone(id, Err(refusal))),
+                Err(refusal) => self.refused.push((id, refusal)),
                 Ok(()) => {
                     self.stopping = true;
                     self.stop = Some(id);
@@ -59,8 +61,19 @@ impl DrivenArray {
         None
     }
 
+    /// Gives the array a slot request.
+    pub(super) fn submit(&mut self, now: Timestamp, id: StripeRequestId, request: StripeRequest) {
+        self.is_unsettled = true;
+        self.array.submit(now, id, request);
+    }
+
     /// The next slot request that ended. The volume's response to it may end others.
     pub(super) fn next_ended(&mut self) -> Option<EndedRequest> {
+        let ended = self.array.next_ended();
+        if ended.is_some() || !std::mem::take(&mut self.is_unsettled) {
+            return ended;
+        }
+        self.array.settle();
         self.array.next_ended()
     }
 
@@ -68,7 +81,10 @@ impl DrivenArray {
     pub(super) fn pass_on(&mut self, now: Timestamp, is_idle: bool, out: &mut VolumeOutput) {
         if is_idle && let Some(id) = self.stop.take() {
             self.array.admin(now, id, AdminRequest::Stop);
+            self.array.settle();
         }
+        let refused = self.refused.drain(..).map(|(id, refusal)| ArrayAction::AdminDone(id, Err(refusal)));
+        out.actions.extend(refused);
         self.array.take_actions(&mut out.actions);
     }
 

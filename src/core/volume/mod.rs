@@ -37,8 +37,19 @@ pub type PartLen = Arc<dyn Fn(&ClientRequest) -> u64 + Send + Sync>;
 
 /// A volume as its driver sees it.
 pub trait Volume: Send {
+    /// Takes an event. What comes of it, and of others that were taken before and after, comes out of
+    /// [`Volume::settle`]; between the two, nothing but another event may follow.
+    fn take(&mut self, now: Timestamp, event: VolumeEvent);
+
+    /// Works until everything waits for something outside, and appends the replies and actions of all events
+    /// since the last call to `out`.
+    fn settle(&mut self, now: Timestamp, out: &mut VolumeOutput);
+
     /// Handles one event and appends its replies and actions to `out`.
-    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput);
+    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
+        self.take(now, event);
+        self.settle(now, out);
+    }
 
     /// How requests without payload are to be cut; see [`PartLen`].
     fn part_len(&self) -> PartLen;

@@ -33,6 +33,8 @@ pub struct PlainVolume {
     /// The whole volume of which it is one lane's.
     whole: (LaneCut, LaneIndex),
     requests: Slab<Request>,
+    /// Requests that were refused at once.
+    refused: Vec<(RequestId, ClientError)>,
     /// One stripe of zeroes, for the ends of zeroing requests that are not whole stripes; allocated at first
     /// use.
     zeroes: Option<Buf>,
@@ -105,6 +107,7 @@ impl PlainVolume {
             stripe_bytes,
             whole,
             requests: Slab::new(),
+            refused: Vec::new(),
             zeroes: None,
             named: ("request", None),
         }
@@ -150,9 +153,9 @@ impl PlainVolume {
         })
     }
 
-    fn client(&mut self, now: Timestamp, id: RequestId, request: ClientRequest, out: &mut VolumeOutput) {
+    fn client(&mut self, now: Timestamp, id: RequestId, request: ClientRequest) {
         if self.driven.is_stopping() {
-            out.replies.push((id, Err(ClientError::Stopping)));
+            self.refused.push((id, ClientError::Stopping));
             return;
         }
         self.named = name_of(&request);
@@ -173,7 +176,7 @@ impl PlainVolume {
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
                 if !(may_unmap && zeroes_fast(self.stripe_bytes, offset, len)) =>
             {
-                out.replies.push((id, Err(ClientError::NotSupported)));
+                self.refused.push((id, ClientError::NotSupported));
             }
             ClientRequest::WriteZeroes { offset, len, fua, .. } => {
                 self.zero(now, id, offset.0..offset.0 + len, fua);
@@ -195,7 +198,7 @@ impl PlainVolume {
     fn submit(&mut self, now: Timestamp, request: usize, place: usize, stripe_request: StripeRequest) {
         self.requests[request].pending += 1;
         let id = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
-        self.driven.array_mut().submit(now, id, stripe_request);
+        self.driven.submit(now, id, stripe_request);
     }
 
     fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
@@ -362,10 +365,14 @@ impl PlainVolume {
 }
 
 impl Volume for PlainVolume {
-    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
-        if let Some((id, request)) = self.driven.take(now, event, out) {
-            self.client(now, id, request, out);
+    fn take(&mut self, now: Timestamp, event: VolumeEvent) {
+        if let Some((id, request)) = self.driven.take(now, event) {
+            self.client(now, id, request);
         }
+    }
+
+    fn settle(&mut self, now: Timestamp, out: &mut VolumeOutput) {
+        out.replies.extend(self.refused.drain(..).map(|(id, error)| (id, Err(error))));
         while let Some((id, result)) = self.driven.next_ended() {
             self.part_done(now, id, result, out);
         }

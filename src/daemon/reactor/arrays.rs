@@ -44,6 +44,14 @@ const STRAGGLING: Duration = Duration::from_secs(3);
 /// With the stages before and after, the daemon ends within ten seconds.
 const SILENCE_NANOS_MAX: u64 = 7_000_000_000;
 
+/// Most operations of members whose ends volumes take before they settle: each settling costs about as much as
+/// the end of an operation, and the more ends it is for, the larger the batches of the log.
+const OPERATIONS_AT_ONCE: usize = 128;
+
+/// How long operations of members may take before volumes settle, in nanoseconds: those on memory-backed
+/// files are run when their turn comes.
+const OPERATIONS_NANOS: u64 = 200_000;
+
 /// How long after the last request an array counts as busy, in nanoseconds: volumes then write back what they
 /// had held up while more might come.
 const BUSY_NANOS: u64 = 2_000_000_000;
@@ -57,7 +65,9 @@ pub(super) struct Arrays {
     pool: Pool,
     administration: Administration,
     outcomes: VecDeque<Outcome>,
-    /// The result of the last step of a volume.
+    /// Lanes that have taken events since they settled.
+    unsettled: Vec<LaneId>,
+    /// What the last lane that settled gave out.
     output: VolumeOutput,
     /// Stopped lanes whose devices other reactors were still reading.
     departures: Departures,
@@ -85,6 +95,10 @@ struct Hosted {
     /// Reads of its clients so far, wherever they were made.
     reads: u64,
     last_request: Timestamp,
+    /// Whether its volume has taken events since it settled.
+    is_unsettled: bool,
+    /// What the volume said last of its damage ([`Volume::damage_revision`]).
+    damage_revision: u64,
     /// Whether something ran by itself at the last tick.
     active: bool,
 }
@@ -313,6 +327,7 @@ impl Arrays {
             pool,
             administration: Administration::default(),
             outcomes: VecDeque::new(),
+            unsettled: Vec::new(),
             output: VolumeOutput::default(),
             departures: Departures::default(),
             unclean: Vec::new(),
@@ -366,6 +381,8 @@ impl Arrays {
             waiting: 0,
             reads: 0,
             last_request: now,
+            is_unsettled: false,
+            damage_revision: 0,
             active: true,
         }));
         // Assembly leaves work to do; the first tick starts it.
@@ -382,7 +399,8 @@ impl Arrays {
 /// Orders.
 impl Arrays {
     /// Takes an order: hands it to its volume, makes it wait for others, or drops it where the array is gone.
-    pub(super) fn submit(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, order: Order) {
+    /// What comes of it comes with [`Arrays::settle`].
+    pub(super) fn submit(&mut self, now: Timestamp, id: LaneId, order: Order) {
         let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
             self.outcomes.push_back(Outcome::Dropped { order, waited: None });
             return;
@@ -394,12 +412,12 @@ impl Arrays {
         };
         let event = hosted.begin_or_wait(order, ticket, behind, &self.pool, &mut self.outcomes);
         if let Some(event) = event {
-            self.step(ring, now, id, event);
+            self.take(now, id, event);
         }
     }
 
     /// Goes on with a waiting order, like [`Arrays::submit`]. One whose array is gone was dropped with it.
-    pub(super) fn resume(&mut self, ring: &mut Ring, now: Timestamp, (id, ticket): LaneTicket) {
+    pub(super) fn resume(&mut self, now: Timestamp, (id, ticket): LaneTicket) {
         let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
             return;
         };
@@ -407,7 +425,7 @@ impl Arrays {
         let behind = hosted.order.blocker(&hosted.span_of(&order.request), ticket);
         let event = hosted.begin_or_wait(order, ticket, behind, &self.pool, &mut self.outcomes);
         if let Some(event) = event {
-            self.step(ring, now, id, event);
+            self.take(now, id, event);
         }
     }
 
@@ -444,29 +462,62 @@ impl Arrays {
 
 /// Steps of volumes.
 impl Arrays {
-    /// Gives an event to a volume and executes the actions it returns. Events of arrays that are gone are
-    /// dropped.
-    fn step(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, event: VolumeEvent) {
+    /// Gives an event to a volume. Events of arrays that are gone are dropped.
+    fn take(&mut self, now: Timestamp, id: LaneId, event: VolumeEvent) {
         let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
             return;
         };
         hosted.note(&event, now);
-        let before = hosted.volume.damage_revision();
-        hosted.volume.step(now, event, &mut self.output);
+        hosted.volume.take(now, event);
+        if !std::mem::replace(&mut hosted.is_unsettled, true) {
+            self.unsettled.push(id);
+        }
+    }
+
+    /// Gives an event to a volume, and carries out what comes of it at once.
+    fn step(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, event: VolumeEvent) {
+        self.take(now, id, event);
+        self.settle_lane(ring, now, id);
+    }
+
+    /// Carries out what comes of the events that volumes have taken.
+    pub(super) fn settle(&mut self, ring: &mut Ring, now: Timestamp) {
+        let mut unsettled = std::mem::take(&mut self.unsettled);
+        for id in unsettled.drain(..) {
+            self.settle_lane(ring, now, id);
+        }
+        // Its memory is reused.
+        self.unsettled = unsettled;
+    }
+
+    /// Lets a volume work until it waits for something, and executes the actions that it returns.
+    fn settle_lane(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId) {
+        let Some(hosted) = self.hosted.get_mut(id.number() as usize).and_then(Option::as_deref_mut) else {
+            return;
+        };
+        if !std::mem::take(&mut hosted.is_unsettled) {
+            return;
+        }
+        hosted.volume.settle(now, &mut self.output);
+        let mut asked = false;
         while !self.output.replies.is_empty() {
             let mut replies = std::mem::take(&mut self.output.replies);
             for (request, result) in replies.drain(..) {
                 if let Some(question) = hosted.end(request, result, &self.pool, &mut self.outcomes) {
-                    let event = VolumeEvent::Client(request, question);
-                    hosted.volume.step(now, event, &mut self.output);
+                    hosted.volume.take(now, VolumeEvent::Client(request, question));
+                    asked = true;
                 }
+            }
+            if std::mem::take(&mut asked) {
+                hosted.volume.settle(now, &mut self.output);
             }
             if self.output.replies.is_empty() {
                 // Its memory is reused.
                 self.output.replies = replies;
             }
         }
-        if hosted.volume.damage_revision() != before {
+        let revision = hosted.volume.damage_revision();
+        if std::mem::replace(&mut hosted.damage_revision, revision) != revision {
             self.bell.tell_findings();
         }
         let mut actions = std::mem::take(&mut self.output.actions);
@@ -490,18 +541,24 @@ impl Arrays {
         self.output.actions = actions;
     }
 
-    /// Takes what has ended: all jobs, and one operation of a member. Returns whether there may be more.
+    /// Takes what has ended: all jobs, and some operations of members. Returns whether there may be more.
     pub(super) fn advance(&mut self, ring: &mut Ring, now: Timestamp) -> bool {
+        self.settle(ring, now);
         while let Some(JobDone { owner: Owner { lane, op }, done }) = self.jobs.next_done() {
-            self.step(ring, now, lane, VolumeEvent::Worked(volume::JobDone { owner: op, done }));
+            self.take(now, lane, VolumeEvent::Worked(volume::JobDone { owner: op, done }));
         }
-        match self.members.next_finished() {
-            Some(done) => {
-                self.step(ring, now, LaneId::from_number(done.owner), VolumeEvent::Io(done.completion));
-                true
+        let began = clock::now();
+        let mut any = false;
+        for _ in 0..OPERATIONS_AT_ONCE {
+            let Some(done) = self.members.next_finished() else { break };
+            any = true;
+            self.take(now, LaneId::from_number(done.owner), VolumeEvent::Io(done.completion));
+            if clock::now().nanos_since(began) >= OPERATIONS_NANOS {
+                break;
             }
-            None => self.jobs.do_small(),
         }
+        self.settle(ring, now);
+        any || self.jobs.do_small()
     }
 
     /// Does small jobs that have gathered: while completions never end, nothing else would do them.
@@ -521,12 +578,17 @@ impl Arrays {
 
     /// Whether something that has ended was not taken yet.
     pub(super) fn has_ended(&self) -> bool {
-        self.members.has_finished() || self.jobs.has_done()
+        self.members.has_finished() || self.jobs.has_done() || !self.unsettled.is_empty()
     }
 
     /// Takes a completion of the ring that belongs to a member.
     pub(super) fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) {
         self.members.complete(ring, user_data, result);
+    }
+
+    /// Has the kernel's workers copy large transfers of members from now on, or does not.
+    pub(super) fn copy_elsewhere(&mut self, is_room: bool) {
+        self.members.copy_elsewhere(is_room);
     }
 
     /// Members' operations in flight.

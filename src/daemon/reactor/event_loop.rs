@@ -80,9 +80,9 @@ const TICK_IDLE: Duration = Duration::from_secs(1);
 /// How often member files are checked, in nanoseconds.
 const LOOK_NANOS: u64 = 1_000_000_000;
 
-/// Member completions handled between two looks at the ring: otherwise background work on memory-backed
-/// members would keep the sockets waiting for ever.
-const COMPLETIONS_PER_TURN: usize = 256;
+/// How often volumes are given what has ended between two looks at the ring: otherwise background work on
+/// memory-backed members would keep the sockets waiting for ever.
+const ADVANCES_PER_TURN: usize = 16;
 
 /// How long completions are handled in a turn at least, in nanoseconds, although there is much to send: a
 /// quarter of what clients may spend of it, and of what they have spent where there are very many of them.
@@ -193,10 +193,18 @@ impl Reactor {
             let wait = if may_wait { Some(self.until_tick()) } else { None };
             let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
             let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
-            self.sockets.ring().enter(wait, &mut events)?;
             if may_wait {
+                self.peers.falls_asleep();
+            }
+            let entered = self.sockets.ring().enter(wait, &mut events);
+            if may_wait {
+                self.peers.wakes();
                 self.mailbox.is_awake();
             }
+            entered?;
+            let leaves_cores = self.peers.leaves_cores();
+            self.sockets.copy_elsewhere(leaves_cores);
+            self.arrays.copy_elsewhere(leaves_cores);
             self.now = clock::now();
             self.clients.turn().count();
             drill::point("reactor");
@@ -283,7 +291,7 @@ impl Reactor {
         self.parse_dirty();
         let began = clock::now();
         let least = COMPLETION_NANOS_MIN.max(began.nanos_since(self.now) / 4);
-        for _ in 0..COMPLETIONS_PER_TURN {
+        for _ in 0..ADVANCES_PER_TURN {
             if self.clients.turn().is_urgent() && clock::now().nanos_since(began) >= least {
                 break;
             }
@@ -467,13 +475,12 @@ impl Reactor {
     /// Hands an order to the owner of its lane.
     fn ask_owner(&mut self, lane: &ListedLane, order: Order) {
         if lane.owner() == self.me {
-            self.arrays.submit(self.sockets.ring(), self.now, lane.id(), order);
+            self.arrays.submit(self.now, lane.id(), order);
         } else if let Some(Post::Order { order, .. }) =
             self.peers.post(lane.owner(), Post::Order { lane: lane.id(), order })
         {
             self.clients.lose_order(self.now, order, None);
         }
-        self.pass_on();
     }
 
     /// Goes on with a request of a connection that no longer waits. Returns whether there was one.
@@ -487,12 +494,11 @@ impl Reactor {
         self.clients.resumes(key, ticket, modifies);
         let owner = array.lane(ticket.0.lane()).owner();
         if owner == self.me {
-            self.arrays.resume(self.sockets.ring(), self.now, ticket);
+            self.arrays.resume(self.now, ticket);
         } else {
             // Where the owner has ended, the order was dropped.
             let _ = self.peers.post(owner, Post::Resume(ticket));
         }
-        self.pass_on();
         true
     }
 
@@ -598,6 +604,8 @@ impl Reactor {
         for post in self.mailbox.take_posts() {
             self.take_post(post);
         }
+        self.arrays.settle(self.sockets.ring(), self.now);
+        self.pass_on();
     }
 
     /// Takes what was posted for arrays here, and puts the rest off. After each look for hang-ups, an order
@@ -615,10 +623,10 @@ impl Reactor {
     }
 
     fn take_post(&mut self, post: Post) {
-        let (ring, now) = (self.sockets.ring(), self.now);
+        let now = self.now;
         match post {
-            Post::Order { lane, order } => self.arrays.submit(ring, now, lane, order),
-            Post::Resume(ticket) => self.arrays.resume(ring, now, ticket),
+            Post::Order { lane, order } => self.arrays.submit(now, lane, order),
+            Post::Resume(ticket) => self.arrays.resume(now, ticket),
             Post::GiveUp(ticket) => self.arrays.give_up(ticket),
             // What holds reads off is let go when the orphans do that themselves.
             Post::Orphan { lane, requester, hold: _hold } => self.arrays.orphan(lane, requester),
@@ -627,7 +635,6 @@ impl Reactor {
             Post::ClientGone(reactor, origin) => self.client_gone(reactor, Some(origin)),
             Post::LargePlaceFree => self.clients.large_place_is_free(now),
         }
-        self.pass_on();
     }
 
     /// Refuses a post that has come when this reactor has ended.

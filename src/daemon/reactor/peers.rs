@@ -31,6 +31,9 @@ pub(super) struct Peers {
     pub(super) pulse: Pulse,
     /// Reactors that have ended.
     ended: AtomicUsize,
+    /// Reactors that do not wait for anything.
+    awake: AtomicUsize,
+    cores: usize,
 }
 
 impl Peers {
@@ -49,6 +52,8 @@ impl Peers {
             jobs: Arc::new(JobPool::new()?),
             pulse: Pulse { turned: (0..count).map(|_| AtomicU64::new(0)).collect() },
             ended: AtomicUsize::new(0),
+            awake: AtomicUsize::new(count),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
         })
     }
 
@@ -61,9 +66,26 @@ impl Peers {
         self.mailboxes[to.0].post(post)
     }
 
+    /// A reactor is about to wait.
+    pub(super) fn falls_asleep(&self) {
+        self.awake.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A reactor has waited.
+    pub(super) fn wakes(&self) {
+        self.awake.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether reactors leave half of the cores or more to others. Where they do not, a copy that a worker of
+    /// the kernel makes for a reactor takes a core from another one, and finds in no cache what it copies.
+    pub(super) fn leaves_cores(&self) -> bool {
+        self.awake.load(Ordering::Relaxed) * 2 <= self.cores
+    }
+
     /// A reactor has ended: nobody waits for its turns any more.
     pub(super) fn ends(&self, reactor: ReactorId) {
         self.pulse.beat(reactor, Timestamp(0));
+        self.falls_asleep();
         self.ended.fetch_add(1, Ordering::SeqCst);
     }
 

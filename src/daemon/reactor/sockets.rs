@@ -46,7 +46,9 @@ pub(super) struct Sockets {
     ring: Ring,
     tag: u64,
     flights: Slab<Flight>,
-    /// Whether there is a core for the kernel's workers.
+    /// Whether there are cores enough for the kernel's workers.
+    has_workers: bool,
+    /// Whether one is free for them at present.
     may_offload: bool,
 }
 
@@ -339,8 +341,14 @@ impl Sockets {
             ring,
             tag: u64::from(tag) << 32,
             flights: Slab::new(),
+            has_workers: cores >= COPYING_CORES_MIN,
             may_offload: cores >= COPYING_CORES_MIN,
         }
+    }
+
+    /// Has the kernel's workers copy large payloads from now on, or does not.
+    pub(super) fn copy_elsewhere(&mut self, is_room: bool) {
+        self.may_offload = self.has_workers && is_room;
     }
 
     /// The ring, for operations that are not of sockets.

@@ -43,6 +43,8 @@ struct PassThrough {
     stubborn: bool,
     /// Reads need no device.
     blank: bool,
+    /// What has come of events since it settled.
+    output: VolumeOutput,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,6 +64,7 @@ impl PassThrough {
             stop: None,
             stubborn: true,
             blank: false,
+            output: VolumeOutput::default(),
         }
     }
 
@@ -74,24 +77,8 @@ impl PassThrough {
             None => out.replies.push((id, Err(ClientError::Io))),
         }
     }
-}
 
-impl Volume for PassThrough {
-    fn part_len(&self) -> PartLen {
-        Arc::new(|request| match request {
-            ClientRequest::Trim { len, .. }
-            | ClientRequest::WriteZeroes { len, .. }
-            | ClientRequest::BlockStatus { len, .. }
-            | ClientRequest::Health { len, .. } => (*len).min(MIB),
-            _ => u64::MAX,
-        })
-    }
-
-    fn due(&self) -> Option<Timestamp> {
-        None
-    }
-
-    fn step(&mut self, _now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
+    fn event(&mut self, event: VolumeEvent, out: &mut VolumeOutput) {
         let at = |offset: calpe_core::units::VolumeOffset| ByteOffset(offset.0);
         match event {
             VolumeEvent::Client(id, _) if self.stop.is_some() => {
@@ -173,6 +160,33 @@ impl Volume for PassThrough {
             }
             VolumeEvent::Tick | VolumeEvent::ReadElsewhere => {}
         }
+    }
+}
+
+impl Volume for PassThrough {
+    fn part_len(&self) -> PartLen {
+        Arc::new(|request| match request {
+            ClientRequest::Trim { len, .. }
+            | ClientRequest::WriteZeroes { len, .. }
+            | ClientRequest::BlockStatus { len, .. }
+            | ClientRequest::Health { len, .. } => (*len).min(MIB),
+            _ => u64::MAX,
+        })
+    }
+
+    fn due(&self) -> Option<Timestamp> {
+        None
+    }
+
+    fn take(&mut self, _now: Timestamp, event: VolumeEvent) {
+        let mut out = std::mem::take(&mut self.output);
+        self.event(event, &mut out);
+        self.output = out;
+    }
+
+    fn settle(&mut self, _now: Timestamp, out: &mut VolumeOutput) {
+        out.replies.append(&mut self.output.replies);
+        out.actions.append(&mut self.output.actions);
     }
 
     fn would(&self, _: &AdminRequest) -> Result<AdminOutcome, AdminRefusal> {

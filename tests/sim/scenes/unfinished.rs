@@ -174,7 +174,7 @@ fn built_while_idle(seed: u64, random: &mut Random) -> (Checked, u32, Vec<DiskCo
     array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
     let mut copies = Vec::new();
     while states(&array.sim)[1] != MemberState::Online {
-        if random.one_in(8) {
+        if copies.is_empty() || random.one_in(8) {
             copies.push(array.copy(id));
         }
         if !array.sim.step() || random.one_in(30) {

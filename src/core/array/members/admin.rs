@@ -38,7 +38,6 @@ impl Array {
             Ok(plan) => self.carry_out(id, plan),
             Err(refusal) => self.core.admin_done(id, Err(refusal)),
         }
-        self.run();
     }
 
     /// Does what is planned, and answers the request, or arranges for a later answer.

@@ -42,6 +42,10 @@ pub(in crate::testing) struct SimLanes {
     pub worked_for: VecDeque<LaneIndex>,
     /// Lanes that were told to let go of a device.
     told: BTreeSet<(u16, u32)>,
+    /// Lanes that have taken events since they settled.
+    unsettled: BTreeSet<LaneIndex>,
+    /// Lanes take events and do not settle.
+    pub gathers: bool,
     output: VolumeOutput,
 }
 
@@ -79,6 +83,8 @@ impl SimLanes {
             holders: disks.map(|disk| (disk, all.clone())).collect(),
             worked_for: VecDeque::new(),
             told: BTreeSet::new(),
+            unsettled: BTreeSet::new(),
+            gathers: false,
             output: VolumeOutput::default(),
         }
     }
@@ -95,10 +101,7 @@ impl SimLanes {
     /// Takes an event for the array, but none of an administrator or of a job where there are several lanes.
     pub(super) fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut VolumeOutput) {
         if self.is_one() {
-            let jobs = out.actions.len();
-            self.volumes[0].step(now, event, out);
-            let jobs = out.actions[jobs..].iter().filter(|action| matches!(action, ArrayAction::Work(_)));
-            self.worked_for.extend(jobs.map(|_| LaneIndex(0)));
+            self.give(now, LaneIndex(0), event, out);
             return;
         }
         match event {
@@ -213,15 +216,37 @@ impl SimLanes {
     /// Has a lane take the next event of its inbox.
     pub(super) fn deliver(&mut self, now: Timestamp, lane: LaneIndex, out: &mut VolumeOutput) {
         let Some(event) = self.inboxes[usize::from(lane.0)].pop_front() else { return };
-        let mut own = std::mem::take(&mut self.output);
-        self.volumes[usize::from(lane.0)].step(now, event, &mut own);
-        for (id, result) in own.replies.drain(..) {
-            out.replies.extend(self.requests.ended(id, result));
+        self.give(now, lane, event, out);
+    }
+
+    /// Gives an event to a lane, which settles at once unless events gather.
+    fn give(&mut self, now: Timestamp, lane: LaneIndex, event: VolumeEvent, out: &mut VolumeOutput) {
+        self.volumes[usize::from(lane.0)].take(now, event);
+        self.unsettled.insert(lane);
+        if !self.gathers {
+            self.settle(now, out);
         }
-        for action in own.actions.drain(..) {
-            self.act(lane, action, out);
+    }
+
+    /// Lets the lanes settle that have taken events.
+    pub(super) fn settle(&mut self, now: Timestamp, out: &mut VolumeOutput) {
+        while let Some(lane) = self.unsettled.pop_first() {
+            let mut own = std::mem::take(&mut self.output);
+            self.volumes[usize::from(lane.0)].settle(now, &mut own);
+            if self.is_one() {
+                let jobs = own.actions.iter().filter(|action| matches!(action, ArrayAction::Work(_)));
+                self.worked_for.extend(jobs.map(|_| LaneIndex(0)));
+                out.replies.append(&mut own.replies);
+                out.actions.append(&mut own.actions);
+            }
+            for (id, result) in own.replies.drain(..) {
+                out.replies.extend(self.requests.ended(id, result));
+            }
+            for action in own.actions.drain(..) {
+                self.act(lane, action, out);
+            }
+            self.output = own;
         }
-        self.output = own;
     }
 
     /// Passes on the action of a lane as one of the array.

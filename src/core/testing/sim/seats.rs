@@ -18,12 +18,15 @@ pub(super) struct LanePace {
     pub one_in: u64,
     /// Takes nothing while others have something to take.
     laggard: Option<LaneIndex>,
+    /// Fewer events than this go to the lanes beside another one before these settle; none at 0.
+    pub beside: u64,
 }
 
 impl LanePace {
     pub(super) fn of(seed: u64) -> LanePace {
         let laggard = (seed >> 8).is_multiple_of(2).then_some(LaneIndex((seed >> 16) as u16));
-        LanePace { one_in: [1, 2, 8][(seed % 3) as usize], laggard }
+        let beside = if (seed >> 4) % 3 == 1 { 6 } else { 0 };
+        LanePace { one_in: [1, 2, 8][(seed % 3) as usize], laggard, beside }
     }
 }
 
