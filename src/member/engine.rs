@@ -20,6 +20,7 @@
 use super::aside::Aside;
 use super::attached::{Attached, Look};
 use super::error::fault_kind;
+use super::flight::Flight;
 use super::inbox::Inbox;
 use super::ready::{MemberCompletion, Ready, ReadyQueue};
 use super::registered::{Registration, fixed_index, register};
@@ -127,40 +128,6 @@ pub(crate) struct Stragglers {
     /// Time since an operation on any of these devices ended, other than for want of room or memory: what is
     /// tried again and fails is no progress.
     pub silence: Duration,
-}
-
-#[derive(Debug)]
-struct Flight {
-    owner: u32,
-    device: DeviceId,
-    token: IoToken,
-    /// With the offset on the whole device.
-    op: IoOp,
-    /// Bytes transferred so far.
-    done: usize,
-    /// Most bytes that one system call transfers.
-    most: usize,
-    retries: u16,
-    /// Whether it is on a memory-backed file, and run by a worker.
-    offloaded: bool,
-    /// When the kernel got it, on the engine's clock.
-    since: Option<u64>,
-}
-
-impl Flight {
-    /// Bytes that the next system call is to transfer.
-    fn next_bytes(&self) -> usize {
-        (self.bytes() - self.done).min(self.most)
-    }
-
-    /// Bytes that it transfers in all; 0 if it transfers none.
-    fn bytes(&self) -> usize {
-        match &self.op {
-            IoOp::Read { buf, .. } => buf.len(),
-            IoOp::Write { buf, .. } => buf.len(),
-            IoOp::Flush | IoOp::Zero { .. } | IoOp::Extents { .. } => 0,
-        }
-    }
 }
 
 impl MemberIo {
@@ -308,6 +275,28 @@ impl MemberIo {
 
     /// Starts an operation; its outcome comes out of [`MemberIo::next_finished`].
     pub(crate) fn submit(&mut self, ring: &mut Ring, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
+        self.take(ring, (owner, device, token, op), false);
+    }
+
+    /// The same for an operation that nobody waits for at present: where the calling thread runs it, others
+    /// of its owner come before it, one each.
+    pub(crate) fn submit_later(
+        &mut self,
+        ring: &mut Ring,
+        owner: u32,
+        device: DeviceId,
+        token: IoToken,
+        op: IoOp,
+    ) {
+        self.take(ring, (owner, device, token, op), true);
+    }
+
+    fn take(
+        &mut self,
+        ring: &mut Ring,
+        (owner, device, token, op): (u32, DeviceId, IoToken, IoOp),
+        may_wait: bool,
+    ) {
         let clock = self.clock;
         let Some(attached) = self.attached(device).filter(|attached| !attached.released) else {
             let completion = Completion { token, result: Err(GONE) };
@@ -336,6 +325,7 @@ impl MemberIo {
             most: TRANSFER_MAX,
             retries: 0,
             offloaded: false,
+            may_wait,
             since: None,
         });
         match &self.flights[key].op {
@@ -600,7 +590,11 @@ impl MemberIo {
             self.push(ring, key);
         } else {
             self.copying.inline_bytes += bytes;
-            self.ready.push(self.flights[key].owner, Ready::Inline(key));
+            let (owner, may_wait) = (self.flights[key].owner, self.flights[key].may_wait);
+            match may_wait {
+                true => self.ready.push_later(owner, key),
+                false => self.ready.push(owner, Ready::Inline(key)),
+            }
         }
     }
 

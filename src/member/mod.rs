@@ -14,6 +14,7 @@ mod device;
 mod engine;
 mod error;
 mod filesystem;
+mod flight;
 mod flushes;
 mod held;
 mod helpers;

@@ -112,6 +112,8 @@ pub enum ArrayAction {
         token: IoToken,
         /// What.
         op: IoOp,
+        /// No client waits for it at present: what goes in place, and pages written back.
+        may_wait: bool,
     },
     /// Do the work, at once or on another thread, and give its end to the array.
     Work(Job),

@@ -604,8 +604,8 @@ impl Array {
     }
 
     /// Works until every operation waits for I/O, time or a lock. Events only note what has happened and take
-    /// the operations concerned to where they wait next: batches, superblocks, passes and readers elsewhere have
-    /// their turn here, once for all events since the last call. Nothing is acknowledged before.
+    /// the operations concerned to where they wait next: batches, superblocks, passes and readers elsewhere
+    /// have their turn here, once for all events since the last call. Nothing is acknowledged before.
     pub fn settle(&mut self) {
         loop {
             // Ends the operations that wait for a device that has left service.

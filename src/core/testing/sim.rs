@@ -560,8 +560,8 @@ impl SimArray {
         assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.notices);
     }
 
-    /// Executes a queued operation, if there is one, and lets a little time pass. With some seeds more of them,
-    /// whose ends the array takes together.
+    /// Executes a queued operation, if there is one, and lets a little time pass. With some seeds more of
+    /// them, whose ends the array takes together.
     pub fn step(&mut self) -> bool {
         let beside = match self.pace.beside {
             0 => return self.step_alone(),
@@ -729,7 +729,7 @@ impl SimArray {
         }
         for action in output.actions.drain(..) {
             match action {
-                ArrayAction::Io { device, token, op } => {
+                ArrayAction::Io { device, token, op, .. } => {
                     assert!(!self.released.contains(&device.0), "I/O on a released device");
                     self.changes += u64::from(matches!(op, IoOp::Write { .. } | IoOp::Zero { .. }));
                     self.queue.push((device, token, op, self.executed));

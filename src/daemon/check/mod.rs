@@ -588,7 +588,7 @@ impl Run {
         let mut jobs = Vec::new();
         for action in output.actions.drain(..) {
             match action {
-                ArrayAction::Io { device, token, op } => self.layer.submit(device, token, op),
+                ArrayAction::Io { device, token, op, .. } => self.layer.submit(device, token, op),
                 // The report says what the places of set-aside blocks hold.
                 ArrayAction::Notice(notice) if self.phase == Phase::Repair => {
                     if notice.kind == NoticeKind::RepairEnded {

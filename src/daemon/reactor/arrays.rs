@@ -9,27 +9,23 @@
 use super::administration::Administration;
 use super::departures::Departures;
 use super::directory::{Directory, Listed, ListedLane};
-use super::edges::{Edges, middle};
 use super::error::ReactorError;
+use super::hosted::{Hosted, Pending, is_shortage};
 use super::job_pool::{JobDone, Owner};
 use super::jobs::Jobs;
 use super::mailbox::{Bell, LaneFacts, NewLane, Reply};
-use super::order::{Precedence, Span, Ticket, blocks_of};
-use super::orders::{
-    Answer, LaneId, LaneTicket, News, Order, Outcome, PartId, Requester, allocation_of, client_request,
-};
+use super::order::{Precedence, Span, Ticket};
+use super::orders::{LaneId, LaneTicket, News, Order, Outcome, Requester};
 use super::stopping::{StopStep, Stopping};
 use crate::daemon::clock;
 use crate::daemon::events::EventLog;
 use crate::member::{Device, MemberIo, Ring, Stragglers};
 use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, Pool};
 use calpe_core::format::MemberState;
-use calpe_core::nbd::{Command, Request};
-use calpe_core::units::{Timestamp, VolumeOffset};
+use calpe_core::units::Timestamp;
 use calpe_core::volume::{
-    self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, Orphan, RequestId, ViewReader,
-    Volume, VolumeEvent, VolumeOutput,
+    self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, MemberStatus, NoticeKind,
+    NoticeLevel, RequestId, ViewReader, VolumeEvent, VolumeOutput,
 };
 use slab::Slab;
 use std::collections::VecDeque;
@@ -44,17 +40,13 @@ const STRAGGLING: Duration = Duration::from_secs(3);
 /// With the stages before and after, the daemon ends within ten seconds.
 const SILENCE_NANOS_MAX: u64 = 7_000_000_000;
 
-/// Most operations of members whose ends volumes take before they settle: each settling costs about as much as
-/// the end of an operation, and the more ends it is for, the larger the batches of the log.
+/// Most operations of members whose ends volumes take before they settle: each settling costs about as much
+/// as the end of an operation, and the more ends it is for, the larger the batches of the log.
 const OPERATIONS_AT_ONCE: usize = 128;
 
 /// How long operations of members may take before volumes settle, in nanoseconds: those on memory-backed
 /// files are run when their turn comes.
 const OPERATIONS_NANOS: u64 = 200_000;
-
-/// How long after the last request an array counts as busy, in nanoseconds: volumes then write back what they
-/// had held up while more might come.
-const BUSY_NANOS: u64 = 2_000_000_000;
 
 /// See the head of this file.
 pub(super) struct Arrays {
@@ -76,239 +68,6 @@ pub(super) struct Arrays {
     events: EventLog,
     bell: Arc<Bell>,
     directory: Arc<Directory>,
-}
-
-/// A lane of an array in service.
-struct Hosted {
-    id: LaneId,
-    volume: Box<dyn Volume>,
-    /// What clients see of its array.
-    listed: Arc<Listed>,
-    stopping: Stopping,
-    /// Orders that the volume has.
-    pending: Slab<Pending>,
-    /// Those of them that modify.
-    modifying: usize,
-    /// Which order waits for which, and those that wait.
-    order: Precedence<Order>,
-    waiting: usize,
-    /// Reads of its clients so far, wherever they were made.
-    reads: u64,
-    last_request: Timestamp,
-    /// Whether its volume has taken events since it settled.
-    is_unsettled: bool,
-    /// What the volume said last of its damage ([`Volume::damage_revision`]).
-    damage_revision: u64,
-    /// Whether something ran by itself at the last tick.
-    active: bool,
-}
-
-/// An order inside a volume.
-#[derive(Debug)]
-struct Pending {
-    requester: Requester,
-    /// With its offset in the volume of the lane.
-    request: Request,
-    /// Its offset in the volume of the array.
-    asked: u64,
-    /// The request of several lanes that it is a part of.
-    part: Option<PartId>,
-    /// Its place in the order of its array, if it modifies.
-    ticket: Ticket,
-    /// Whether later requests wait for it: its client has hung up.
-    is_orphan: bool,
-    /// Has all reads come here meanwhile.
-    hold: Option<Orphan>,
-    /// Bytes of its requester's memory that it holds.
-    charge: usize,
-    /// The long request that it is a part of.
-    long: Option<usize>,
-    /// State of a write that does not lie on blocks.
-    edges: Option<Box<Edges>>,
-    /// Of a question about two contexts: the part of the answer that is known, as (bytes, flags) of
-    /// base:allocation.
-    allocation: Vec<(u64, u32)>,
-}
-
-impl Hosted {
-    fn is_busy(&self, now: Timestamp) -> bool {
-        self.active
-            || self.in_flight() > 0
-            || !self.is_serving()
-            || now.nanos_since(self.last_request) < BUSY_NANOS
-    }
-
-    /// Orders that the volume has, or that wait for others.
-    fn in_flight(&self) -> usize {
-        self.pending.len() + self.waiting
-    }
-
-    /// Moves the stop of the array on to the next stage.
-    fn stop_step(&mut self, now: Timestamp) -> StopStep {
-        let (in_flight, volume) = (self.in_flight(), &self.volume);
-        self.stopping.step(now, in_flight, || is_short(&**volume))
-    }
-
-    fn is_serving(&self) -> bool {
-        self.stopping.is_serving()
-    }
-
-    /// Latest time at which its volume wants a tick, if sooner than usual.
-    fn due(&self) -> Option<Timestamp> {
-        if self.stopping.is_over() { None } else { self.volume.due() }
-    }
-
-    /// The minimum block of its export, in bytes.
-    fn block(&self) -> u64 {
-        self.listed.block()
-    }
-
-    fn lane(&self) -> &Arc<ListedLane> {
-        self.listed.lane(self.id.lane())
-    }
-
-    fn name(&self) -> &str {
-        &self.listed.export().name
-    }
-
-    fn span_of(&self, request: &Request) -> Span {
-        Span::of(request, self.block())
-    }
-
-    /// Records how busy an event shows the array to be.
-    fn note(&mut self, event: &VolumeEvent, now: Timestamp) {
-        match event {
-            VolumeEvent::Client(..) | VolumeEvent::ReadElsewhere => self.last_request = now,
-            VolumeEvent::Tick => {
-                let status = self.volume.status();
-                self.active =
-                    status.dirty || status.activities.iter().any(|activity| activity.rest.is_none());
-            }
-            _ => {}
-        }
-    }
-
-    /// Takes an order that may begin. Returns what to ask of the volume.
-    fn begin(&mut self, order: Order, ticket: Ticket, pool: &Pool) -> VolumeEvent {
-        let Order { requester, request, payload, asked, part, charge, long, sparse } = order;
-        let (offset, block) = (VolumeOffset(request.offset), self.block());
-        let blocks = blocks_of(&request, block);
-        let is_uneven = blocks != (request.offset..request.offset + request.length);
-        let mut edges = None;
-        let question = match (request.command, payload) {
-            (Command::Read, _) if is_uneven => {
-                let buf = pool.alloc((blocks.end - blocks.start) as usize);
-                ClientRequest::Read { offset: VolumeOffset(blocks.start), buf }
-            }
-            (Command::Read, memory) => {
-                let buf = memory.unwrap_or_else(|| pool.alloc(request.length as usize));
-                match sparse {
-                    true => ClientRequest::ReadSparse { offset, buf },
-                    false => ClientRequest::Read { offset, buf },
-                }
-            }
-            (Command::Write, Some(payload)) if is_uneven => {
-                let edges = edges.insert(Box::new(Edges::new(&request, &payload, block, pool)));
-                edges.next(&request, None, block, pool)
-            }
-            (Command::Write, Some(buf)) => {
-                ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua }
-            }
-            (Command::Write, None) => unreachable!("a write starts with its payload"),
-            _ => client_request(&request).expect("a request without payload"),
-        };
-        self.modifying += usize::from(request.command.modifies());
-        let allocation = Vec::new();
-        let (is_orphan, hold) = (false, None);
-        let pending = Pending {
-            requester,
-            request,
-            asked,
-            part,
-            ticket,
-            is_orphan,
-            hold,
-            charge,
-            long,
-            edges,
-            allocation,
-        };
-        VolumeEvent::Client(RequestId(self.pending.insert(pending) as u64), question)
-    }
-
-    /// Takes a volume's answer. Returns the next question under the same id, if the request needs one.
-    fn end(
-        &mut self,
-        id: RequestId,
-        result: Result<ClientReply, ClientError>,
-        pool: &Pool,
-        outcomes: &mut VecDeque<Outcome>,
-    ) -> Option<ClientRequest> {
-        let (key, block) = (id.0 as usize, self.block());
-        let pending = &mut self.pending[key];
-        let request = pending.request;
-        let result = match (result, &mut pending.edges) {
-            (Ok(ClientReply::Data(read)), Some(edges)) => {
-                return Some(edges.next(&request, Some(read), block, pool));
-            }
-            (Ok(ClientReply::Data(blocks)), None) if blocks.len() as u64 != request.length => {
-                Ok(ClientReply::Data(middle(blocks, &request, block)))
-            }
-            // A question about both contexts: the second one is another question to the same volume.
-            (Ok(ClientReply::Extents(extents)), _) if request.contexts.health => {
-                pending.allocation = allocation_of(&extents);
-                let offset = VolumeOffset(request.offset);
-                return Some(ClientRequest::Health { offset, len: request.length });
-            }
-            (result, _) => result,
-        };
-        let Pending { requester, asked, part, ticket, charge, long, allocation, .. } =
-            self.pending.remove(key);
-        if request.command.modifies() {
-            self.modifying -= 1;
-            self.leave(&request, ticket, outcomes);
-        }
-        let request = Request { offset: asked, ..request };
-        let answer = Answer { requester, request, part, charge, long, allocation, result };
-        outcomes.push_back(Outcome::Answer(answer));
-        None
-    }
-
-    /// Removes an order that has ended or is given up: those that waited for it may go on.
-    fn leave(&mut self, request: &Request, ticket: Ticket, outcomes: &mut VecDeque<Outcome>) {
-        let span = self.span_of(request);
-        for woken in self.order.leave(&span, ticket) {
-            if let Some(order) = self.order.waiting(woken) {
-                let (requester, modifies) = (order.requester, order.request.command.modifies());
-                let ticket = (self.id, woken);
-                outcomes.push_back(Outcome::MayGoOn { requester, ticket, modifies });
-            }
-        }
-    }
-
-    /// Starts an order, or makes it wait for another one. Returns what to ask of the volume.
-    fn begin_or_wait(
-        &mut self,
-        order: Order,
-        ticket: Ticket,
-        behind: Option<Ticket>,
-        pool: &Pool,
-        outcomes: &mut VecDeque<Outcome>,
-    ) -> Option<VolumeEvent> {
-        let Some(behind) = behind else { return Some(self.begin(order, ticket, pool)) };
-        let (requester, modifies) = (order.requester, order.request.command.modifies());
-        outcomes.push_back(Outcome::Waits { requester, ticket: (self.id, ticket), modifies });
-        self.waiting += 1;
-        self.order.wait(ticket, behind, order);
-        None
-    }
-
-    /// Takes back a waiting order; it keeps its place.
-    fn take_waiting(&mut self, ticket: Ticket) -> Option<Order> {
-        let order = self.order.resume(ticket)?;
-        self.waiting -= 1;
-        Some(order)
-    }
 }
 
 impl Arrays {
@@ -527,7 +286,10 @@ impl Arrays {
                 ArrayAction::Work(job) => {
                     self.jobs.submit(job.owned_by(|op| Owner { lane: id, op }), jobs == 1);
                 }
-                ArrayAction::Io { device, token, op } => {
+                ArrayAction::Io { device, token, op, may_wait: true } => {
+                    self.members.submit_later(ring, id.number(), device, token, op)
+                }
+                ArrayAction::Io { device, token, op, may_wait: false } => {
                     self.members.submit(ring, id.number(), device, token, op)
                 }
                 ArrayAction::AdminDone(request, result) => self.admin_done(id, request, result),
@@ -549,11 +311,11 @@ impl Arrays {
         }
         let began = clock::now();
         let mut any = false;
-        for _ in 0..OPERATIONS_AT_ONCE {
+        for nth in 1..=OPERATIONS_AT_ONCE {
             let Some(done) = self.members.next_finished() else { break };
             any = true;
             self.take(now, LaneId::from_number(done.owner), VolumeEvent::Io(done.completion));
-            if clock::now().nanos_since(began) >= OPERATIONS_NANOS {
+            if nth % 4 == 0 && clock::now().nanos_since(began) >= OPERATIONS_NANOS {
                 break;
             }
         }
@@ -839,17 +601,6 @@ fn share(members: &MemberIo, lane: &ListedLane, device: DeviceId) {
     if let Some(shared) = members.shared(device) {
         lane.devices().add(device, shared);
     }
-}
-
-/// Whether some member of a volume lacks room or resources.
-fn is_short(volume: &dyn Volume) -> bool {
-    let serves = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
-    let members = volume.status().members;
-    members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_shortage))
-}
-
-fn is_shortage(condition: &MemberCondition) -> bool {
-    matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
 }
 
 /// Whether a notice reports the end of a pass that may have counted errors.

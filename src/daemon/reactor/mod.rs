@@ -23,6 +23,7 @@ mod error;
 mod event_loop;
 mod fence;
 mod handle;
+mod hosted;
 mod job_pool;
 mod jobs;
 mod joins;

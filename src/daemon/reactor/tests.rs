@@ -72,7 +72,7 @@ impl PassThrough {
         match self.device {
             Some(device) => {
                 let token = IoToken(self.tokens.insert((id, asked)) as u64);
-                out.actions.push(ArrayAction::Io { device, token, op });
+                out.actions.push(ArrayAction::Io { device, token, op, may_wait: false });
             }
             None => out.replies.push((id, Err(ClientError::Io))),
         }

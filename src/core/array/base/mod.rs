@@ -113,8 +113,10 @@ impl Core {
             IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
             IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
         };
+        let is_written_back = matches!(owner, Owner::Page(_)) && effect == Effect::Write;
+        let may_wait = is_written_back || matches!(owner, Owner::InPlace | Owner::Punch);
         let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op, self.now);
-        self.actions.push(ArrayAction::Io { device, token, op });
+        self.actions.push(ArrayAction::Io { device, token, op, may_wait });
     }
 
     /// The member that has a column of a slot.

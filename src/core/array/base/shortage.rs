@@ -469,7 +469,7 @@ impl Core {
         let flight = self.inflight.get_mut(token).expect("what waits is in flight");
         flight.short.as_mut().expect("it waits because it is short").due = None;
         let (device, op) = (flight.entry.device, flight.again.op(&self.pool));
-        self.actions.push(crate::array::ArrayAction::Io { device, token, op });
+        self.actions.push(crate::array::ArrayAction::Io { device, token, op, may_wait: false });
     }
 
     /// A device that has been short for too long and that the array does without.

@@ -252,13 +252,18 @@ impl SimLanes {
     /// Passes on the action of a lane as one of the array.
     fn act(&mut self, lane: LaneIndex, action: ArrayAction, out: &mut VolumeOutput) {
         match action {
-            ArrayAction::Io { device, token, op } => {
+            ArrayAction::Io { device, token, op, may_wait } => {
                 let disk = disk_of(device);
                 let holds = self.holders.get(&disk.0).is_some_and(|lanes| lanes.contains(&lane.0));
                 assert!(holds, "lane {lane} has released disk {}", disk.0);
                 assert!(token.0 < 1 << TOKEN_BITS, "tokens are small");
                 let token = IoToken(token.0 | u64::from(lane.0) << TOKEN_BITS);
-                out.actions.push(ArrayAction::Io { device: disk, token, op: self.in_window(lane, op) });
+                out.actions.push(ArrayAction::Io {
+                    device: disk,
+                    token,
+                    op: self.in_window(lane, op),
+                    may_wait,
+                });
             }
             ArrayAction::Work(job) => {
                 self.worked_for.push_back(lane);
