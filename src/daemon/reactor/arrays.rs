@@ -16,7 +16,7 @@ use super::jobs::Jobs;
 use super::mailbox::{Bell, LaneFacts, NewLane, Reply};
 use super::order::{Precedence, Span, Ticket, blocks_of};
 use super::orders::{
-    Answer, LaneId, LaneTicket, News, Order, Outcome, PartId, Requester, allocation_of, client_request,
+    Answer, LaneId, LaneTicket, News, Order, Outcome, Requester, allocation_of, client_request,
 };
 use super::stopping::{StopStep, Stopping};
 use crate::daemon::clock;
@@ -28,8 +28,8 @@ use calpe_core::nbd::{Command, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
     self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, Orphan, RequestId, ViewReader,
-    Volume, VolumeEvent, VolumeOutput,
+    ClientRequest, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, Orphan, PartId, RequestId,
+    ViewReader, Volume, VolumeEvent, VolumeOutput,
 };
 use slab::Slab;
 use std::collections::VecDeque;
@@ -111,7 +111,7 @@ struct Pending {
     request: Request,
     /// Its offset in the volume of the array.
     asked: u64,
-    /// The request of several lanes that it is a part of.
+    /// The part of a request of several lanes that it is.
     part: Option<PartId>,
     /// Its place in the order of its array, if it modifies.
     ticket: Ticket,
