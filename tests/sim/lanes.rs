@@ -139,6 +139,20 @@ fn clients_are_told_when_any_lane_has_lost_their_writes() {
 }
 
 #[test]
+fn a_request_over_lanes_fails_where_one_of_them_cannot_do_its_part() {
+    for seed in 0..8 {
+        lanes::errors_of_one_lane_are_told(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+    }
+}
+
+#[test]
+fn zeroes_that_must_be_fast_are_in_all_lanes_or_in_none() {
+    for lanes in [2, 8] {
+        lanes::fast_zeroes(lanes).unwrap_or_else(|what| panic!("{lanes} lanes: {what}"));
+    }
+}
+
+#[test]
 fn a_page_that_went_into_another_lane_counts_as_damaged_there() {
     for seed in 0..8 {
         lanes::page_written_into_another_lane(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));

@@ -44,7 +44,12 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         Mutation::MapPagesCountedUnflushed => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
+        Mutation::LanesRefuseAlone | Mutation::JoinedAsTheyEnd => {
+            (&["2-lanes-joined-2+1", "8-lanes-joined-2+1"], 1)
+        }
         Mutation::FlushForgetsALane
+        | Mutation::AnsweredByFirstPart
+        | Mutation::LastPartAlone
         | Mutation::ReadsOtherWindow
         | Mutation::WritesOtherWindow
         | Mutation::CutForgotten => (&["2-lanes-2+1", "2-lanes-steady-2+1"], 1),
@@ -115,6 +120,8 @@ fn hunt_by_lanes(mutation: Mutation) -> Result<String, String> {
     for seed in 0..8 {
         let scene = || match mutation {
             Mutation::LostWritesOfALaneUntold => lanes::lost_writes_are_told(seed % 4),
+            Mutation::FastZeroesInLastLane => lanes::fast_zeroes(2),
+            Mutation::PartErrorForgotten => lanes::errors_of_one_lane_are_told(seed as u64),
             _ => lanes::page_written_into_another_lane(seed as u64),
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
@@ -282,7 +289,10 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::NewDeviceInOldEpoch
         | Mutation::CaughtUpFromBeforeJoin
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
-        Mutation::LostWritesOfALaneUntold | Mutation::LanesShareASecret => return hunt_by_lanes(mutation),
+        Mutation::LostWritesOfALaneUntold
+        | Mutation::LanesShareASecret
+        | Mutation::FastZeroesInLastLane
+        | Mutation::PartErrorForgotten => return hunt_by_lanes(mutation),
         _ => {}
     }
     if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {

@@ -220,6 +220,18 @@ mutations! {
     ViewTicketNotCompared "view-ticket-not-compared",
     /// Lanes: a flush goes to one lane only; a power cut takes what the others have acknowledged.
     FlushForgetsALane "flush-forgets-a-lane",
+    /// Lanes: a request that reads nothing is answered when the first of its parts has ended.
+    AnsweredByFirstPart "answered-by-first-part",
+    /// Lanes: of a request over several lanes the last part alone is carried out.
+    LastPartAlone "last-part-alone",
+    /// Lanes: of zeroes over several lanes that must be fast the last part alone is carried out.
+    FastZeroesInLastLane "fast-zeroes-in-last-lane",
+    /// Lanes: zeroes that must be fast are refused by a lane after others have written theirs.
+    LanesRefuseAlone "lanes-refuse-alone",
+    /// Lanes: a request succeeds although a part of it has failed.
+    PartErrorForgotten "part-error-forgotten",
+    /// Lanes: what parts have read is joined in the order in which they ended.
+    JoinedAsTheyEnd "joined-as-they-end",
     /// Lanes: a lane reads where the next one lies.
     ReadsOtherWindow "reads-other-window",
     /// Lanes: a lane writes data where the next one lies.

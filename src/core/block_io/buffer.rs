@@ -151,6 +151,33 @@ impl Pool {
         buf
     }
 
+    /// Joins buffers, in this order, into one. Bytes are copied only where the buffers are not neighbours in
+    /// memory.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn join(&self, parts: impl IntoIterator<Item = BufMut>) -> BufMut {
+        let mut parts = parts.into_iter();
+        let mut first = parts.next().expect("there is a buffer");
+        // Most are one: then this takes no memory.
+        let mut apart: Vec<BufMut> = Vec::new();
+        for part in parts {
+            let rest = apart.last_mut().unwrap_or(&mut first).try_unsplit(part).err();
+            apart.extend(rest);
+        }
+        if apart.is_empty() {
+            return first;
+        }
+        let mut whole = self.alloc(first.len() + apart.iter().map(|run| run.len()).sum::<usize>());
+        let mut at = 0;
+        for run in std::iter::once(first).chain(apart) {
+            whole[at..at + run.len()].copy_from_slice(&run);
+            at += run.len();
+        }
+        whole
+    }
+
     /// The slab as (address, length), to register it with a kernel or a device once.
     #[must_use]
     pub fn slab(&self) -> (NonNull<u8>, usize) {

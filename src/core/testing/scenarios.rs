@@ -263,6 +263,13 @@ const fn in_8(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
     SimShape::new(data, parity, chunk, stripes).in_lanes(8, 1)
 }
 
+/// Zeroes and reads over several lanes, most of the time. Few requests are under way: zeroes that overlap
+/// one are left out.
+const fn joined(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { zeroes: 20, reads: 16, small_writes: 6, other_writes: 10, depth: 3, ..LOAD };
+    Scenario { workload, ..scenario(name, shape) }
+}
+
 /// Crashes at fewer moments: each start is one of eight lanes.
 const fn rarer(scenario: Scenario) -> Scenario {
     Scenario { moments_one_in: scenario.moments_one_in * 4, ..scenario }
@@ -357,6 +364,7 @@ pub const SCENARIOS: &[Scenario] = &[
         SimShape::new(3, 2, TWO_ROWS, 8).in_lanes(2, 2).logged(ChecksumKind::Blake3, RING),
     ),
     steady("2-lanes-steady-2+1", in_2(2, 1, SMALL, 5).logged(ChecksumKind::None, SMALL_RING)),
+    joined("2-lanes-joined-2+1", in_2(2, 1, SMALL, 7).logged(ChecksumKind::Crc32c, RING)),
     fresh("2-lanes-fresh-3+2", in_2(3, 2, SMALL, 5).logged(ChecksumKind::Crc32c, SMALL_RING)),
     full("2-lanes-full-2+1", in_2(2, 1, SMALL, 6).logged(ChecksumKind::None, FULL_RING)),
     epochs("2-lanes-epochs-2+2", in_2(2, 2, SMALL, 4).logged(ChecksumKind::None, RING)),
@@ -372,6 +380,7 @@ pub const SCENARIOS: &[Scenario] = &[
     sick_and_dying("2-lanes-mixed-4+2", in_2(4, 2, SMALL, 6).logged(ChecksumKind::Blake3, RING), HONEST),
     rarer(scenario("8-lanes-2+1", in_8(2, 1, SMALL, 18).logged(ChecksumKind::Crc32c, RING))),
     rarer(steady("8-lanes-steady-4+2", in_8(4, 2, SMALL, 14).logged(ChecksumKind::Blake3, SMALL_RING))),
+    rarer(joined("8-lanes-joined-2+1", in_8(2, 1, SMALL, 18).logged(ChecksumKind::Crc32c, RING))),
     rarer(epochs("8-lanes-epochs-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::Crc32c, RING))),
     rarer(redone("8-lanes-redone-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::None, SMALL_RING))),
     rarer(back("8-lanes-back-3+2", in_8(3, 2, SMALL, 9).logged(ChecksumKind::Crc32c, SMALL_RING))),

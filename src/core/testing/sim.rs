@@ -2,6 +2,7 @@
 //! decides; the process can be killed with operations half done, and the power of all disks can fail. Faults
 //! of a disk itself are in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
+mod front;
 mod hung;
 mod lanes;
 mod seats;
@@ -480,6 +481,12 @@ impl SimArray {
         self.submit(ClientRequest::Read { offset: VolumeOffset(offset), buf })
     }
 
+    /// Starts a read whose answer may describe zeroes.
+    pub fn submit_sparse_read(&mut self, offset: u64, len: usize) -> u64 {
+        let buf = self.world.pool.alloc(len);
+        self.submit(ClientRequest::ReadSparse { offset: VolumeOffset(offset), buf })
+    }
+
     /// Writes and waits.
     ///
     /// # Errors
@@ -583,8 +590,7 @@ impl SimArray {
         self.now.0 += 50_000;
         let can_wait = !self.queue.is_empty() || !self.jobs.is_empty();
         if self.volume.backlog() > 0 && (!can_wait || self.random.one_in(self.pace.one_in)) {
-            let lane = self.next_lane();
-            self.deliver(lane);
+            self.deliver();
             return true;
         }
         let idle = self.holds_jobs || self.jobs.is_empty();

@@ -18,7 +18,9 @@ use super::{
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::{MemberIndex, Timestamp, VolumeOffset};
-use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, MemberStatus, NewDevice};
+use crate::volume::{
+    AdminRequest, ClientError, ClientReply, ClientRequest, MemberStatus, NewDevice, ReadRun,
+};
 
 /// Sectors of a block.
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
@@ -84,9 +86,20 @@ impl Workload {
 }
 
 enum Pending {
-    Write { written: Written, fua: bool },
-    Flush { began: u64 },
-    Read { first: usize, count: usize, since: u64 },
+    Write {
+        written: Written,
+        fua: bool,
+    },
+    /// Zeroes that must be refused: nobody may see them.
+    Refused,
+    Flush {
+        began: u64,
+    },
+    Read {
+        first: usize,
+        count: usize,
+        since: u64,
+    },
 }
 
 /// A load under way.
@@ -446,24 +459,38 @@ impl Run {
 
     fn read(&mut self, first: usize, count: usize) {
         let since = self.oracle.begin_read();
-        let id = self.sim.submit_read((first * SECTOR_BYTES) as u64, count * SECTOR_BYTES);
+        let (offset, len) = ((first * SECTOR_BYTES) as u64, count * SECTOR_BYTES);
+        let id = match self.has_lanes() && self.random.one_in(2) {
+            true => self.sim.submit_sparse_read(offset, len),
+            false => self.sim.submit_read(offset, len),
+        };
         self.pending.push((id, Pending::Read { first, count, since }));
+    }
+
+    /// Whether requests may concern several lanes.
+    fn has_lanes(&self) -> bool {
+        self.sim.cut().count() > 1
     }
 
     fn zero(&mut self, first: usize, count: usize) {
         let offset = VolumeOffset((first * SECTOR_BYTES) as u64);
         let len = (count * SECTOR_BYTES) as u64;
         let (advisory, fua) = (self.random.one_in(2), self.random.one_in(3));
-        let written = self.oracle.begin_zeroes(first, count, advisory);
-        let id = self.sim.submit(if advisory {
+        let request = if advisory {
             ClientRequest::Trim { offset, len, fua }
         } else {
-            let may_unmap = self.random.one_in(2);
-            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: false, fua }
-        });
+            let fast_only = self.has_lanes() && self.random.one_in(2);
+            let may_unmap = self.random.one_in(2) || fast_only && self.random.one_in(2);
+            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only, fua }
+        };
+        let pending = match self.sim.cut().refuses(&request) {
+            true => Pending::Refused,
+            false => Pending::Write { written: self.oracle.begin_zeroes(first, count, advisory), fua },
+        };
+        let id = self.sim.submit(request);
         let word = if advisory { "trim" } else { "zero" };
         self.note(format!("{word} sectors {first}+{count}, fua {fua}, request {id}"));
-        self.pending.push((id, Pending::Write { written, fua }));
+        self.pending.push((id, pending));
     }
 
     /// Checks the blocks that changed, and ends the time in which new requests may fail once the trouble has
@@ -490,7 +517,7 @@ impl Run {
                 let end = written.first + written.count;
                 Some(written.first / SECTORS as usize..end.div_ceil(SECTORS as usize))
             }
-            Pending::Flush { .. } | Pending::Read { .. } => None,
+            Pending::Refused | Pending::Flush { .. } | Pending::Read { .. } => None,
         });
         let written: Vec<_> = written.collect();
         self.watch.look(&self.sim, self.oracle.blocks(), (&written, self.lenient_below > 0))
@@ -518,6 +545,7 @@ impl Run {
         may_fail: bool,
     ) -> Result<(), String> {
         let reply = match result {
+            Err(ClientError::NotSupported) if matches!(pending, Pending::Refused) => return Ok(()),
             Ok(reply) => reply,
             Err(error) if !may_fail => {
                 return Err(format!("{error} within the budget: {:?}", self.sim.status()));
@@ -527,23 +555,26 @@ impl Run {
                 match pending {
                     Pending::Write { written, .. } => self.oracle.fail_write(&written),
                     Pending::Read { since, .. } => self.oracle.end_read(since),
-                    Pending::Flush { .. } => {}
+                    Pending::Refused | Pending::Flush { .. } => {}
                 }
                 return Ok(());
             }
         };
         match (pending, reply) {
             (Pending::Write { written, fua }, _) => self.oracle.end_write(&written, fua),
+            (Pending::Refused, reply) => {
+                return Err(format!("zeroes that cannot be fast were answered with {reply:?}"));
+            }
             (Pending::Flush { began }, _) => self.oracle.end_flush(began),
-            (Pending::Read { first, count, since }, ClientReply::Data(buf)) => {
-                if buf.len() != count * SECTOR_BYTES {
-                    return Err(format!("a read of {count} sectors was answered with {} bytes", buf.len()));
+            (Pending::Read { first, count, since }, reply) => {
+                let bytes = bytes_read(reply)?;
+                if bytes.len() != count * SECTOR_BYTES {
+                    return Err(format!("a read of {count} sectors was answered with {} bytes", bytes.len()));
                 }
                 self.oracle.end_read(since);
-                let checked = self.oracle.check_sectors(first, &buf, Floor::Answered(since));
+                let checked = self.oracle.check_sectors(first, &bytes, Floor::Answered(since));
                 checked.map_err(|wrong| format!("a read of sectors {first}+{count}: {wrong}"))?;
             }
-            (Pending::Read { .. }, other) => return Err(format!("a read was answered with {other:?}")),
         }
         Ok(())
     }
@@ -695,5 +726,23 @@ impl Run {
                 let _ = self.sim.submit_admin(AdminRequest::Replace { member: index, device });
             }
         }
+    }
+}
+
+/// The bytes that a read was answered with.
+fn bytes_read(reply: ClientReply) -> Result<Vec<u8>, String> {
+    match reply {
+        ClientReply::Data(buf) => Ok(buf.to_vec()),
+        ClientReply::Sparse(runs) => {
+            let mut bytes = Vec::new();
+            for run in runs {
+                match run {
+                    ReadRun::Zeroes(len) => bytes.resize(bytes.len() + len as usize, 0),
+                    ReadRun::Data(buf) => bytes.extend_from_slice(&buf),
+                }
+            }
+            Ok(bytes)
+        }
+        other => Err(format!("a read was answered with {other:?}")),
     }
 }

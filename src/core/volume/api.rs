@@ -76,6 +76,31 @@ pub enum ClientRequest {
     },
 }
 
+impl ClientRequest {
+    /// Its bytes in the volume; none for a flush.
+    #[must_use]
+    pub fn range(&self) -> Option<(VolumeOffset, u64)> {
+        Some(match *self {
+            ClientRequest::Read { offset, ref buf } | ClientRequest::ReadSparse { offset, ref buf } => {
+                (offset, buf.len() as u64)
+            }
+            ClientRequest::Write { offset, ref data, .. } => (offset, data.len() as u64),
+            ClientRequest::Trim { offset, len, .. }
+            | ClientRequest::WriteZeroes { offset, len, .. }
+            | ClientRequest::BlockStatus { offset, len }
+            | ClientRequest::Health { offset, len } => (offset, len),
+            ClientRequest::Flush => return None,
+        })
+    }
+
+    /// Whether it holds memory.
+    #[must_use]
+    pub fn has_payload(&self) -> bool {
+        use ClientRequest::{Read, ReadSparse, Write};
+        matches!(self, Read { .. } | ReadSparse { .. } | Write { .. })
+    }
+}
+
 /// The result of a client request that succeeded.
 #[derive(Debug)]
 pub enum ClientReply {
@@ -98,6 +123,25 @@ pub enum ReadRun {
     Zeroes(u64),
     /// These bytes.
     Data(BufMut),
+}
+
+impl ReadRun {
+    /// Appends a run to others: to the last one if both are of zeroes, or neighbours in memory. One without
+    /// bytes is left out.
+    pub(super) fn push_to(self, runs: &mut Vec<ReadRun>) {
+        let rest = match (runs.last_mut(), self) {
+            (_, ReadRun::Data(buf)) if buf.is_empty() => None,
+            (Some(ReadRun::Zeroes(len)), ReadRun::Zeroes(more)) => {
+                *len += more;
+                None
+            }
+            (Some(ReadRun::Data(last)), ReadRun::Data(more)) => {
+                last.try_unsplit(more).err().map(ReadRun::Data)
+            }
+            (_, run) => Some(run),
+        };
+        runs.extend(rest);
+    }
 }
 
 /// A run of bytes of a volume with one allocation state.

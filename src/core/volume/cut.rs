@@ -4,6 +4,7 @@
 //! Invariant: a range of the volume has one range of each lane, and the pieces of it that lie in one lane are
 //! in ascending order there, without gaps.
 
+use super::api::ClientRequest;
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::{LanePart, Lanes, Superblock};
 use crate::units::{LaneIndex, SlotIndex, StripeIndex, VolumeOffset};
@@ -92,10 +93,24 @@ impl LaneCut {
         if self.lanes.count == 1 { u64::MAX - slot } else { group - slot % group }
     }
 
-    /// Whether a range of the volume begins and ends where stripes do.
+    /// Whether a request is to be done or refused as a whole, and is to be refused.
     #[must_use]
-    pub fn is_of_stripes(&self, offset: VolumeOffset, len: u64) -> bool {
-        zeroes_fast(self.stripe_bytes, offset, len)
+    pub fn refuses(&self, request: &ClientRequest) -> bool {
+        refuses(self.stripe_bytes, request)
+    }
+
+    /// How many bytes of a request without payload are done at once: `part` according to the volume of a
+    /// lane, and no more than lie in one lane, except of a request that must fail before any part of it is
+    /// done. Lanes are cut where stripes are, so that a lane says the same of an offset in the whole volume
+    /// as of the one in its own.
+    #[must_use]
+    pub fn part_len(&self, part: u64, request: &ClientRequest) -> u64 {
+        match request.range() {
+            Some((offset, _)) if !request.has_payload() && !self.refuses(request) => {
+                part.min(self.run_from(offset))
+            }
+            _ => part,
+        }
     }
 
     /// The lane of a byte, and where it is there.
@@ -106,6 +121,13 @@ impl LaneCut {
         }
         let (lane, stripe) = self.lanes.lane_of(StripeIndex(offset.0 / self.stripe_bytes));
         (lane, VolumeOffset(stripe.0 * self.stripe_bytes + offset.0 % self.stripe_bytes))
+    }
+
+    /// What some ranges of the volume have in one lane: ranges (offset, length) of its own volume.
+    #[must_use]
+    pub fn within(&self, lane: LaneIndex, ranges: &[(VolumeOffset, u64)]) -> Vec<(VolumeOffset, u64)> {
+        let pieces = ranges.iter().flat_map(|&(offset, len)| self.pieces(offset, len));
+        pieces.filter(|piece| piece.lane == lane).map(|piece| (piece.within, piece.len)).collect()
     }
 
     /// The pieces of a range, in the order of the volume.
@@ -200,10 +222,15 @@ impl LaneCut {
     }
 }
 
-/// Whether the stripe map alone can record these zeroes. How fast members write zeroes is not known
-/// beforehand.
-pub(super) fn zeroes_fast(stripe_bytes: u64, offset: VolumeOffset, len: u64) -> bool {
-    offset.0.is_multiple_of(stripe_bytes) && len.is_multiple_of(stripe_bytes)
+/// Whether a volume refuses a request: zeroes that are to be written fast, where the stripe map alone cannot
+/// record them. How fast members write zeroes is not known beforehand.
+pub(super) fn refuses(stripe_bytes: u64, request: &ClientRequest) -> bool {
+    match *request {
+        ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. } => {
+            !(may_unmap && offset.0.is_multiple_of(stripe_bytes) && len.is_multiple_of(stripe_bytes))
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -241,6 +268,31 @@ mod tests {
                 prop_assert_eq!(back, vec![(piece.at, piece.len)]);
             }
             prop_assert_eq!(at, from + len);
+        }
+
+        #[test]
+        fn requests_without_payload_come_in_parts_of_one_lane_unless_they_are_refused(
+            cut in cuts(), from in 0u64..1 << 21, len in 1u64..1 << 20, of_lane in 1u64..1 << 16,
+            (may_unmap, fast_only) in (any::<bool>(), any::<bool>()),
+        ) {
+            let from = from % cut.volume_bytes();
+            let len = len.min(cut.volume_bytes() - from);
+            let zeroes = |offset, len| ClientRequest::WriteZeroes {
+                offset: VolumeOffset(offset), len, may_unmap, fast_only, fua: false,
+            };
+            if cut.refuses(&zeroes(from, len)) {
+                prop_assert!(fast_only);
+                prop_assert_eq!(cut.part_len(len, &zeroes(from, len)), len, "it is refused as a whole");
+                return Ok(());
+            }
+            let mut at = from;
+            while at < from + len {
+                let rest = from + len - at;
+                let part = cut.part_len(of_lane.min(rest), &zeroes(at, rest));
+                prop_assert!(part > 0 && part <= rest);
+                prop_assert_eq!(cut.pieces(VolumeOffset(at), part).count(), 1);
+                at += if fast_only { rest } else { part };
+            }
         }
 
         #[test]

@@ -22,7 +22,8 @@ pub use api::{
 };
 pub use cut::{LaneCut, LanePiece};
 pub use lanes::{
-    LaneNotices, LaneRequest, LaneRequests, OutOfStep, for_lane, merge_outcomes, merge_status, out_of_step,
+    Begun, Joined, LaneNotices, LaneRequest, LaneRequests, OutOfStep, PartId, WholeRequest, for_lane,
+    merge_outcomes, merge_status, out_of_step,
 };
 pub use plain::PlainVolume;
 

@@ -8,7 +8,7 @@ use super::api::{
     AdminOutcome, AdminRefusal, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
     VolumeEvent, VolumeExtent, VolumeOutput,
 };
-use super::cut::zeroes_fast;
+use super::cut::refuses;
 use super::driven::DrivenArray;
 use super::{LaneCut, PartLen, ViewReader, Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -158,7 +158,11 @@ impl PlainVolume {
             self.refused.push((id, ClientError::Stopping));
             return;
         }
-        self.named = name_of(&request);
+        if refuses(self.stripe_bytes, &request) {
+            self.refused.push((id, ClientError::NotSupported));
+            return;
+        }
+        self.named = (name_of(&request), request.range());
         match request {
             ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf, false),
             ClientRequest::ReadSparse { offset, buf } => self.read(now, id, offset, buf, true),
@@ -172,11 +176,6 @@ impl PlainVolume {
                 let start = offset.0.next_multiple_of(self.stripe_bytes);
                 let end = (offset.0 + len) / self.stripe_bytes * self.stripe_bytes;
                 self.zero(now, id, start..end.max(start), fua);
-            }
-            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
-                if !(may_unmap && zeroes_fast(self.stripe_bytes, offset, len)) =>
-            {
-                self.refused.push((id, ClientError::NotSupported));
             }
             ClientRequest::WriteZeroes { offset, len, fua, .. } => {
                 self.zero(now, id, offset.0..offset.0 + len, fua);
@@ -407,40 +406,27 @@ impl Volume for PlainVolume {
 
 /// See [`PartLen`].
 fn part_len(stripe_bytes: u64, width: usize, request: &ClientRequest) -> u64 {
-    let (offset, len) = match *request {
-        // Such a request must fail before any part of it is done.
-        ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
-            if !(may_unmap && zeroes_fast(stripe_bytes, offset, len)) =>
-        {
-            return len;
-        }
-        ClientRequest::Trim { offset, len, .. }
-        | ClientRequest::WriteZeroes { offset, len, .. }
-        | ClientRequest::BlockStatus { offset, len }
-        | ClientRequest::Health { offset, len } => (offset.0, len),
-        ClientRequest::Read { .. }
-        | ClientRequest::ReadSparse { .. }
-        | ClientRequest::Write { .. }
-        | ClientRequest::Flush => return u64::MAX,
-    };
+    let Some((offset, len)) = request.range().filter(|_| !request.has_payload()) else { return u64::MAX };
+    // Such a request must fail before any part of it is done.
+    if refuses(stripe_bytes, request) {
+        return len;
+    }
     let stripes = (PART_CHUNKS / width as u64).max(1);
     // Cut between stripes, so that whole ones stay whole.
-    let end = (offset / stripe_bytes + stripes) * stripe_bytes;
-    len.min(end - offset)
+    let end = (offset.0 / stripe_bytes + stripes) * stripe_bytes;
+    len.min(end - offset.0)
 }
 
-/// The name of a request in messages, and its byte range.
-fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)>) {
-    match *request {
-        ClientRequest::Read { offset, ref buf } | ClientRequest::ReadSparse { offset, ref buf } => {
-            ("read", Some((offset, buf.len() as u64)))
-        }
-        ClientRequest::Write { offset, ref data, .. } => ("write", Some((offset, data.len() as u64))),
-        ClientRequest::Flush => ("flush", None),
-        ClientRequest::Trim { offset, len, .. } => ("trim", Some((offset, len))),
-        ClientRequest::WriteZeroes { offset, len, .. } => ("write of zeroes", Some((offset, len))),
-        ClientRequest::BlockStatus { offset, len } => ("request for block status", Some((offset, len))),
-        ClientRequest::Health { offset, len } => ("request for health", Some((offset, len))),
+/// The name of a request in messages.
+fn name_of(request: &ClientRequest) -> &'static str {
+    match request {
+        ClientRequest::Read { .. } | ClientRequest::ReadSparse { .. } => "read",
+        ClientRequest::Write { .. } => "write",
+        ClientRequest::Flush => "flush",
+        ClientRequest::Trim { .. } => "trim",
+        ClientRequest::WriteZeroes { .. } => "write of zeroes",
+        ClientRequest::BlockStatus { .. } => "request for block status",
+        ClientRequest::Health { .. } => "request for health",
     }
 }
 
@@ -449,7 +435,7 @@ fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)
 fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientReply {
     let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
     if parts.iter().all(|(_, zeroes)| zeroes.is_empty()) {
-        return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
+        return ClientReply::Data(pool.join(parts.into_iter().map(|(buf, _)| buf)));
     }
     // Each run of zeroes ends at most one run of data.
     let runs: usize = parts.iter().map(|(_, zeroes)| zeroes.len() + 1).sum();
@@ -457,22 +443,19 @@ fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientRepl
         for (buf, zeroes) in &mut parts {
             zeroes.drain(..).for_each(|zeroes| buf[zeroes].fill(0));
         }
-        return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
+        return ClientReply::Data(pool.join(parts.into_iter().map(|(buf, _)| buf)));
     }
     let mut runs: Vec<ReadRun> = Vec::new();
     for (mut buf, zeroes) in parts {
         let mut at = 0;
         for zeroes in zeroes {
             let mut rest = buf.split_off(zeroes.start - at);
-            push_data(&mut runs, buf);
-            match runs.last_mut() {
-                Some(ReadRun::Zeroes(len)) => *len += zeroes.len() as u64,
-                _ => runs.push(ReadRun::Zeroes(zeroes.len() as u64)),
-            }
+            ReadRun::Data(buf).push_to(&mut runs);
+            ReadRun::Zeroes(zeroes.len() as u64).push_to(&mut runs);
             buf = rest.split_off(zeroes.len());
             at = zeroes.end;
         }
-        push_data(&mut runs, buf);
+        ReadRun::Data(buf).push_to(&mut runs);
     }
     ClientReply::Sparse(runs)
 }
@@ -492,41 +475,6 @@ fn data_runs(parts: &[Part]) -> usize {
         in_data |= data;
     }
     count
-}
-
-/// Appends data: to the last run if that is adjacent in memory, else as a run of its own.
-fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
-    if buf.is_empty() {
-        return;
-    }
-    let rest = match runs.last_mut() {
-        Some(ReadRun::Data(last)) => last.try_unsplit(buf).err(),
-        _ => Some(buf),
-    };
-    runs.extend(rest.map(ReadRun::Data));
-}
-
-/// Joins the parts of a read into one buffer. Bytes are copied only when the array read a part into other
-/// memory.
-fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
-    let mut runs: Vec<BufMut> = Vec::with_capacity(1);
-    for part in parts {
-        let rest = match runs.last_mut() {
-            Some(run) => run.try_unsplit(part).err(),
-            None => Some(part),
-        };
-        runs.extend(rest);
-    }
-    if runs.len() == 1 {
-        return runs.remove(0);
-    }
-    let mut whole = pool.alloc(runs.iter().map(|run| run.len()).sum());
-    let mut at = 0;
-    for run in runs {
-        whole[at..at + run.len()].copy_from_slice(&run);
-        at += run.len();
-    }
-    whole
 }
 
 /// `len` bytes of the runs from `skip` on.

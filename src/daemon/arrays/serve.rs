@@ -197,13 +197,10 @@ fn names_of(arrays: &Arrays, lanes: &[OpenLane], left_out: &[LeftOut]) -> Names 
 /// Tells the volume of a lane what an earlier run knew of it.
 fn expect_earlier(arrays: &Arrays, volume: &mut PlainVolume, array: Uuid, (cut, lane): (LaneCut, LaneIndex)) {
     let [unreadable, beyond_repair] = arrays.memory.earlier_damage(array).map(|ranges| {
-        let within = |(offset, len): &(VolumeOffset, u64)| {
-            // What a file says may lie beyond the volume.
-            let len = (*len).min(cut.volume_bytes().saturating_sub(offset.0));
-            let pieces = cut.pieces(*offset, len).filter(move |piece| piece.lane == lane);
-            pieces.map(|piece| (piece.within, piece.len)).collect::<Vec<_>>()
-        };
-        ranges.iter().flat_map(within).collect::<Vec<_>>()
+        // What a file says may lie beyond the volume.
+        let len = |offset: VolumeOffset, len: u64| len.min(cut.volume_bytes().saturating_sub(offset.0));
+        let ranges: Vec<_> = ranges.iter().map(|&(offset, bytes)| (offset, len(offset, bytes))).collect();
+        cut.within(lane, &ranges)
     });
     volume.expect_damage(&beyond_repair, true);
     volume.expect_damage(&unreadable, false);

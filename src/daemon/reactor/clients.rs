@@ -11,7 +11,7 @@ use super::connection::{Connection, Next, Receiving};
 use super::connections::Connections;
 use super::directory::{Directory, Listed, Seat};
 use super::fence::have_hung_up;
-use super::joins::{Joined, Joins};
+use super::joins::{Cut, Joins, answer_to};
 use super::large::LargeToken;
 use super::long::{LongKind, Longs, Writing, is_long, written};
 use super::orders::{Answer, ArrayId, ConnectionId, LaneTicket, Order, ReactorId, Requester};
@@ -22,8 +22,8 @@ use super::tunnels::Tunnels;
 use crate::tls::Peer;
 use calpe_core::block_io::{BufMut, Pool};
 use calpe_core::nbd::{Command, Request};
-use calpe_core::units::{LaneIndex, Timestamp};
-use calpe_core::volume::{ClientError, ClientReply, LaneCut};
+use calpe_core::units::Timestamp;
+use calpe_core::volume::{ClientError, ClientReply, Joined, LaneCut};
 use nix::sys::socket::{Shutdown, shutdown};
 use std::collections::VecDeque;
 use std::io;
@@ -377,12 +377,14 @@ impl Clients {
     }
 
     /// Cuts an order that was [submitted](Clients::submits) into orders of lanes.
-    pub(super) fn cut(&mut self, cut: LaneCut, order: Order) -> Vec<(LaneIndex, Order)> {
+    pub(super) fn cut(&mut self, cut: &LaneCut, order: Order) -> Cut {
         let (key, modifies) = (order.requester.connection, order.request.command.modifies());
-        let parts = self.joins.cut(cut, order);
-        // All are counted before the first one can end.
-        (1..parts.len()).for_each(|_| self.connections[key].part_begins(modifies));
-        parts
+        let cut = self.joins.cut(cut, order);
+        if let Cut::Parts(parts) = &cut {
+            // All are counted before the first one can end.
+            (1..parts.len()).for_each(|_| self.connections[key].part_begins(modifies));
+        }
+        cut
     }
 
     /// A part of a request has ended, or was dropped.
@@ -406,12 +408,12 @@ impl Clients {
     }
 
     /// Takes a request whose parts have all ended.
-    fn take_joined(&mut self, now: Timestamp, joined: Option<Joined>) {
+    fn take_joined(&mut self, now: Timestamp, joined: Option<Joined<Order>>) {
         match joined {
             None => {}
-            Some(Joined::Answer(answer)) => {
-                self.connections[answer.requester.connection].whole_ended(now);
-                self.take_answer(now, answer);
+            Some(Joined::Answer(order, result)) => {
+                self.connections[order.requester.connection].whole_ended(now);
+                self.take_answer(now, answer_to(order, result));
             }
             Some(Joined::Dropped(order)) => {
                 let key = order.requester.connection;

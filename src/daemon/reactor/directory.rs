@@ -153,8 +153,8 @@ impl Listed {
     }
 
     /// How its volume is cut into those of its lanes.
-    pub(super) fn cut(&self) -> LaneCut {
-        self.cut
+    pub(super) fn cut(&self) -> &LaneCut {
+        &self.cut
     }
 
     /// Takes a notice of a lane. Returns what is to be told of the array now, if anything.
@@ -205,24 +205,9 @@ impl Listed {
         u64::from(self.export.block_min)
     }
 
-    /// How many bytes of a request without payload are done at once: no more than lie in one lane, but for
-    /// requests that are done or refused as a whole. Lanes are cut where stripes are, so that a lane says the
-    /// same of an offset in the whole volume as of the one in its own.
+    /// How many bytes of a request without payload are done at once; see [`LaneCut::part_len`].
     pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
-        let part = (self.lanes[0].part_len)(request);
-        match *request {
-            // Such a request must fail before any part of it is done.
-            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
-                if !(may_unmap && self.cut.is_of_stripes(offset, len)) =>
-            {
-                part
-            }
-            ClientRequest::Trim { offset, .. }
-            | ClientRequest::WriteZeroes { offset, .. }
-            | ClientRequest::BlockStatus { offset, .. }
-            | ClientRequest::Health { offset, .. } => part.min(self.cut.run_from(offset)),
-            _ => part,
-        }
+        self.cut.part_len((self.lanes[0].part_len)(request), request)
     }
 
     /// Its clients.

@@ -41,6 +41,7 @@ use super::connection::Connection;
 use super::directory::{Listed, ListedLane};
 use super::error::ReactorError;
 use super::jobs::Jobs;
+use super::joins::Cut;
 use super::listeners::Listeners;
 use super::long::Writing;
 use super::mailbox::{Command, Mailbox, Post};
@@ -439,8 +440,10 @@ impl Reactor {
             self.hand_to_lane(lane, order);
             return;
         }
-        for (lane, order) in self.clients.cut(array.cut(), order) {
-            self.hand_to_lane(array.lane(lane), order);
+        match self.clients.cut(array.cut(), order) {
+            Cut::Whole(lane, order) => self.hand_to_lane(array.lane(lane), order),
+            Cut::Parts(parts) => parts.for_each(|(lane, order)| self.hand_to_lane(array.lane(lane), order)),
+            Cut::Refused(answer) => self.clients.answer(self.now, answer),
         }
     }
 

@@ -287,7 +287,7 @@ impl ReactorHandle {
             of_lane.push(status);
             turns = of_reactor.max(turns);
         }
-        let status = merge_status(&listed.cut(), &of_lane);
+        let status = merge_status(listed.cut(), &of_lane);
         let fence = listed.fence();
         Ok(ArrayFacts { status, of_lane, clients: fence.clients(), traffic: fence.traffic(), turns })
     }

@@ -6,14 +6,14 @@
 use super::directory::{Listed, ListedLane};
 use super::edges::{Edges, middle};
 use super::order::{Precedence, Span, Ticket, blocks_of};
-use super::orders::{Answer, LaneId, Order, Outcome, PartId, Requester, allocation_of, client_request};
+use super::orders::{Answer, LaneId, Order, Outcome, Requester, allocation_of, client_request};
 use super::stopping::{StopStep, Stopping};
 use calpe_core::block_io::Pool;
 use calpe_core::format::MemberState;
 use calpe_core::nbd::{Command, Request};
 use calpe_core::units::{Timestamp, VolumeOffset};
 use calpe_core::volume::{
-    ClientError, ClientReply, ClientRequest, MemberCondition, Orphan, RequestId, Volume, VolumeEvent,
+    ClientError, ClientReply, ClientRequest, MemberCondition, Orphan, PartId, RequestId, Volume, VolumeEvent,
 };
 use slab::Slab;
 use std::collections::VecDeque;
@@ -56,7 +56,7 @@ pub(super) struct Pending {
     pub(super) request: Request,
     /// Its offset in the volume of the array.
     pub(super) asked: u64,
-    /// The request of several lanes that it is a part of.
+    /// The part of a request of several lanes that it is.
     pub(super) part: Option<PartId>,
     /// Its place in the order of its array, if it modifies.
     pub(super) ticket: Ticket,

@@ -6,7 +6,7 @@ use calpe_core::block_io::BufMut;
 use calpe_core::format::MAX_LANES;
 use calpe_core::nbd::{Command, Errno, HEALTH_DEGRADED, HEALTH_LOST, Request, STATE_HOLE, STATE_ZERO};
 use calpe_core::units::{LaneIndex, VolumeOffset};
-use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, VolumeExtent};
+use calpe_core::volume::{ClientError, ClientReply, ClientRequest, Health, PartId, VolumeExtent};
 
 /// Names an array; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,7 +78,7 @@ pub(super) struct Order {
     pub(super) payload: Option<BufMut>,
     /// Its offset in the volume of the array.
     pub(super) asked: u64,
-    /// The request of several lanes that it is a part of.
+    /// The part of a request of several lanes that it is, on the reactor of its connection.
     pub(super) part: Option<PartId>,
     /// Bytes of its requester's memory that it holds.
     pub(super) charge: usize,
@@ -88,22 +88,13 @@ pub(super) struct Order {
     pub(super) sparse: bool,
 }
 
-/// Names a part of a request of several lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PartId {
-    /// The request, on the reactor of its connection.
-    pub(super) whole: usize,
-    /// Which of its parts.
-    pub(super) nth: usize,
-}
-
 /// The result of an order that its volume has ended.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) requester: Requester,
     /// With its offset in the volume of the array.
     pub(super) request: Request,
-    /// The request of several lanes that it is a part of.
+    /// The part of a request of several lanes that it is, on the reactor of its connection.
     pub(super) part: Option<PartId>,
     pub(super) charge: usize,
     pub(super) long: Option<usize>,

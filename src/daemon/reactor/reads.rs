@@ -12,7 +12,6 @@
 use super::directory::ListedLane;
 use super::job_pool::{Errand, ErrandDone};
 use super::jobs::Jobs;
-use super::joins::join_bytes;
 use super::orders::{ArrayId, LaneId, Order, ReactorId};
 use crate::member::{DeviceReads, Ring, SharedDevice};
 use calpe_core::block_io::{BufMut, DeviceId, Pool};
@@ -395,7 +394,7 @@ impl Reads {
         let buffers = portion.pieces.iter().map(|piece| piece.as_deref().expect("all have come"));
         let is_right = reader.verify(&portion.plan, buffers);
         let pieces = std::mem::take(&mut portion.pieces).into_iter().flatten();
-        let whole = is_right.then(|| join_bytes(&self.pool, pieces));
+        let whole = is_right.then(|| self.pool.join(pieces));
         self.portion_ended(key, whole);
     }
 
@@ -413,7 +412,7 @@ impl Reads {
         let Portioned { lane, order, parts, failed, .. } = self.portioned.remove(read);
         self.ended.push_back(match failed {
             true => Ended::AskOwner(lane, order),
-            false => Ended::Read(order, join_bytes(&self.pool, parts.into_iter().flatten())),
+            false => Ended::Read(order, self.pool.join(parts.into_iter().flatten())),
         });
     }
 

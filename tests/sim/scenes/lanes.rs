@@ -2,8 +2,8 @@
 
 use calpe_core::format::ChecksumKind;
 use calpe_core::testing::{DiskRegion, Fate, SimArray, SimDisk, SimShape, WriteFault};
-use calpe_core::units::MemberIndex;
-use calpe_core::volume::{AdminRequest, ArrayState, ClientRequest};
+use calpe_core::units::{MemberIndex, VolumeOffset};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
 
 const STRIPE: usize = 2 * 4096;
 /// Bytes of pages that are looked at.
@@ -63,6 +63,71 @@ pub(crate) fn lost_writes_are_told(stripe: usize) -> Result<(), String> {
     match sim.writes_lost > 0 && told_at_once {
         true => Ok(()),
         false => Err(format!("lost, told {} times, {told_at_once}: {:?}", sim.writes_lost, sim.notices)),
+    }
+}
+
+/// Zeroes over several lanes that must be fast: they are written in all of them, or refused and written in
+/// none. The daemon once had the last lane alone write them, and acknowledged them.
+///
+/// # Errors
+/// When some are missing, or written although they were refused.
+pub(crate) fn fast_zeroes(lanes: u16) -> Result<(), String> {
+    const BYTES: usize = 16 * STRIPE;
+    let shape = SimShape::new(2, 1, 4096, 16).in_lanes(lanes, 1).logged(ChecksumKind::Crc32c, 128 << 10);
+    let mut sim = SimArray::create(shape, 3);
+    sim.write(0, &[7; BYTES]).expect("written");
+    let zeroed = 4 * STRIPE;
+    for (offset, len, may_unmap, is_done) in [
+        (512, zeroed - 512, true, false),
+        (0, zeroed + 512, true, false),
+        (0, zeroed, false, false),
+        (STRIPE, zeroed, true, true),
+    ] {
+        let (at, fua) = (VolumeOffset(offset as u64), false);
+        let len = len as u64;
+        let id = sim.submit(ClientRequest::WriteZeroes { offset: at, len, may_unmap, fast_only: true, fua });
+        let result = sim.wait(id).map(drop);
+        let wanted = if is_done { Ok(()) } else { Err(ClientError::NotSupported) };
+        if result != wanted {
+            return Err(format!("zeroes at {offset}+{len}: {result:?}"));
+        }
+        let read = sim.read(0, BYTES).map_err(|error| error.to_string())?;
+        let byte = |at: usize| if is_done && (offset..offset + len as usize).contains(&at) { 0 } else { 7 };
+        if let Some(at) = (0..BYTES).find(|&at| read[at] != byte(at)) {
+            return Err(format!("zeroes at {offset}+{len}, {wanted:?}: {} at {at}", read[at]));
+        }
+    }
+    Ok(())
+}
+
+/// A stripe of one lane cannot be read: a read over both lanes fails, and so does a write that needs what was
+/// there.
+///
+/// # Errors
+/// When one succeeds.
+pub(crate) fn errors_of_one_lane_are_told(seed: u64) -> Result<(), String> {
+    let mut sim = SimArray::create(shape(), seed);
+    sim.write(0, &[1; 8 * STRIPE]).expect("written");
+    sim.settle();
+    // Two members of three: whatever the first stripes of the second lane consist of is gone.
+    for id in 0..2 {
+        let disk = sim.disks.get_mut(&id).expect("a disk");
+        let data = DiskRegion::Data.ranges(disk).swap_remove(1);
+        let blocks = disk.written_blocks(data);
+        disk.bad_blocks.extend(blocks);
+    }
+    for (at, len) in [(0, 2 * STRIPE), (STRIPE / 2, 8 * STRIPE - STRIPE / 2)] {
+        if let Ok(bytes) = sim.read(at as u64, len) {
+            return Err(format!("a read at {at} was answered with {} bytes", bytes.len()));
+        }
+    }
+    let read = sim.read(0, STRIPE).map_err(|error| format!("the first lane is whole: {error}"))?;
+    if read != [1; STRIPE] {
+        return Err("the first lane has other bytes".into());
+    }
+    match sim.write(512, &[2; 2 * STRIPE - 1024]) {
+        Ok(()) => Err("a write was acknowledged of which one lane could not do its part".into()),
+        Err(_) => Ok(()),
     }
 }
 

@@ -2,17 +2,18 @@
 //! the code that the daemon uses as well (`volume/lanes/`).
 //!
 //! A lane takes its events in order, from an inbox of its own; when it takes the next one is up to the
-//! caller, so lanes run ahead of one another as on several threads. With one lane there are no inboxes, and
-//! every event is taken at once.
+//! caller, so lanes run ahead of one another as on several threads. Outcomes take their time on the way back,
+//! too (`front.rs`). With one lane there is no inbox, and every event is taken at once.
 
+use super::front::{Arrived, Front, Outcome};
 use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
 use crate::format::{LanePart, MemberState};
 use crate::units::{BlockHash, ByteOffset, LaneIndex, Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, JobDone, LaneCut, LaneNotices, LaneRequests,
-    NoticeKind, OutOfStep, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent, VolumeOutput,
-    VolumeStatus, merge_outcomes, merge_status, out_of_step,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, JobDone, LaneCut, LaneNotices, NoticeKind,
+    OutOfStep, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent, VolumeOutput, VolumeStatus,
+    merge_outcomes, merge_status, out_of_step,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -31,7 +32,7 @@ pub(in crate::testing) struct SimLanes {
     volumes: Vec<PlainVolume>,
     /// What each lane has not taken yet.
     inboxes: Vec<VecDeque<VolumeEvent>>,
-    requests: LaneRequests,
+    front: Front,
     notices: LaneNotices,
     /// The ends of administrators' requests in lanes: how many are missing, and those that there are.
     admin: HashMap<u64, Vec<Option<Result<AdminOutcome, AdminRefusal>>>>,
@@ -47,6 +48,15 @@ pub(in crate::testing) struct SimLanes {
     /// Lanes take events and do not settle.
     pub gathers: bool,
     output: VolumeOutput,
+}
+
+/// Something that waits is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// A lane takes the next event of its inbox.
+    Of(LaneIndex),
+    /// Clients take the next outcome of a lane.
+    ClientsHear(LaneIndex),
 }
 
 /// A lane's handle of a disk.
@@ -75,7 +85,7 @@ impl SimLanes {
             part,
             data_offset,
             inboxes: volumes.iter().map(|_| VecDeque::new()).collect(),
-            requests: LaneRequests::new(cut, pool),
+            front: Front::new(volumes.len(), pool),
             notices: LaneNotices::new(cut, &statuses),
             volumes,
             admin: HashMap::new(),
@@ -105,11 +115,11 @@ impl SimLanes {
             return;
         }
         match event {
-            VolumeEvent::Client(id, request) => match self.requests.begin(id, request) {
+            VolumeEvent::Client(id, request) => match self.front.begin(&self.cut, id, request) {
                 Err(error) => out.replies.push((id, Err(error))),
                 Ok(parts) => {
-                    for part in parts {
-                        self.post(part.lane.0, VolumeEvent::Client(part.id, part.request));
+                    for (lane, id, request) in parts {
+                        self.post(lane.0, VolumeEvent::Client(id, request));
                     }
                 }
             },
@@ -190,14 +200,16 @@ impl SimLanes {
         merge_outcomes(self.volumes.iter().zip(requests).map(|(volume, request)| volume.would(request)))
     }
 
-    /// The lanes that have something to take.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = LaneIndex> {
-        (0..).map(LaneIndex).zip(&self.inboxes).filter(|(_, inbox)| !inbox.is_empty()).map(|(lane, _)| lane)
+    /// What may be taken next: by lanes that have something to take, or by clients, of what lanes have said.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = Turn> {
+        let has_event = |(_, inbox): &(LaneIndex, &VecDeque<VolumeEvent>)| !inbox.is_empty();
+        let lanes = (0..).map(LaneIndex).zip(&self.inboxes).filter(has_event).map(|(lane, _)| Turn::Of(lane));
+        lanes.chain(self.front.lanes_heard().map(Turn::ClientsHear))
     }
 
-    /// How many events wait.
+    /// How many events and outcomes are under way.
     pub(super) fn backlog(&self) -> usize {
-        self.inboxes.iter().map(VecDeque::len).sum()
+        self.inboxes.iter().map(VecDeque::len).sum::<usize>() + self.front.backlog()
     }
 
     /// Whether a lane has yet to hear of something for which it may let go of a member.
@@ -213,8 +225,19 @@ impl SimLanes {
         self.inboxes.iter().flatten().any(is_bad)
     }
 
-    /// Has a lane take the next event of its inbox.
-    pub(super) fn deliver(&mut self, now: Timestamp, lane: LaneIndex, out: &mut VolumeOutput) {
+    /// Has a lane take the next event of its inbox, or clients the next outcome of a lane.
+    pub(super) fn deliver(&mut self, now: Timestamp, turn: Turn, out: &mut VolumeOutput) {
+        let lane = match turn {
+            Turn::Of(lane) => lane,
+            Turn::ClientsHear(lane) => {
+                match self.front.hear(lane) {
+                    Some(Arrived::Answer(answer)) => out.replies.push(answer),
+                    Some(Arrived::WritesLost) => out.actions.push(ArrayAction::WritesLost),
+                    None => {}
+                }
+                return;
+            }
+        };
         let Some(event) = self.inboxes[usize::from(lane.0)].pop_front() else { return };
         self.give(now, lane, event, out);
     }
@@ -239,8 +262,8 @@ impl SimLanes {
                 out.replies.append(&mut own.replies);
                 out.actions.append(&mut own.actions);
             }
-            for (id, result) in own.replies.drain(..) {
-                out.replies.extend(self.requests.ended(id, result));
+            for ended in own.replies.drain(..) {
+                self.front.say(lane, Outcome::Ended(ended));
             }
             for action in own.actions.drain(..) {
                 self.act(lane, action, out);
@@ -294,7 +317,7 @@ impl SimLanes {
             }
             ArrayAction::WritesLost => {
                 if self.notices.writes_lost(lane) {
-                    out.actions.push(ArrayAction::WritesLost);
+                    self.front.say(lane, Outcome::WritesLost);
                 }
             }
         }
@@ -378,9 +401,7 @@ impl SimLanes {
     /// Tells the lanes of bytes that an earlier run could not read.
     pub(super) fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         for (lane, volume) in (0..).zip(&mut self.volumes) {
-            let pieces = ranges.iter().flat_map(|&(offset, len)| self.cut.pieces(offset, len));
-            let own = pieces.filter(|piece| piece.lane.0 == lane).map(|piece| (piece.within, piece.len));
-            volume.expect_damage(&own.collect::<Vec<_>>(), is_beyond_repair);
+            volume.expect_damage(&self.cut.within(LaneIndex(lane), ranges), is_beyond_repair);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::super::disk::SimDisk;
 use super::super::{DiskRegion, superblocks};
-use super::lanes::handle_in;
+use super::lanes::{Turn, handle_in};
 use super::{HungEnd, SimArray, new_uuid};
 use crate::block_io::DeviceId;
 use crate::format::{RegionKind, Role};
@@ -20,38 +20,45 @@ pub(super) struct LanePace {
     laggard: Option<LaneIndex>,
     /// Fewer events than this go to the lanes beside another one before these settle; none at 0.
     pub beside: u64,
+    /// Whether what it says comes late, too.
+    speaks_late: bool,
 }
 
 impl LanePace {
     pub(super) fn of(seed: u64) -> LanePace {
         let laggard = (seed >> 8).is_multiple_of(2).then_some(LaneIndex((seed >> 16) as u16));
         let beside = if (seed >> 4) % 3 == 1 { 6 } else { 0 };
-        LanePace { one_in: [1, 2, 8][(seed % 3) as usize], laggard, beside }
+        let speaks_late = (seed >> 9).is_multiple_of(2);
+        LanePace { one_in: [1, 2, 8][(seed % 3) as usize], laggard, beside, speaks_late }
     }
 }
 
 impl SimArray {
-    /// The lane that takes the next event.
-    pub(super) fn next_lane(&mut self) -> LaneIndex {
-        let mut lanes: Vec<LaneIndex> = self.volume.waiting().collect();
+    /// What is taken next of what waits.
+    fn next_turn(&mut self) -> Turn {
+        let turns: Vec<Turn> = self.volume.waiting().collect();
         let laggard = self.pace.laggard.map(|lane| LaneIndex(lane.0 % self.volume.cut().count()));
-        if lanes.len() > 1 {
-            lanes.retain(|lane| Some(*lane) != laggard);
-        }
-        lanes[self.random.index(lanes.len())]
+        let is_late = |turn: &Turn| match *turn {
+            Turn::Of(lane) => Some(lane) == laggard,
+            Turn::ClientsHear(lane) => self.pace.speaks_late && Some(lane) == laggard,
+        };
+        let in_time: Vec<Turn> = turns.iter().copied().filter(|turn| !is_late(turn)).collect();
+        let turns = if in_time.is_empty() { turns } else { in_time };
+        turns[self.random.index(turns.len())]
     }
 
-    pub(super) fn deliver(&mut self, lane: LaneIndex) {
+    /// Has a lane, or clients, take the next of what waits for them.
+    pub(super) fn deliver(&mut self) {
+        let turn = self.next_turn();
         let mut output = std::mem::take(&mut self.output);
-        self.volume.deliver(self.now, lane, &mut output);
+        self.volume.deliver(self.now, turn, &mut output);
         self.carry_out(output);
     }
 
-    /// Has the lanes take everything that waits for them.
+    /// Has lanes and clients take everything that waits for them.
     pub(super) fn deliver_all(&mut self) {
         while self.volume.backlog() > 0 {
-            let lane = self.next_lane();
-            self.deliver(lane);
+            self.deliver();
         }
     }
 

@@ -15,5 +15,5 @@ mod status;
 pub use members::{OutOfStep, out_of_step};
 pub use notices::LaneNotices;
 pub use outcomes::{for_lane, merge_outcomes};
-pub use requests::{LaneRequest, LaneRequests};
+pub use requests::{Begun, Joined, LaneRequest, LaneRequests, PartId, WholeRequest};
 pub use status::merge_status;

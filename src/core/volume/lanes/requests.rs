@@ -1,63 +1,107 @@
-//! Clients' requests to a volume of several lanes: cut into requests to its lanes, and answered when the last
-//! of these has ended.
+//! Clients' requests to a volume of several lanes: each is cut into parts, a request to one lane each, and is
+//! answered when all of them have ended. For whatever drives the lanes: the daemon's reactors, or the
+//! simulator.
 //!
-//! Invariants: a request is answered once; its first error is its answer; a flush goes to every lane, as each
-//! lane has writes of its own. Must not know how a request gets to its lane.
+//! Invariants: each byte of a request is in one part. A request is answered once, after its last part; the
+//! first error to come is its answer, and one of which a part was dropped is dropped. A flush goes to every
+//! lane, as each lane has writes of its own. What is done or refused as a whole is refused before a lane has
+//! any of it: no lane can know that another one refuses its part. Must not know how a part gets to its lane,
+//! nor what its caller attaches to a request.
 
-use super::super::api::{ClientError, ClientReply, ClientRequest, EndedRequest, Health, RequestId};
-use super::super::api::{ReadRun, VolumeExtent};
+use super::super::api::{ClientError, ClientReply, ClientRequest, Health, ReadRun, VolumeExtent};
 use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{BufMut, Pool};
-use crate::units::{LaneIndex, VolumeOffset};
+use crate::units::{LaneIndex, ROW_BYTES, VolumeOffset};
 use crate::volume::{LaneCut, LanePiece};
 use slab::Slab;
 
-/// A request to one lane. Its id is the one under which its end is given to [`LaneRequests::ended`].
+/// A request to the whole volume.
+#[derive(Debug)]
+pub enum WholeRequest {
+    /// A read.
+    Read {
+        /// Where in the volume.
+        offset: VolumeOffset,
+        /// Bytes.
+        len: u64,
+        /// Memory for as many bytes, if there is any.
+        buf: Option<BufMut>,
+    },
+    /// A write.
+    Write {
+        /// Where in the volume.
+        offset: VolumeOffset,
+        /// What is written.
+        data: BufMut,
+    },
+    /// One without payload.
+    Plain(ClientRequest),
+}
+
+/// A part of a request: one to a lane.
 #[derive(Debug)]
 pub struct LaneRequest {
-    /// Which lane.
-    pub lane: LaneIndex,
-    /// Names it there.
-    pub id: RequestId,
-    /// What is asked.
-    pub request: ClientRequest,
+    /// Where it is, in the whole volume and in that of its lane. Of a flush the lane alone matters.
+    pub piece: LanePiece,
+    /// What is written, or memory for what is read. A read without it needs some of its own: volumes take
+    /// page-aligned memory for page-aligned offsets.
+    pub payload: Option<BufMut>,
+    /// The name under which its end is told.
+    pub part: PartId,
 }
 
-/// See the head of this file.
-pub struct LaneRequests {
-    cut: LaneCut,
+/// Names a part of a request under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartId {
+    whole: usize,
+    nth: usize,
+}
+
+/// What is to be done about a request.
+#[derive(Debug)]
+pub enum Begun<T> {
+    /// It lies in one lane, which is to get it whole: where, and its payload. Nothing is kept of it.
+    InOneLane(LanePiece, Option<BufMut>, T),
+    /// Its parts are to be given to their lanes, those of one lane in this order.
+    InParts(Vec<LaneRequest>),
+    /// It is refused; no lane is to get any of it.
+    Refused(T, ClientError),
+}
+
+/// A request of which the last part has ended.
+#[derive(Debug)]
+pub enum Joined<T> {
+    /// Its answer.
+    Answer(T, Result<ClientReply, ClientError>),
+    /// A part of it was dropped: it has no answer.
+    Dropped(T),
+}
+
+/// See the head of this file. `T` is what the caller attaches to a request.
+#[derive(Debug)]
+pub struct LaneRequests<T> {
     pool: Pool,
-    open: Slab<Open>,
+    open: Slab<Open<T>>,
 }
 
-/// A request under way.
-struct Open {
-    id: RequestId,
+/// A request whose parts are under way.
+#[derive(Debug)]
+struct Open<T> {
+    /// None once it is answered.
+    attached: Option<T>,
     /// Parts that have not ended.
     pending: usize,
     error: Option<ClientError>,
+    was_dropped: bool,
     /// The replies to its parts, in the order of the volume.
     replies: Vec<Option<ClientReply>>,
-    kind: Kind,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Done,
-    Read,
-    Extents,
-    Health,
-}
-
-/// Low bits of the id of a part, which hold its index in its request: a request of 32 MiB has 2^13 pieces of
-/// the smallest group (one stripe of one 4 KiB chunk), and one without payload is cut before.
-const PART_BITS: u32 = 24;
-
-impl LaneRequests {
+impl<T> LaneRequests<T> {
     /// Buffers of replies that lie apart are joined in memory of the pool.
     #[must_use]
-    pub fn new(cut: LaneCut, pool: Pool) -> LaneRequests {
-        LaneRequests { cut, pool, open: Slab::new() }
+    pub fn new(pool: Pool) -> LaneRequests<T> {
+        LaneRequests { pool, open: Slab::new() }
     }
 
     /// Whether nothing is under way.
@@ -66,112 +110,149 @@ impl LaneRequests {
         self.open.is_empty()
     }
 
-    /// Begins a request: its parts are to be given to their lanes, those of one lane in this order.
+    /// Begins a request to a volume that is cut like this.
     ///
-    /// # Errors
-    /// When it is refused before any part of it is done.
-    pub fn begin(&mut self, id: RequestId, request: ClientRequest) -> Result<Vec<LaneRequest>, ClientError> {
-        let (kind, parts) = self.parts(request)?;
-        let replies = parts.iter().map(|_| None).collect();
-        let key = self.open.insert(Open { id, pending: parts.len(), error: None, replies, kind });
-        let name = |at: usize| RequestId((key as u64) << PART_BITS | at as u64);
-        let parts = parts.into_iter().enumerate();
-        Ok(parts.map(|(at, (lane, request))| LaneRequest { lane, id: name(at), request }).collect())
-    }
-
-    fn parts(&self, request: ClientRequest) -> Result<(Kind, Vec<(LaneIndex, ClientRequest)>), ClientError> {
-        let pieces = |offset, len| self.cut.pieces(offset, len);
-        Ok(match request {
-            ClientRequest::Read { offset, buf } => (Kind::Read, self.reads(offset, buf, false)),
-            ClientRequest::ReadSparse { offset, buf } => (Kind::Read, self.reads(offset, buf, true)),
-            ClientRequest::Write { offset, data, fua } => {
-                let mut at = 0;
-                let part = |LanePiece { lane, within, len, .. }| {
-                    let data = data.slice(at..at + len as usize);
-                    at += len as usize;
-                    (lane, ClientRequest::Write { offset: within, data, fua })
-                };
-                (Kind::Done, pieces(offset, data.len() as u64).map(part).collect())
-            }
-            ClientRequest::Flush => {
-                let lanes = if is_off(Mutation::FlushForgetsALane) { 1 } else { self.cut.count() };
-                (Kind::Done, (0..lanes).map(|lane| (LaneIndex(lane), ClientRequest::Flush)).collect())
-            }
-            ClientRequest::Trim { offset, len, fua } => {
-                let part = |LanePiece { lane, within, len, .. }| {
-                    (lane, ClientRequest::Trim { offset: within, len, fua })
-                };
-                (Kind::Done, pieces(offset, len).map(part).collect())
-            }
-            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only, fua } => {
-                // A lane cannot know that another one refuses its part: it must be all or nothing.
-                if fast_only && !(may_unmap && self.cut.is_of_stripes(offset, len)) {
-                    return Err(ClientError::NotSupported);
-                }
-                let part = |LanePiece { lane, within, len, .. }| {
-                    (lane, ClientRequest::WriteZeroes { offset: within, len, may_unmap, fast_only, fua })
-                };
-                (Kind::Done, pieces(offset, len).map(part).collect())
-            }
-            ClientRequest::BlockStatus { offset, len } => {
-                let part = |LanePiece { lane, within, len, .. }| {
-                    (lane, ClientRequest::BlockStatus { offset: within, len })
-                };
-                (Kind::Extents, pieces(offset, len).map(part).collect())
-            }
-            ClientRequest::Health { offset, len } => {
-                let part = |LanePiece { lane, within, len, .. }| {
-                    (lane, ClientRequest::Health { offset: within, len })
-                };
-                (Kind::Health, pieces(offset, len).map(part).collect())
-            }
-        })
-    }
-
-    fn reads(&self, offset: VolumeOffset, buf: BufMut, sparse: bool) -> Vec<(LaneIndex, ClientRequest)> {
-        let mut rest = buf;
-        let len = rest.len() as u64;
-        let part = |LanePiece { lane, within: offset, len, .. }| {
-            let tail = rest.split_off(len as usize);
-            let buf = std::mem::replace(&mut rest, tail);
-            (
-                lane,
-                match sparse {
-                    true => ClientRequest::ReadSparse { offset, buf },
-                    false => ClientRequest::Read { offset, buf },
-                },
-            )
+    /// # Panics
+    /// When it has a range without bytes.
+    pub fn begin(&mut self, cut: &LaneCut, request: WholeRequest, attached: T) -> Begun<T> {
+        let (offset, len) = match &request {
+            WholeRequest::Read { offset, len, .. } => (*offset, *len),
+            WholeRequest::Write { offset, data } => (*offset, data.len() as u64),
+            WholeRequest::Plain(plain) => match plain.range() {
+                Some(range) => range,
+                None => return self.begin_everywhere(cut, attached),
+            },
         };
-        self.cut.pieces(offset, len).map(part).collect()
+        let mut pieces = cut.pieces(offset, len);
+        let first = pieces.next().expect("a request has at least one byte");
+        if first.len == len {
+            let payload = match request {
+                WholeRequest::Read { buf, .. } => buf,
+                WholeRequest::Write { data, .. } => Some(data),
+                WholeRequest::Plain(_) => None,
+            };
+            return Begun::InOneLane(first, payload, attached);
+        }
+        let is_fast =
+            matches!(request, WholeRequest::Plain(ClientRequest::WriteZeroes { fast_only: true, .. }));
+        let (mut rest, is_read) = match request {
+            WholeRequest::Read { buf, .. } => {
+                (Some(buf.unwrap_or_else(|| self.pool.alloc(len as usize))), true)
+            }
+            WholeRequest::Write { data, .. } => (Some(data), false),
+            WholeRequest::Plain(plain) if cut.refuses(&plain) && !is_off(Mutation::LanesRefuseAlone) => {
+                return Begun::Refused(attached, ClientError::NotSupported);
+            }
+            WholeRequest::Plain(_) => (None, false),
+        };
+        let (pool, whole) = (&self.pool, self.open.vacant_key());
+        let part = |(nth, piece): (usize, LanePiece)| {
+            let payload = rest.take().map(|mut buf| {
+                rest = Some(buf.split_off(piece.len as usize));
+                buf
+            });
+            // Otherwise its memory does not lie on pages where its place does.
+            let is_aligned = (piece.at.0 - offset.0).is_multiple_of(ROW_BYTES);
+            let payload = match payload {
+                Some(_) if !is_aligned && is_read => None,
+                Some(buf) if !is_aligned => Some(copied(pool, &buf)),
+                payload => payload,
+            };
+            LaneRequest { piece, payload, part: PartId { whole, nth } }
+        };
+        let mut parts: Vec<_> = std::iter::once(first).chain(pieces).enumerate().map(part).collect();
+        if is_off(Mutation::LastPartAlone) || is_fast && is_off(Mutation::FastZeroesInLastLane) {
+            parts.drain(..parts.len() - 1);
+        }
+        self.open(parts, attached)
     }
 
-    /// Takes the end of a part. Returns the answer to its request if that was the last one.
+    /// Begins a request that concerns every lane.
+    fn begin_everywhere(&mut self, cut: &LaneCut, attached: T) -> Begun<T> {
+        let lanes = if is_off(Mutation::FlushForgetsALane) { 1 } else { cut.count() };
+        let (zero, whole) = (VolumeOffset(0), self.open.vacant_key());
+        let part = |lane: u16| LaneRequest {
+            piece: LanePiece { at: zero, lane: LaneIndex(lane), within: zero, len: 0 },
+            payload: None,
+            part: PartId { whole, nth: usize::from(lane) },
+        };
+        self.open((0..lanes).map(part).collect(), attached)
+    }
+
+    fn open(&mut self, parts: Vec<LaneRequest>, attached: T) -> Begun<T> {
+        let last = parts.last().expect("it has parts").part;
+        let replies = (0..=last.nth).map(|_| None).collect();
+        let (attached, pending) = (Some(attached), parts.len());
+        let whole = self.open.insert(Open { attached, pending, error: None, was_dropped: false, replies });
+        debug_assert_eq!(whole, last.whole);
+        Begun::InParts(parts)
+    }
+
+    /// Takes the end of a part. Returns its request, if that was the last one.
     ///
     /// # Panics
     /// When no such part is under way.
-    pub fn ended(&mut self, id: RequestId, result: Result<ClientReply, ClientError>) -> Option<EndedRequest> {
-        let (key, at) = ((id.0 >> PART_BITS) as usize, (id.0 & ((1 << PART_BITS) - 1)) as usize);
-        let open = &mut self.open[key];
-        open.pending -= 1;
+    pub fn ended(&mut self, part: PartId, result: Result<ClientReply, ClientError>) -> Option<Joined<T>> {
+        let Open { error, replies, .. } = &mut self.open[part.whole];
         match result {
-            Ok(reply) => open.replies[at] = Some(reply),
-            Err(error) => _ = open.error.get_or_insert(error),
+            Ok(reply) => {
+                let nth = match is_off(Mutation::JoinedAsTheyEnd) {
+                    true => replies.iter().position(Option::is_none).unwrap_or(part.nth),
+                    false => part.nth,
+                };
+                replies[nth] = Some(reply);
+            }
+            Err(_) if is_off(Mutation::PartErrorForgotten) => {}
+            Err(told) => _ = error.get_or_insert(told),
         }
-        if open.pending > 0 {
+        self.part_is_over(part.whole)
+    }
+
+    /// A part was dropped. Returns its request, if that was the last one.
+    ///
+    /// # Panics
+    /// When no such part is under way.
+    pub fn dropped(&mut self, part: PartId) -> Option<Joined<T>> {
+        self.open[part.whole].was_dropped = true;
+        self.part_is_over(part.whole)
+    }
+
+    fn part_is_over(&mut self, whole: usize) -> Option<Joined<T>> {
+        let open = &mut self.open[whole];
+        open.pending -= 1;
+        let is_last = open.pending == 0;
+        let is_read = || open.replies.iter().flatten().any(|reply| !matches!(reply, ClientReply::Done));
+        if !is_last && (!is_off(Mutation::AnsweredByFirstPart) || is_read()) {
             return None;
         }
-        let Open { id, error, replies, kind, .. } = self.open.remove(key);
-        if let Some(error) = error {
-            return Some((id, Err(error)));
+        let (attached, replies) = (open.attached.take(), open.replies.iter_mut().filter_map(Option::take));
+        let joined = attached.map(|attached| match (open.was_dropped, open.error) {
+            (true, _) => Joined::Dropped(attached),
+            (false, Some(error)) => Joined::Answer(attached, Err(error)),
+            (false, None) => Joined::Answer(attached, Ok(join(&self.pool, replies))),
+        });
+        if is_last {
+            self.open.remove(whole);
         }
-        let replies = replies.into_iter().flatten();
-        let reply = match kind {
-            Kind::Done => ClientReply::Done,
-            Kind::Read => join_reads(&self.pool, replies),
-            Kind::Extents => ClientReply::Extents(join_extents(replies)),
-            Kind::Health => ClientReply::Health(join_health(replies)),
-        };
-        Some((id, Ok(reply)))
+        joined
+    }
+}
+
+/// The same bytes in memory of their own.
+fn copied(pool: &Pool, bytes: &[u8]) -> BufMut {
+    let mut buf = pool.alloc(bytes.len());
+    buf.copy_from_slice(bytes);
+    buf
+}
+
+/// The reply to a request, of those to its parts in the order of the volume.
+fn join(pool: &Pool, replies: impl Iterator<Item = ClientReply>) -> ClientReply {
+    let mut replies = replies.peekable();
+    match replies.peek() {
+        Some(ClientReply::Data(_) | ClientReply::Sparse(_)) => join_reads(pool, replies),
+        Some(ClientReply::Extents(_)) => ClientReply::Extents(join_extents(replies)),
+        Some(ClientReply::Health(_)) => ClientReply::Health(join_health(replies)),
+        Some(ClientReply::Done) | None => ClientReply::Done,
     }
 }
 
@@ -180,44 +261,19 @@ fn join_reads(pool: &Pool, replies: impl Iterator<Item = ClientReply>) -> Client
     let mut runs: Vec<ReadRun> = Vec::new();
     for reply in replies {
         match reply {
-            ClientReply::Data(buf) => push_run(&mut runs, ReadRun::Data(buf)),
-            ClientReply::Sparse(some) => some.into_iter().for_each(|run| push_run(&mut runs, run)),
+            ClientReply::Data(buf) => ReadRun::Data(buf).push_to(&mut runs),
+            ClientReply::Sparse(some) => some.into_iter().for_each(|run| run.push_to(&mut runs)),
             other => unreachable!("a read was answered with {other:?}"),
         }
     }
     if runs.iter().any(|run| matches!(run, ReadRun::Zeroes(_))) {
         return ClientReply::Sparse(runs);
     }
-    let mut parts: Vec<BufMut> = runs
-        .into_iter()
-        .filter_map(|run| match run {
-            ReadRun::Data(buf) => Some(buf),
-            ReadRun::Zeroes(_) => None,
-        })
-        .collect();
-    if parts.len() == 1 {
-        return ClientReply::Data(parts.remove(0));
-    }
-    let mut whole = pool.alloc(parts.iter().map(|part| part.len()).sum());
-    let mut at = 0;
-    for part in parts {
-        whole[at..at + part.len()].copy_from_slice(&part);
-        at += part.len();
-    }
-    ClientReply::Data(whole)
-}
-
-/// Appends a run: to the last one if both are of zeroes, or adjacent in memory.
-fn push_run(runs: &mut Vec<ReadRun>, run: ReadRun) {
-    let rest = match (runs.last_mut(), run) {
-        (Some(ReadRun::Zeroes(len)), ReadRun::Zeroes(more)) => {
-            *len += more;
-            None
-        }
-        (Some(ReadRun::Data(last)), ReadRun::Data(more)) => last.try_unsplit(more).err().map(ReadRun::Data),
-        (_, run) => Some(run),
-    };
-    runs.extend(rest);
+    let data = runs.into_iter().filter_map(|run| match run {
+        ReadRun::Data(buf) => Some(buf),
+        ReadRun::Zeroes(_) => None,
+    });
+    ClientReply::Data(pool.join(data))
 }
 
 fn join_extents(replies: impl Iterator<Item = ClientReply>) -> Vec<VolumeExtent> {
@@ -251,176 +307,4 @@ fn join_health(replies: impl Iterator<Item = ClientReply>) -> Vec<(u64, Health)>
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::format::Lanes;
-
-    const STRIPE: u64 = 8192;
-
-    fn requests() -> LaneRequests {
-        let cut = LaneCut::new(Lanes { count: 3, group: 2 }, STRIPE, 100 * STRIPE);
-        LaneRequests::new(cut, Pool::new(4 << 20).expect("address space"))
-    }
-
-    fn begin(requests: &mut LaneRequests, request: ClientRequest) -> Vec<LaneRequest> {
-        requests.begin(RequestId(7), request).expect("it is taken")
-    }
-
-    /// Ends parts with these replies, in an order that is not theirs; the answer.
-    fn end(
-        requests: &mut LaneRequests,
-        parts: &[LaneRequest],
-        mut replies: Vec<Result<ClientReply, ClientError>>,
-    ) -> Result<ClientReply, ClientError> {
-        for part in parts[1..].iter().rev() {
-            assert!(requests.ended(part.id, replies.pop().expect("one for each")).is_none());
-        }
-        let (id, result) = requests.ended(parts[0].id, replies.remove(0)).expect("the last part");
-        assert!(id == RequestId(7) && requests.is_empty());
-        result
-    }
-
-    fn done() -> Result<ClientReply, ClientError> {
-        Ok(ClientReply::Done)
-    }
-
-    #[test]
-    fn a_flush_goes_to_every_lane_and_ends_with_the_last() {
-        let mut requests = requests();
-        let parts = begin(&mut requests, ClientRequest::Flush);
-        assert_eq!(parts.iter().map(|part| part.lane.0).collect::<Vec<_>>(), [0, 1, 2]);
-        assert!(parts.iter().all(|part| matches!(part.request, ClientRequest::Flush)));
-        let result =
-            end(&mut requests, &parts, vec![done(), Err(ClientError::NoSpace), Err(ClientError::Io)]);
-        assert_eq!(result.err(), Some(ClientError::Io), "the first error to come is the answer");
-        let parts = begin(&mut requests, ClientRequest::Flush);
-        assert!(matches!(end(&mut requests, &parts, vec![done(), done(), done()]), Ok(ClientReply::Done)));
-    }
-
-    #[test]
-    fn a_write_is_cut_where_lanes_change_and_its_bytes_go_where_they_belong() {
-        let mut requests = requests();
-        let mut buf = requests.pool.alloc(5 * STRIPE as usize);
-        for (at, byte) in buf.iter_mut().enumerate() {
-            *byte = (at as u64 / 4096) as u8;
-        }
-        let write =
-            ClientRequest::Write { offset: VolumeOffset(STRIPE + 4096), data: buf.freeze(), fua: true };
-        let parts = begin(&mut requests, write);
-        let places: Vec<_> = parts
-            .iter()
-            .map(|part| match &part.request {
-                ClientRequest::Write { offset, data, fua: true } => {
-                    (part.lane.0, offset.0, data.len() as u64, data[0])
-                }
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        assert_eq!(
-            places,
-            [
-                (0, STRIPE + 4096, 4096, 0),
-                (1, 0, 2 * STRIPE, 1),
-                (2, 0, 2 * STRIPE, 5),
-                (0, 2 * STRIPE, 4096, 9)
-            ]
-        );
-    }
-
-    #[test]
-    fn a_read_is_put_together_in_the_order_of_the_volume() {
-        let mut requests = requests();
-        let buf = requests.pool.alloc(4 * STRIPE as usize);
-        let mut parts = begin(&mut requests, ClientRequest::ReadSparse { offset: VolumeOffset(STRIPE), buf });
-        assert_eq!(parts.len(), 3);
-        let replies = parts.iter_mut().enumerate().map(|(at, part)| {
-            let request = std::mem::replace(&mut part.request, ClientRequest::Flush);
-            let ClientRequest::ReadSparse { mut buf, .. } = request else { panic!("{request:?}") };
-            buf.fill(1 + at as u8);
-            Ok(match at {
-                1 => ClientReply::Sparse(vec![
-                    ReadRun::Zeroes(STRIPE),
-                    ReadRun::Data(buf.split_off(STRIPE as usize)),
-                ]),
-                _ => ClientReply::Data(buf),
-            })
-        });
-        let replies = replies.collect();
-        let ClientReply::Sparse(runs) = end(&mut requests, &parts, replies).expect("it is read") else {
-            panic!("there are zeroes");
-        };
-        let shape: Vec<_> = runs
-            .iter()
-            .map(|run| match run {
-                ReadRun::Zeroes(len) => (0, *len),
-                ReadRun::Data(buf) => (buf[0], buf.len() as u64),
-            })
-            .collect();
-        // The two last parts are adjacent in memory.
-        assert_eq!(shape, [(1, STRIPE), (0, STRIPE), (2, 2 * STRIPE)]);
-    }
-
-    #[test]
-    fn a_read_is_one_buffer_also_where_a_lane_used_another() {
-        let mut requests = requests();
-        let buf = requests.pool.alloc(4 * STRIPE as usize);
-        let parts = begin(&mut requests, ClientRequest::Read { offset: VolumeOffset(STRIPE), buf });
-        let replies = parts.iter().zip(1..).map(|(part, byte)| {
-            let ClientRequest::Read { buf, .. } = &part.request else { panic!("{part:?}") };
-            let mut other = requests.pool.alloc(buf.len());
-            other.fill(byte);
-            Ok(ClientReply::Data(other))
-        });
-        let replies = replies.collect();
-        let ClientReply::Data(whole) = end(&mut requests, &parts, replies).expect("it is read") else {
-            panic!("one buffer");
-        };
-        let stripes: Vec<u8> =
-            whole.chunks(STRIPE as usize).map(|stripe| stripe[STRIPE as usize - 1]).collect();
-        assert_eq!(stripes, [1, 2, 2, 3]);
-    }
-
-    #[test]
-    fn fast_zeroes_are_refused_before_any_lane_writes_some() {
-        let mut requests = requests();
-        let zeroes = |offset, len| ClientRequest::WriteZeroes {
-            offset: VolumeOffset(offset),
-            len,
-            may_unmap: true,
-            fast_only: true,
-            fua: false,
-        };
-        let refused = requests.begin(RequestId(7), zeroes(0, 3 * STRIPE + 4096));
-        assert_eq!(refused.err(), Some(ClientError::NotSupported));
-        assert!(requests.is_empty());
-        assert_eq!(begin(&mut requests, zeroes(0, 3 * STRIPE)).len(), 2);
-    }
-
-    #[test]
-    fn block_status_and_health_cover_the_range_once() {
-        let mut requests = requests();
-        let (offset, len) = (VolumeOffset(STRIPE), 4 * STRIPE);
-        let parts = begin(&mut requests, ClientRequest::BlockStatus { offset, len });
-        let extents = |runs: &[(u64, bool)]| {
-            let extents = runs.iter().map(|&(len, hole)| VolumeExtent { len, hole });
-            Ok(ClientReply::Extents(extents.collect()))
-        };
-        let replies = vec![
-            extents(&[(STRIPE, true)]),
-            extents(&[(STRIPE, true), (STRIPE, false)]),
-            extents(&[(STRIPE, false)]),
-        ];
-        let Ok(ClientReply::Extents(all)) = end(&mut requests, &parts, replies) else { panic!("extents") };
-        let all: Vec<_> = all.iter().map(|extent| (extent.len, extent.hole)).collect();
-        assert_eq!(all, [(2 * STRIPE, true), (2 * STRIPE, false)]);
-        let parts = begin(&mut requests, ClientRequest::Health { offset, len });
-        let health = |runs: &[(u64, Health)]| Ok(ClientReply::Health(runs.to_vec()));
-        let replies = vec![
-            health(&[(STRIPE, Health::Clean)]),
-            health(&[(2 * STRIPE, Health::Lost)]),
-            health(&[(STRIPE, Health::Lost)]),
-        ];
-        let Ok(ClientReply::Health(all)) = end(&mut requests, &parts, replies) else { panic!("health") };
-        assert_eq!(all, [(STRIPE, Health::Clean), (3 * STRIPE, Health::Lost)]);
-    }
-}
+mod tests;
