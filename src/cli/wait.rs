@@ -210,8 +210,10 @@ impl Waiter {
 
     /// Gives up on paused passes, which would be waited for without end.
     fn unless_paused(&mut self, array: &ArrayReport, shown: Option<ScanReport>) -> Look {
-        // A pass that waits for room goes on by itself once there is room; the progress line says so.
-        let rests = |scan: &ScanReport| scan.paused && scan.state != ScanState::WaitsForRoom;
+        // A pass that waits for room goes on by itself once there is room, and lanes do not wait for long;
+        // the progress line says so.
+        let goes_on = |state| matches!(state, ScanState::WaitsForRoom | ScanState::WaitsForLanes);
+        let rests = |scan: &ScanReport| scan.paused && !goes_on(scan.state);
         let all_rest = !array.scan.is_empty() && array.scan.iter().all(rests);
         self.paused_looks = if all_rest { self.paused_looks + 1 } else { 0 };
         let mut wanted = array.scan.iter().filter(|scan| self.goal.wants(scan.kind)).peekable();

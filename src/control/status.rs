@@ -361,6 +361,9 @@ pub enum Condition {
     Full,
     /// The storage under the device that is being built in its place is full.
     NewDeviceFull,
+    /// The device that is being built in its place is complete in some lanes of the array, and takes its
+    /// place when it is in all of them.
+    NewDeviceWaits,
     /// The daemon's host lacks memory or another resource for operations on it.
     HostShort,
     /// It has errors without end, and stays because others could not be read without it.
@@ -411,6 +414,7 @@ impl Condition {
         match self {
             Condition::Full => "its storage is full",
             Condition::NewDeviceFull => "the storage of its new device is full",
+            Condition::NewDeviceWaits => "its new device waits until every lane has built it",
             Condition::HostShort => "this host lacks resources for it",
             Condition::KeptDespiteErrors => "kept despite its errors",
             Condition::NotMended => "blocks of it stay bad when they are rewritten",
@@ -481,6 +485,9 @@ pub enum ScanState {
     WaitsForRoom,
     /// Too few members are in service: the array has failed.
     WaitsForMembers,
+    /// What it builds is complete, and takes its place when all lanes of the array are known to have built
+    /// it.
+    WaitsForLanes,
 }
 
 impl ScanState {
@@ -493,6 +500,7 @@ impl ScanState {
             ScanState::WaitsForRebuild => Some("waits for the rebuild"),
             ScanState::WaitsForRoom => Some("waits for room on a member that is full: make room"),
             ScanState::WaitsForMembers => Some("waits for members"),
+            ScanState::WaitsForLanes => Some("complete; waits for all lanes"),
         }
     }
 }

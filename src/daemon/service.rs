@@ -17,7 +17,7 @@ use super::gpu::{FoundGpus, Gpus};
 use super::host_memory;
 use super::imports::order::{ImportOrder, import};
 use super::imports::{export::export, list::list};
-use super::members::in_step::keep_in_step;
+use super::members::in_step::{are_in_step, keep_in_step};
 use super::members::online::online;
 use super::members::replace::{cancel_replace, replace};
 use super::members::returning::{bring_back, return_members};
@@ -31,7 +31,7 @@ use crate::control::{
 };
 use crate::member::await_closings;
 use crate::tls::{CertificateFacts, Peer, ServerTls};
-use calpe_core::volume::{ArrayState, LogState, NoticeLevel, out_of_step};
+use calpe_core::volume::{ArrayState, LogState, NoticeLevel};
 use calpe_gpu::GpuConfig;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -249,8 +249,8 @@ impl Daemon {
             self.arrays.returns.note(uuid, failed, &facts.status.members, asked);
             self.arrays.remember(id, &facts);
             let whole = facts.status.state == ArrayState::Online;
-            let is_in_step = out_of_step(&facts.of_lane).is_empty();
-            if whole || (!failed && is_in_step && self.arrays.away(id, &facts).is_empty()) {
+            let is_in_step = are_in_step(&facts.of_lane);
+            if is_in_step && (whole || (!failed && self.arrays.away(id, &facts).is_empty())) {
                 continue;
             }
             // An array that is being changed is observed the next time.

@@ -7,6 +7,7 @@ mod administration;
 mod advice;
 mod bad_input;
 mod blank_pages;
+mod changeover;
 mod check;
 mod clients;
 mod command_line;

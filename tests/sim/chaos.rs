@@ -348,8 +348,13 @@ impl Chaos {
         }
         let mut sim = self.sim.take().expect("it runs");
         let status = sim.status();
-        let used: Vec<u32> =
-            status.members.iter().flat_map(|m| [m.device, m.replacement]).flatten().map(|d| d.0).collect();
+        let used: Vec<u32> = status
+            .members
+            .iter()
+            .flat_map(|m| [m.device, m.replacement.map(|new| new.device)])
+            .flatten()
+            .map(|d| d.0)
+            .collect();
         // Disks that have left service may be unplugged.
         sim.disks.retain(|id, _| old_disks_stay || used.contains(id));
         for disk in sim.disks.values_mut() {

@@ -74,7 +74,8 @@ fn a_member_leaves_all_lanes_comes_back_and_is_replaced_as_one() {
         let new = device.device;
         sim.admin(AdminRequest::Replace { member, device }).expect("it is replaced");
         sim.settle();
-        assert_eq!(kinds(&sim)[3..], [NoticeKind::MemberReplaced], "{lanes} lanes: {:?}", sim.notices);
+        let wanted = [NoticeKind::ReplacementWaits, NoticeKind::MemberReplaced];
+        assert_eq!(kinds(&sim)[3..], wanted, "{lanes} lanes: {:?}", sim.notices);
         assert_eq!(sim.status().members[1].device, Some(new));
         for other in [0, 2] {
             let mut disks = sim.disks.clone();

@@ -5,6 +5,7 @@ mod array;
 mod atlas;
 mod bad_sectors;
 mod catching_up;
+mod changeover;
 mod chaos;
 mod cold_pages;
 mod explore;

@@ -5,7 +5,7 @@
 //! CALPE_SIM_SCENARIO: hunt it only in the scenarios of these names. CALPE_SIM_SEED: start with this seed.
 
 use crate::log_review;
-use crate::scenes::{cold_pages, lanes, page_faults, returning, rollback, trouble, unfinished};
+use crate::scenes::{changeover, cold_pages, lanes, page_faults, returning, rollback, trouble, unfinished};
 use calpe_core::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore, wrong_read_elsewhere,
@@ -115,13 +115,14 @@ fn hunt_by_cold_pages(mutation: Mutation) -> Result<String, String> {
 }
 
 /// Hunts the rules of lanes that a crash alone does not show. The scenes pass while the rule is kept
-/// (tests/sim/lanes.rs).
+/// (tests/sim/lanes.rs, tests/sim/changeover.rs).
 fn hunt_by_lanes(mutation: Mutation) -> Result<String, String> {
     for seed in 0..8 {
         let scene = || match mutation {
             Mutation::LostWritesOfALaneUntold => lanes::lost_writes_are_told(seed % 4),
             Mutation::FastZeroesInLastLane => lanes::fast_zeroes(2),
             Mutation::PartErrorForgotten => lanes::errors_of_one_lane_are_told(seed as u64),
+            Mutation::LaneChangesOverAlone => changeover::new_disk_fails_in_the_last_lane(2, seed as u64),
             _ => lanes::page_written_into_another_lane(seed as u64),
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
@@ -291,6 +292,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         Mutation::LostWritesOfALaneUntold
         | Mutation::LanesShareASecret
+        | Mutation::LaneChangesOverAlone
         | Mutation::FastZeroesInLastLane
         | Mutation::PartErrorForgotten => return hunt_by_lanes(mutation),
         _ => {}

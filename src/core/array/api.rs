@@ -206,6 +206,27 @@ pub enum AdminRequest {
     Stop,
 }
 
+/// Tells one of several lanes what becomes of the device that it builds beside the old one of a member. The
+/// lanes of an array change over to such a device together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplacementOrder {
+    /// Which member.
+    pub member: MemberIndex,
+    /// The new device. The order is void where another one is being built by now, or none.
+    pub device: Uuid,
+    /// What becomes of it.
+    pub step: ReplacementStep,
+}
+
+/// See [`ReplacementOrder`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplacementStep {
+    /// It takes its place as soon as it is complete here: it is complete in every lane.
+    ChangeOver,
+    /// It is given up, because another lane is without it, for this reason.
+    GiveUp(String),
+}
+
 /// A device that the driver has opened, locked and checked for size, handed to the array.
 #[derive(Clone, Debug)]
 pub struct NewDevice {
@@ -309,6 +330,8 @@ notice_kinds! {
     MemberOut "member_out",
     /// The device that was to replace a member is out.
     ReplacementGivenUp "replacement_given_up",
+    /// A replacement is complete in one of several lanes, and waits for the others.
+    ReplacementWaits "replacement_waits",
     /// A replacement was given up on request.
     ReplacementCancelled "replacement_cancelled",
     /// A scrub is complete.

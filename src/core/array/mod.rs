@@ -41,7 +41,7 @@ mod view_reader;
 
 use crate::array::base::inflight::{Ended, Flight, Inflight, InflightTable};
 use crate::array::base::lock::LockTable;
-use crate::array::base::members::{Census, Device, Member, Progress, Replaced, Replacement};
+use crate::array::base::members::{Census, Changeover, Device, Member, Progress, Replaced, Replacement};
 use crate::array::base::shortage::Shortages;
 use crate::array::base::{Core, Load, Roster, Shape, StopState, WorkQueues};
 use crate::array::blocks::Why;
@@ -74,8 +74,8 @@ use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{SlotIndex, Timestamp};
 pub use api::{
     AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health, NewDevice,
-    NoticeKind, NoticeLevel, RequestId, STOPPED_CLEANLY, StripeReply, StripeRequest, StripeRequestId,
-    ZERO_RUN_STRIPES,
+    NoticeKind, NoticeLevel, ReplacementOrder, ReplacementStep, RequestId, STOPPED_CLEANLY, StripeReply,
+    StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
 };
 pub use calpe_view::Orphan;
 pub use create::{LaneSeed, NewArray, NewLanes};
@@ -85,8 +85,8 @@ pub use job::{Job, JobDone, OpKey, Urgency, Work, WorkDone};
 pub use refusal::{AdminRefusal, Behind, Overclaim, ScrubState};
 use slab::Slab;
 pub use status::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus,
-    PageCacheStatus, Rest, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, GIVEN_UP, LogState, MemberCondition, MemberCounters, MemberStatus,
+    PageCacheStatus, ReplacementStatus, Rest, ScrubResult, VolumeStatus,
 };
 use std::collections::VecDeque;
 pub use view_reader::{AskArray, PlanExtent, ReadPiece, ReadPlan, ViewReader};
@@ -275,26 +275,25 @@ impl Array {
             .find(|region| region.kind == RegionKind::Data)
             .expect("a decoded superblock has a data region")
             .offset;
-        let clean = superblock.clean;
+        let changeover = Changeover::of(&superblock.part);
         let sequence_of = |uuid| assembled.sequences.get(&uuid).copied().unwrap_or(0);
+        // A replay writes again what the log names to devices that are being built, too. After an unclean
+        // stop only hashes show whether such a device was rolled back since, because its log is not written.
+        let is_told = superblock.clean || superblock.checksum != ChecksumKind::None;
+        let resumed = |rebuilt| Progress::resumed(if is_told { rebuilt } else { SlotIndex(0) });
         let members: Vec<Member> = assembled
             .seats
             .into_iter()
             .map(|seat| Member {
                 uuid: seat.uuid,
                 state: seat.state,
-                // After an unclean stop only hashes show whether it was rolled back since, because its log is
-                // not written.
-                progress: (seat.state == MemberState::Rebuilding).then(|| {
-                    let told = clean || superblock.checksum != ChecksumKind::None;
-                    Progress::resumed(if told { seat.rebuilt } else { SlotIndex(0) })
-                }),
+                progress: (seat.state == MemberState::Rebuilding).then(|| resumed(seat.rebuilt)),
                 device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
                     device: Device::found(open.id, open.bytes, sequence_of(uuid)),
                     uuid,
-                    // After an unclean stop a write may have reached the old device or this one alone.
-                    progress: Progress::resumed(if clean { rebuilt } else { SlotIndex(0) }),
+                    progress: resumed(rebuilt),
+                    changeover,
                 }),
                 counters: MemberCounters::default(),
                 reason: seat.reason,

@@ -240,6 +240,9 @@ mutations! {
     CutForgotten "cut-forgotten",
     /// Lanes: clients are not told of writes that another lane than the first has lost.
     LostWritesOfALaneUntold "lost-writes-of-a-lane-untold",
+    /// Lanes: each changes over to a new device when it has built its part; the device fails in another one,
+    /// and the lanes stay on different devices.
+    LaneChangesOverAlone "lane-changes-over-alone",
     /// Lanes: all have the same secret; a log or page that was written into another lane's verifies there.
     LanesShareASecret "lanes-share-a-secret",
 }

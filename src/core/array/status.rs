@@ -38,6 +38,8 @@ pub enum MemberCondition {
     /// The storage under the device that is being built as its replacement is full: the device is given up if
     /// that lasts.
     NewDeviceFull,
+    /// Its replacement is complete in one of several lanes, and takes its place when it is in all of them.
+    NewDeviceWaits,
     /// This host lacks memory or the like for operations on it: they are tried again, or it had to leave.
     ShortOfResources,
     /// Its errors do not end, and it is kept in service because bad places of others could not be read
@@ -67,7 +69,7 @@ pub struct MemberStatus {
     /// The device in service or being rebuilt in its place, if one is open.
     pub device: Option<DeviceId>,
     /// A replacement being built while `device` (or nothing) serves.
-    pub replacement: Option<DeviceId>,
+    pub replacement: Option<ReplacementStatus>,
     /// Its errors and repairs.
     pub counters: MemberCounters,
     /// Why it is not online, in one line.
@@ -80,6 +82,21 @@ pub struct MemberStatus {
     /// For its device and the one that is being built in its place: runs of slots (the first, and how many,
     /// ascending) that each went without.
     pub lacking: Vec<(Uuid, Vec<(SlotIndex, u64)>)>,
+}
+
+/// Begins the reason of a member in service whose replacement was given up; why follows.
+pub const GIVEN_UP: &str = "its replacement was given up: ";
+
+/// A device that is being built beside the one in service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplacementStatus {
+    /// Its handle.
+    pub device: DeviceId,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// It is complete, and takes its place when whoever drives the lanes says that all others have built
+    /// theirs ([`ReplacementOrder`](crate::array::ReplacementOrder)).
+    pub is_held: bool,
 }
 
 /// Kind of a background pass over the array.
@@ -105,6 +122,8 @@ pub enum Rest {
     ForRoom,
     /// The array has failed.
     ForMembers,
+    /// What it builds is complete, and other lanes still build theirs.
+    ForLanes,
 }
 
 /// A background pass that runs, or waits.

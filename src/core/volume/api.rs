@@ -3,7 +3,7 @@
 use crate::array::JobDone;
 pub use crate::array::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
-    NoticeKind, NoticeLevel, RequestId,
+    NoticeKind, NoticeLevel, ReplacementOrder, ReplacementStep, RequestId,
 };
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault};
 use crate::units::VolumeOffset;
@@ -167,6 +167,8 @@ pub enum VolumeEvent {
     /// A device is known to be gone without an operation having failed: its file was deleted, or its
     /// operations do not end (ETIMEDOUT).
     DeviceGone(DeviceId, IoFault),
+    /// To a lane of several: what becomes of a replacement that it builds.
+    Replacement(ReplacementOrder),
     /// Clients have read by themselves, with [`crate::volume::ViewReader`]: passes leave them room.
     ReadElsewhere,
     /// Time passed. Due at least every 100 ms while anything is under way; cheap.

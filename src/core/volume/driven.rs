@@ -46,6 +46,7 @@ impl DrivenArray {
             VolumeEvent::Io(completion) => self.array.io_done(now, completion),
             VolumeEvent::Worked(done) => self.array.worked(now, done),
             VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
+            VolumeEvent::Replacement(order) => self.array.order_replacement(now, &order),
             VolumeEvent::ReadElsewhere => self.array.read_elsewhere(now),
             VolumeEvent::Tick => self.array.tick(now),
             VolumeEvent::Admin(id, AdminRequest::Stop) => match self.check_stop() {

@@ -12,18 +12,18 @@ mod plain;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, AskArray, Job, JobDone, LogState, MemberCondition, MemberCounters,
-    MemberStatus, OpKey, Orphan, PlanExtent, ReadPiece, ReadPlan, Rest, STOPPED_CLEANLY, ScrubResult,
-    Urgency, ViewReader, VolumeStatus, Work, WorkDone,
+    MemberStatus, OpKey, Orphan, PlanExtent, ReadPiece, ReadPlan, ReplacementStatus, Rest, STOPPED_CLEANLY,
+    ScrubResult, Urgency, ViewReader, VolumeStatus, Work, WorkDone,
 };
 pub use api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeEvent,
-    VolumeExtent, VolumeOutput,
+    ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, ReplacementOrder,
+    ReplacementStep, RequestId, VolumeEvent, VolumeExtent, VolumeOutput,
 };
 pub use cut::{LaneCut, LanePiece};
 pub use lanes::{
     Begun, Joined, LaneNotices, LaneRequest, LaneRequests, OutOfStep, PartId, WholeRequest, for_lane,
-    merge_outcomes, merge_status, out_of_step,
+    merge_outcomes, merge_status, out_of_step, replacement_orders,
 };
 pub use plain::PlainVolume;
 

@@ -74,6 +74,7 @@ impl Meters {
                 Some(Rest::ForRebuild) => ScanState::WaitsForRebuild,
                 Some(Rest::ForRoom) => ScanState::WaitsForRoom,
                 Some(Rest::ForMembers) => ScanState::WaitsForMembers,
+                Some(Rest::ForLanes) => ScanState::WaitsForLanes,
             },
             errors: activity.errors,
             repaired: activity.repaired,

@@ -384,7 +384,7 @@ impl Arrays {
 fn known_devices(names: &Names, facts: &ArrayFacts) -> Vec<KnownDevice> {
     let mut known = Vec::new();
     for (seat, member) in names.seats().iter().zip(&facts.status.members) {
-        let replacement = member.replacement.and_then(|device| names.place_of(device));
+        let replacement = member.replacement.and_then(|new| names.place_of(new.device));
         for place in [Some(seat), replacement].into_iter().flatten() {
             // JSON cannot express other paths.
             if let Some(path) = place.path.as_ref().filter(|path| path.to_str().is_some()) {

@@ -134,9 +134,9 @@ impl Names {
             reason: obstacle.map(|obstacle| obstacle.reason().to_owned()).or(reason),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             tried_in_s: returning.and_then(|returning| returning.tried_in_s),
-            replacement: member.replacement.map(|device| match self.devices.get(&device) {
+            replacement: member.replacement.map(|new| match self.devices.get(&new.device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
-                None => ReplacementReport { name: format!("device {}", device.0), uuid: None },
+                None => ReplacementReport { name: format!("device {}", new.device.0), uuid: Some(new.uuid) },
             }),
         }
     }
@@ -153,6 +153,7 @@ fn conditions(
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
         MemberCondition::NewDeviceFull => Condition::NewDeviceFull,
+        MemberCondition::NewDeviceWaits => Condition::NewDeviceWaits,
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
         MemberCondition::NotMended => Condition::NotMended,

@@ -164,7 +164,8 @@ pub(crate) fn check_unused(
                 device.and_then(|id| names.place_of(id)).is_some_and(|place| place.is_at(new, identity))
             };
             let mut members = facts.status.members.iter();
-            let member = members.find(|member| is_it(member.device) || is_it(member.replacement))?;
+            let member = members
+                .find(|member| is_it(member.device) || is_it(member.replacement.map(|new| new.device)))?;
             let role = if is_it(member.device) { "is" } else { "is being built as" };
             Some(format!("{} {role} member {} of array '{}'", shown(new), member.index, names.name))
         });

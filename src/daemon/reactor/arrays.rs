@@ -234,7 +234,7 @@ impl Arrays {
     }
 
     /// Gives an event to a volume, and carries out what comes of it at once.
-    fn step(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, event: VolumeEvent) {
+    pub(super) fn step(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, event: VolumeEvent) {
         self.take(now, id, event);
         self.settle_lane(ring, now, id);
     }

@@ -56,7 +56,7 @@ use crate::daemon::{clock, drill, events::EventLog};
 use crate::member::{MemberIo, Ring, RingEvent};
 use calpe_core::block_io::Pool;
 use calpe_core::units::Timestamp;
-use calpe_core::volume::ViewReader;
+use calpe_core::volume::{ViewReader, VolumeEvent};
 use calpe_gpu::GpuRuntime;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -684,6 +684,10 @@ impl Reactor {
             }
             Command::LoseDevice { lane, device } => {
                 self.arrays.lose_device(self.sockets.ring(), self.now, lane, device);
+            }
+            Command::Replacement { lane, order } => {
+                let event = VolumeEvent::Replacement(order);
+                self.arrays.step(self.sockets.ring(), self.now, lane, event);
             }
             Command::StopLane { lane, reply } => {
                 self.arrays.begin_stop(self.now, lane, Some(reply));

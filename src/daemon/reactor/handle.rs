@@ -16,7 +16,8 @@ use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use calpe_core::units::LaneIndex;
 use calpe_core::volume::{
-    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, for_lane, merge_outcomes, merge_status,
+    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, ReplacementOrder, for_lane, merge_outcomes,
+    merge_status,
 };
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -272,6 +273,14 @@ impl ReactorHandle {
         if let Ok(listed) = self.listed(array) {
             let lane = listed.lane(lane);
             self.send(lane.owner(), Command::LoseDevice { lane: lane.id(), device });
+        }
+    }
+
+    /// Tells a lane what becomes of a replacement that it builds.
+    pub(crate) fn order_replacement(&self, array: ArrayId, lane: LaneIndex, order: ReplacementOrder) {
+        if let Ok(listed) = self.listed(array) {
+            let lane = listed.lane(lane);
+            self.send(lane.owner(), Command::Replacement { lane: lane.id(), order });
         }
     }
 

@@ -14,7 +14,9 @@ use super::orders::{ArrayId, LaneId, LaneTicket, Order, Outcome, ReactorId, Requ
 use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
-use calpe_core::volume::{AdminOutcome, AdminRequest, LaneCut, Orphan, Volume, VolumeStatus};
+use calpe_core::volume::{
+    AdminOutcome, AdminRequest, LaneCut, Orphan, ReplacementOrder, Volume, VolumeStatus,
+};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
@@ -127,6 +129,10 @@ pub(super) enum Command {
     LoseDevice {
         lane: LaneId,
         device: DeviceId,
+    },
+    Replacement {
+        lane: LaneId,
+        order: ReplacementOrder,
     },
     StopLane {
         lane: LaneId,

@@ -158,7 +158,7 @@ impl PassThrough {
                     self.submit(id, Asked::Client, op, out);
                 }
             }
-            VolumeEvent::Tick | VolumeEvent::ReadElsewhere => {}
+            VolumeEvent::Tick | VolumeEvent::ReadElsewhere | VolumeEvent::Replacement(_) => {}
         }
     }
 }

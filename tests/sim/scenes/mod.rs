@@ -1,6 +1,7 @@
 //! Scenes that tests run with every rule kept, and that `mutations` runs with one rule broken.
 #![allow(dead_code)] // with debug assertions alone all of them are played
 
+pub(crate) mod changeover;
 pub(crate) mod cold_pages;
 pub(crate) mod lanes;
 pub(crate) mod page_faults;

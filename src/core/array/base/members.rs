@@ -5,7 +5,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::{ArrayAction, Core, Effect, Stopping};
 use crate::array::{MemberCondition, MemberCounters, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
-use crate::format::{MemberSet, MemberState};
+use crate::format::{LanePart, MemberSet, MemberState};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
 use uuid::Uuid;
@@ -266,6 +266,28 @@ pub(in crate::array) struct Replacement {
     pub device: Device,
     pub uuid: Uuid,
     pub progress: Progress,
+    pub changeover: Changeover,
+}
+
+/// When a device that is being built beside the old one takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) enum Changeover {
+    /// As soon as it is complete.
+    AtOnce,
+    /// When the array is told so, because it is one lane of several and the others build the device, too.
+    WhenTold,
+    /// As `WhenTold`. The device is complete, and that was told.
+    Held,
+}
+
+impl Changeover {
+    /// How an array begins with this part of the whole volume.
+    pub(in crate::array) fn of(part: &LanePart) -> Changeover {
+        match part.is_cut() && !is_off(Mutation::LaneChangesOverAlone) {
+            true => Changeover::WhenTold,
+            false => Changeover::AtOnce,
+        }
+    }
 }
 
 /// One member.
@@ -297,6 +319,23 @@ impl Member {
             return self.device.map(|d| d.id);
         }
         self.replacement.as_ref().filter(|r| slot.0 < r.progress.done()).map(|r| r.device.id)
+    }
+
+    /// Whether its replacement must not take its place yet, although it may be complete: the old device
+    /// serves, and other lanes are not known to have built theirs. Without the old device there is nothing to
+    /// wait for.
+    pub(in crate::array) fn holds_replacement(&self) -> bool {
+        let waits = self.replacement.as_ref().is_some_and(|new| new.changeover != Changeover::AtOnce);
+        waits && self.state == MemberState::Online
+    }
+
+    /// Whether its replacement is complete and waits for the other lanes.
+    pub(in crate::array) fn has_held_replacement(&self) -> bool {
+        let is_held = |new: &Replacement| {
+            // A log that begins a new life has its pages built again.
+            new.changeover == Changeover::Held && new.progress.pages == PagesBuilt::Done
+        };
+        self.state == MemberState::Online && self.replacement.as_ref().is_some_and(is_held)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: each request is carried out by a plan that `check.rs` has made in the same call; a departure
 //! that has waited is judged once more. Must not judge requests otherwise.
 
-use crate::array::base::members::{Device, Progress, Replacement};
+use crate::array::base::members::{Changeover, Device, Progress, Replacement};
 use crate::array::log::life::Life;
 use crate::array::members::check::{Entry, Plan};
 use crate::array::members::current::{Mark, was_in_service};
@@ -280,10 +280,11 @@ impl Array {
     fn replace(&mut self, index: MemberIndex, new: &NewDevice, stake: &str) -> String {
         let device = new_device(new);
         let progress = Progress::fresh(new.known_zero);
+        let changeover = Changeover::of(&self.supers.template().part);
         let member = self.core.member_mut(index);
         match member.state {
             MemberState::Online => {
-                member.replacement = Some(Replacement { device, uuid: new.uuid, progress });
+                member.replacement = Some(Replacement { device, uuid: new.uuid, progress, changeover });
                 member.reason = None;
                 self.core.count_members();
                 self.supers.want();

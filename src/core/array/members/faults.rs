@@ -10,7 +10,7 @@ use crate::array::base::members::{Member, Which};
 use crate::array::log::permits::{Ceased, Out};
 use crate::array::members::bad_blocks::Ill;
 use crate::array::{Array, Effect, Op, Owner};
-use crate::array::{MemberCondition, MemberStatus, NoticeKind, NoticeLevel};
+use crate::array::{GIVEN_UP, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, ReplacementStatus};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::MemberState;
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
@@ -306,11 +306,11 @@ impl Array {
     }
 
     /// Gives up the construction of a replacement.
-    pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
+    pub(in crate::array) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
         if self.take_back_replacement(index) {
             let member = self.core.member_mut(index);
             if member.state == MemberState::Online {
-                member.reason = Some(format!("its replacement was given up: {reason}"));
+                member.reason = Some(format!("{GIVEN_UP}{reason}"));
             }
             let text = format!("the replacement of member {index} was given up: {reason}");
             self.core.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Error, Some(index), text);
@@ -342,7 +342,11 @@ impl Array {
             uuid: member.uuid,
             state: member.state,
             device: member.device.map(|d| d.id),
-            replacement: member.replacement.as_ref().map(|r| r.device.id),
+            replacement: member.replacement.as_ref().map(|new| ReplacementStatus {
+                device: new.device.id,
+                uuid: new.uuid,
+                is_held: member.has_held_replacement(),
+            }),
             counters: member.counters,
             reason: member.reason.clone(),
             conditions: self.conditions(MemberIndex(at as u16)),
@@ -363,7 +367,8 @@ impl Array {
         let slow = self.core.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.core.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
         let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);
+        let waits = member.has_held_replacement().then_some(MemberCondition::NewDeviceWaits);
         let of_device = kept.into_iter().chain(not_mended).chain(lacks).chain(slow);
-        self.core.lacks_of(member).chain(of_device).chain(served_last).chain(cut_off).collect()
+        self.core.lacks_of(member).chain(waits).chain(of_device).chain(served_last).chain(cut_off).collect()
     }
 }

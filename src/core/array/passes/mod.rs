@@ -1,5 +1,7 @@
-//! Operations that walk over all slots: rebuild, scrub of data, pages and superblocks, repair.
+//! Operations that walk over all slots: rebuild, scrub of data, pages and superblocks, repair; and how a
+//! device that was rebuilt takes its place.
 
+pub(in crate::array) mod changeover;
 pub(in crate::array) mod page_pass;
 pub(in crate::array) mod page_scrub;
 pub(in crate::array) mod rebuild;

@@ -88,16 +88,24 @@ impl PagePass {
 }
 
 impl Array {
-    /// Whether a device whose slots are built may join. If not, this starts what is still to be done.
-    pub(in crate::array) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
+    /// Whether a device whose slots are built has its metadata pages, too. If not, this starts what is still
+    /// to be done.
+    pub(super) fn has_built_pages(&mut self, member: MemberIndex, which: Which) -> bool {
         match self.core.pages_built(member, which) {
             Some(PagesBuilt::No) => {
                 self.core.set_pages_built(member, which, PagesBuilt::Running);
                 self.start_page_pass(member, which);
-                return false;
+                false
             }
-            Some(PagesBuilt::Running) | None => return false,
-            Some(PagesBuilt::Done) => {}
+            Some(PagesBuilt::Running) | None => false,
+            Some(PagesBuilt::Done) => true,
+        }
+    }
+
+    /// Whether a device whose slots are built may join. If not, this starts what is still to be done.
+    pub(super) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
+        if !self.has_built_pages(member, which) {
+            return false;
         }
         self.redo.hold_writes();
         // Pages that it was built without and that were readable since: it counts as having them once it is
@@ -128,10 +136,11 @@ impl Array {
             return;
         }
         let slots = self.core.map.slots;
-        let waits = self
-            .core
-            .builds_mut()
-            .any(|(_, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
+        let is_built = |progress: &Progress| progress.pages == PagesBuilt::Done && progress.is_over(slots);
+        let waits = self.core.roster.members.iter().any(|member| {
+            let new = member.replacement.as_ref().filter(|_| !member.holds_replacement());
+            member.progress.as_ref().is_some_and(is_built) || new.is_some_and(|new| is_built(&new.progress))
+        });
         // No device joins an array that is stopping, and it stops only when the writes that wait have ended.
         if !waits || self.core.stop.stopping.is_some() {
             self.redo.release_writes(&mut self.core);

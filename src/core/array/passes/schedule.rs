@@ -4,12 +4,12 @@
 //! Rebuild runs before scrub, which waits. While clients are busy a pass keeps to the floor `rebuild_min`,
 //! otherwise to the ceiling `rebuild_max`.
 
-use crate::array::base::members::{Progress, Replaced, Which};
+use crate::array::base::members::Progress;
 use crate::array::geometry::Map;
 use crate::array::passes::page_scrub::PAGES_PER_TURN;
 use crate::array::{Activity, ActivityKind, ArrayState, NoticeKind, NoticeLevel, Rest, ScrubResult};
 use crate::array::{Array, Core, Op};
-use crate::format::{MemberSet, MemberState, PageIndex, ScrubRecord};
+use crate::format::{MemberSet, PageIndex, ScrubRecord};
 use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -606,78 +606,6 @@ impl Array {
         false
     }
 
-    fn end_finished_builds(&mut self, index: MemberIndex) {
-        let slots = self.core.map.slots;
-        // Only a device that a restart would find may count as the member.
-        let member = self.core.member(index);
-        let recorded = member.device.is_some_and(|device| device.recorded);
-        let built = recorded && member.progress.as_ref().is_some_and(|p| p.is_over(slots));
-        let new_built =
-            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.is_over(slots));
-        if !built && !new_built {
-            self.looks.forget_with(&mut self.damage, &self.core, index);
-            return;
-        }
-        if built
-            && self.looks.has_looked_with(&mut self.damage, &self.core, index)
-            && self.may_join(index, Which::Primary)
-        {
-            self.looks.forget_with(&mut self.damage, &self.core, index);
-            self.damage.tell_lacking(&mut self.core, index, Which::Primary);
-            let member = self.core.member_mut(index);
-            member.progress = None;
-            member.state = MemberState::Online;
-            member.reason = None;
-            self.core.count_members();
-            self.ask_log();
-            self.pages.joined(index, Which::Primary, self.core.now);
-            // No batch may be written before the epoch with this member is complete.
-            self.supers.note_join();
-            self.core.notice(
-                NoticeKind::MemberRebuilt,
-                NoticeLevel::Info,
-                Some(index),
-                format!("member {index} is rebuilt and online"),
-            );
-            self.core.notice_if_whole();
-        }
-        let may_join = new_built
-            && self.looks.has_looked_with(&mut self.damage, &self.core, index)
-            && self.may_join(index, Which::Replacement);
-        if may_join {
-            self.damage.tell_lacking(&mut self.core, index, Which::Replacement);
-        }
-        let member = self.core.member_mut(index);
-        if let Some(replacement) = member.replacement.take_if(|_| may_join) {
-            let old = member.device.replace(replacement.device);
-            self.looks.forget_with(&mut self.damage, &self.core, index);
-            self.bad.forget(index);
-            let member = self.core.member_mut(index);
-            let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
-            member.counters = Default::default();
-            let was = std::mem::replace(&mut member.state, MemberState::Online);
-            member.progress = None;
-            member.reason = None;
-            self.core.count_members();
-            // The old device stays until the exchange is on disk: until then a restart would look for it.
-            self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
-            self.ask_log();
-            self.pages.joined(index, Which::Replacement, self.core.now);
-            // Recorded like a loss: the old device must not count as current once it misses a write.
-            self.supers.note_join();
-            self.core.notice(
-                NoticeKind::MemberReplaced,
-                NoticeLevel::Info,
-                Some(index),
-                format!("member {index} is replaced and online"),
-            );
-            // Where its old device was in service, the member was not missing.
-            if was != MemberState::Online {
-                self.core.notice_if_whole();
-            }
-        }
-    }
-
     pub(in crate::array) fn activities(&self) -> Vec<Activity> {
         let slots = self.core.map.slots;
         let bytes = |slot: u64| slot * self.core.map.stripe_bytes() as u64;
@@ -702,7 +630,7 @@ impl Array {
                 total_bytes: bytes(slots),
                 retried: building.iter().map(|progress| progress.retried_beside(&unreadable)).sum(),
                 retried_pages: building.iter().map(|progress| progress.retried_pages).sum(),
-                rest: held,
+                rest: held.or(self.core.all_builds_are_held().then_some(Rest::ForLanes)),
                 errors: 0,
                 repaired: 0,
             });

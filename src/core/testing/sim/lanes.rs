@@ -11,9 +11,9 @@ use crate::block_io::{Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken,
 use crate::format::{LanePart, MemberState};
 use crate::units::{BlockHash, ByteOffset, LaneIndex, Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, JobDone, LaneCut, LaneNotices, NoticeKind,
-    OutOfStep, PlainVolume, RequestId, ViewReader, Volume, VolumeEvent, VolumeOutput, VolumeStatus,
-    merge_outcomes, merge_status, out_of_step,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayState, JobDone, LaneCut, LaneNotices,
+    MemberStatus, NoticeKind, OutOfStep, PlainVolume, ReplacementStatus, RequestId, ViewReader, Volume,
+    VolumeEvent, VolumeOutput, VolumeStatus, merge_outcomes, merge_status, out_of_step, replacement_orders,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -37,6 +37,8 @@ pub(in crate::testing) struct SimLanes {
     /// The ends of administrators' requests in lanes: how many are missing, and those that there are.
     admin: HashMap<u64, Vec<Option<Result<AdminOutcome, AdminRefusal>>>>,
     own_requests: u64,
+    /// Whether lanes may have to be told what becomes of replacements.
+    looks_at_replacements: bool,
     /// The lanes that have each disk and have not released it.
     holders: BTreeMap<u32, BTreeSet<u16>>,
     /// The lanes that the jobs just given away belong to.
@@ -90,6 +92,7 @@ impl SimLanes {
             volumes,
             admin: HashMap::new(),
             own_requests: OWN_REQUESTS,
+            looks_at_replacements: true,
             holders: disks.map(|disk| (disk, all.clone())).collect(),
             worked_for: VecDeque::new(),
             told: BTreeSet::new(),
@@ -135,11 +138,14 @@ impl SimLanes {
                     self.post(lane, VolumeEvent::DeviceGone(device, fault));
                 }
             }
-            VolumeEvent::Tick => (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::Tick)),
+            VolumeEvent::Tick => {
+                self.order_replacements();
+                (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::Tick));
+            }
             VolumeEvent::ReadElsewhere => {
                 (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::ReadElsewhere));
             }
-            VolumeEvent::Admin(..) | VolumeEvent::Worked(_) => {
+            VolumeEvent::Admin(..) | VolumeEvent::Worked(_) | VolumeEvent::Replacement(_) => {
                 unreachable!("they are given with their lanes")
             }
         }
@@ -270,6 +276,7 @@ impl SimLanes {
             }
             self.output = own;
         }
+        self.order_replacements();
     }
 
     /// Passes on the action of a lane as one of the array.
@@ -310,6 +317,14 @@ impl SimLanes {
             }
             ArrayAction::Notice(notice) => {
                 let is_out = notice.kind == NoticeKind::MemberOut;
+                self.looks_at_replacements |= is_out
+                    || matches!(
+                        notice.kind,
+                        NoticeKind::ReplacementWaits
+                            | NoticeKind::ReplacementGivenUp
+                            | NoticeKind::MemberReplaced
+                            | NoticeKind::MemberRebuilt
+                    );
                 out.actions.extend(self.notices.take(lane, notice).map(ArrayAction::Notice));
                 if is_out {
                     self.bring_into_step();
@@ -346,6 +361,26 @@ impl SimLanes {
         }
     }
 
+    /// Tells lanes what becomes of the replacements that they build, once all have taken what an
+    /// administrator has asked for.
+    fn order_replacements(&mut self) {
+        if self.is_one() || !self.looks_at_replacements {
+            return;
+        }
+        let is_asked = |event: &VolumeEvent| matches!(event, VolumeEvent::Admin(..));
+        if !self.admin.is_empty() || self.inboxes.iter().flatten().any(is_asked) {
+            return;
+        }
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        if statuses.iter().any(|status| status.state == ArrayState::Failed) {
+            return;
+        }
+        self.looks_at_replacements = false;
+        for (lane, order) in replacement_orders(&statuses) {
+            self.post(lane.0, VolumeEvent::Replacement(order));
+        }
+    }
+
     /// The operation where the window of the lane lies.
     fn in_window(&self, lane: LaneIndex, op: IoOp) -> IoOp {
         let next = LaneIndex((lane.0 + 1) % self.cut.count());
@@ -371,7 +406,8 @@ impl SimLanes {
         let mut status = merge_status(&self.cut, &statuses);
         for member in &mut status.members {
             member.device = member.device.map(disk_of);
-            member.replacement = member.replacement.map(disk_of);
+            member.replacement =
+                member.replacement.map(|new| ReplacementStatus { device: disk_of(new.device), ..new });
         }
         status
     }
@@ -380,7 +416,8 @@ impl SimLanes {
     pub(super) fn uses(&self, disk: u32) -> bool {
         let is_it = |device: Option<DeviceId>| device.is_some_and(|device| disk_of(device).0 == disk);
         let status = |volume: &PlainVolume| volume.status().members;
-        self.volumes.iter().flat_map(status).any(|member| is_it(member.device) || is_it(member.replacement))
+        let new = |member: &MemberStatus| member.replacement.map(|new| new.device);
+        self.volumes.iter().flat_map(status).any(|member| is_it(member.device) || is_it(new(&member)))
     }
 
     /// By lane: the members that it has in service, each with its disk.

@@ -115,7 +115,8 @@ impl SimArray {
     }
 
     /// By member: the disk of each lane that has it in service.
-    pub(in crate::testing) fn serving(&self) -> Vec<Vec<u32>> {
+    #[must_use]
+    pub fn serving(&self) -> Vec<Vec<u32>> {
         let mut all = vec![Vec::new(); usize::from(self.world.shape.width())];
         for (member, disk) in self.volume.serving().into_iter().flatten() {
             all[usize::from(member)].push(disk);

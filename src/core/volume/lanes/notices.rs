@@ -68,6 +68,7 @@ fn manner(kind: NoticeKind) -> Manner {
         Kind::MemberOut
         | Kind::ReplacementGivenUp
         | Kind::ReplacementCancelled
+        | Kind::ReplacementWaits
         | Kind::MemberFull
         | Kind::HostShort
         | Kind::MemberSlow
@@ -138,7 +139,17 @@ impl LaneNotices {
                 *lanes = lanes.with(lane);
             }
         }
-        LaneNotices { cut, said: HashMap::new(), out }
+        let mut said: HashMap<(NoticeKind, Option<MemberIndex>), Said> = HashMap::new();
+        // Lanes that had changed over when a crash came before the others had.
+        for new in of_lane.iter().flat_map(|lane| &lane.members).filter_map(|member| member.replacement) {
+            for (lane, status) in (0..).map(LaneIndex).zip(of_lane) {
+                for member in status.members.iter().filter(|member| member.uuid == new.uuid) {
+                    let said = said.entry((NoticeKind::MemberReplaced, Some(member.index))).or_default();
+                    said.by = said.by.with(lane);
+                }
+            }
+        }
+        LaneNotices { cut, said, out }
     }
 
     /// Takes a notice of a lane. Returns what is to be told now, if anything.
@@ -212,9 +223,11 @@ impl LaneNotices {
                 self.comes_in(lane, member);
                 self.said.remove(&(NoticeKind::MemberOut, Some(member)));
                 self.said.remove(&(NoticeKind::ReplacementGivenUp, Some(member)));
+                self.said.remove(&(NoticeKind::ReplacementWaits, Some(member)));
             }
             (NoticeKind::ReplacementGivenUp | NoticeKind::ReplacementCancelled, Some(member)) => {
                 self.said.remove(&(NoticeKind::MemberReplaced, Some(member)));
+                self.said.remove(&(NoticeKind::ReplacementWaits, Some(member)));
             }
             // Members also come back without a word of their own.
             (NoticeKind::ArrayWhole, _) => {
@@ -291,8 +304,12 @@ impl LaneNotices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::array::ReplacementStatus;
+    use crate::block_io::DeviceId;
     use crate::format::Lanes;
+    use crate::testing::{SimArray, SimShape};
     use crate::units::VolumeOffset;
+    use uuid::Uuid;
 
     const STRIPE: u64 = 8192;
 
@@ -414,6 +431,40 @@ mod tests {
         rebuilt(&mut told, 1);
         replaced(&mut told, 2);
         assert_eq!(told.told(), ["member 1 is out, says 1", "member 1 is replaced"]);
+    }
+
+    #[test]
+    fn a_replacement_that_some_lanes_had_before_a_restart_is_told_when_the_others_have_it() {
+        let mut of_lane = vec![SimArray::create(SimShape::new(2, 1, 4096, 4), 1).status(); 3];
+        let (old, new) = (of_lane[0].members[1].uuid, Uuid::from_u128(9));
+        of_lane[1].members[1].uuid = new;
+        for lane in [0, 2] {
+            let device = DeviceId(9);
+            of_lane[lane].members[1].replacement =
+                Some(ReplacementStatus { device, uuid: new, is_held: false });
+        }
+        assert_ne!(old, new);
+        let mut told = Told::new();
+        told.notices = LaneNotices::new(told.notices.cut, &of_lane);
+        for lane in [2, 0] {
+            assert_eq!(told.told(), [""; 0]);
+            told.say(lane, NoticeKind::MemberReplaced, NoticeLevel::Info, "member 1 is replaced");
+        }
+        assert_eq!(told.told(), ["member 1 is replaced"]);
+    }
+
+    #[test]
+    fn that_a_new_device_waits_for_other_lanes_is_told_once_for_each() {
+        let mut told = Told::new();
+        let waits = |told: &mut Told, lane| {
+            told.say(lane, NoticeKind::ReplacementWaits, NoticeLevel::Info, "member 1 waits");
+        };
+        [1, 0].into_iter().for_each(|lane| waits(&mut told, lane));
+        assert_eq!(told.told(), ["member 1 waits"]);
+        told.say(2, NoticeKind::ReplacementGivenUp, NoticeLevel::Error, "member 1 keeps its device");
+        told.told();
+        waits(&mut told, 2);
+        assert_eq!(told.told(), ["member 1 waits"], "of another device");
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! up; what lies somewhere in the volume of a lane is told by its place in the whole volume.
 
 use crate::array::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, PageCacheStatus, Rest,
-    ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, PageCacheStatus,
+    ReplacementStatus, Rest, ScrubResult, VolumeStatus,
 };
 use crate::format::{Geometry, MemberState};
 use crate::units::{LaneIndex, SlotIndex, VolumeOffset};
@@ -98,7 +98,10 @@ fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberSta
         uuid: speaker.uuid,
         state: speaker.state,
         device: speaker.device,
-        replacement: speaker.replacement,
+        replacement: speaker.replacement.map(|new| {
+            let mut all = members().filter_map(|member| member.replacement);
+            ReplacementStatus { is_held: all.all(|new| new.is_held), ..new }
+        }),
         counters,
         reason: split(of_lane, at)
             .or_else(|| speaker.reason.clone())
@@ -170,9 +173,10 @@ fn merge_activities(of_lane: &[VolumeStatus]) -> Vec<Activity> {
         let ended = of_lane.iter().filter(|lane| of(lane).is_none());
         let ended: u64 = ended.map(|lane| lane.geometry.slots * lane.geometry.stripe_bytes()).sum();
         let sum = |of: fn(&Activity) -> u64| under_way.iter().map(of).sum::<u64>();
-        // It rests where all rest; then the first reason is told.
+        // It rests where all rest. Then the first reason is told that is not another lane.
         let works = under_way.iter().any(|activity| activity.rest.is_none());
-        let rest: Option<Rest> = if works { None } else { first.rest };
+        let mut rests = under_way.iter().filter_map(|activity| activity.rest);
+        let rest = rests.find(|rest| *rest != Rest::ForLanes).or(first.rest).filter(|_| !works);
         all.push(Activity {
             kind,
             done_bytes: sum(|activity| activity.done_bytes) + ended,
@@ -271,6 +275,8 @@ mod tests {
     use crate::units::MemberIndex;
 
     const STRIPE: u64 = 8192;
+    const NEW: ReplacementStatus =
+        ReplacementStatus { device: DeviceId(9), uuid: Uuid::from_u128(9), is_held: false };
 
     fn cut() -> LaneCut {
         LaneCut::new(Lanes { count: 3, group: 2 }, STRIPE, 20 * STRIPE)
@@ -379,10 +385,42 @@ mod tests {
         let mut lanes = lanes();
         let (old, new) = (Some(DeviceId(1)), Some(DeviceId(9)));
         lanes[0].members[1] = MemberStatus { device: new, uuid: Uuid::from_u128(9), ..member(1) };
-        lanes[1].members[1].replacement = new;
+        lanes[1].members[1].replacement = Some(NEW);
         let told = merge_status(&cut(), &lanes).members[1].clone();
-        assert_eq!((told.state, told.device, told.replacement), (MemberState::Online, old, new));
+        assert_eq!((told.state, told.device, told.replacement), (MemberState::Online, old, Some(NEW)));
         assert_eq!(told.uuid, Uuid::from_u128(1));
+    }
+
+    #[test]
+    fn a_replacement_that_waits_for_other_lanes_is_told_so() {
+        let mut lanes = lanes();
+        let rebuild = |rest| Activity {
+            kind: ActivityKind::Rebuild,
+            done_bytes: STRIPE,
+            total_bytes: STRIPE,
+            retried: 0,
+            retried_pages: 0,
+            rest,
+            errors: 0,
+            repaired: 0,
+        };
+        for lane in &mut lanes {
+            lane.members[1].replacement = Some(ReplacementStatus { is_held: true, ..NEW });
+            lane.members[1].conditions = vec![MemberCondition::NewDeviceWaits];
+            lane.activities = vec![rebuild(Some(Rest::ForLanes))];
+        }
+        let told = merge_status(&cut(), &lanes);
+        assert!(told.members[1].replacement.is_some_and(|new| new.is_held));
+        assert_eq!(told.activities[0].rest, Some(Rest::ForLanes));
+        lanes[2].members[1].replacement = Some(NEW);
+        lanes[2].members[1].conditions.clear();
+        lanes[2].activities = vec![rebuild(None)];
+        let told = merge_status(&cut(), &lanes);
+        assert!(told.members[1].replacement.is_some_and(|new| !new.is_held));
+        assert_eq!(told.members[1].conditions, [MemberCondition::NewDeviceWaits]);
+        assert_eq!(told.activities[0].rest, None);
+        lanes[2].activities = vec![rebuild(Some(Rest::ForRoom))];
+        assert_eq!(merge_status(&cut(), &lanes).activities[0].rest, Some(Rest::ForRoom));
     }
 
     #[test]
@@ -394,7 +432,7 @@ mod tests {
         assert!(
             reason.contains("its lanes are on 2 devices") && reason.contains(&Uuid::from_u128(9).to_string())
         );
-        lanes[1].members[1].replacement = Some(DeviceId(9));
+        lanes[1].members[1].replacement = Some(NEW);
         assert_eq!(merge_status(&cut(), &lanes).members[1].reason, None);
     }
 
