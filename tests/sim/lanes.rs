@@ -154,6 +154,13 @@ fn zeroes_that_must_be_fast_are_in_all_lanes_or_in_none() {
 }
 
 #[test]
+fn a_lane_keeps_a_member_that_it_needs_when_another_lane_lets_go_of_it() {
+    for spare in [true, false] {
+        lanes::full_for_one_lane(spare).unwrap_or_else(|what| panic!("spare: {spare}: {what}"));
+    }
+}
+
+#[test]
 fn a_page_that_went_into_another_lane_counts_as_damaged_there() {
     for seed in 0..8 {
         lanes::page_written_into_another_lane(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));

@@ -9,7 +9,6 @@ use crate::daemon::arrays::changes::Change;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::reactor::ArrayId;
 use calpe_core::format::MemberState;
-use calpe_core::units::MemberIndex;
 use calpe_core::volume::{AdminRequest, ArrayState, VolumeStatus, out_of_step, replacement_orders};
 
 /// Whether there is nothing to do for [`keep_in_step`].
@@ -35,22 +34,17 @@ pub(crate) fn keep_in_step(arrays: &Arrays, array: ArrayId, _change: &Change) {
         let request = match late.state {
             MemberState::Faulted => AdminRequest::Fail { member },
             MemberState::Offline => AdminRequest::Offline { member },
-            // Lost while it served, and to come back by itself. One that a lane was started without stays
-            // where it serves: perhaps a superblock of that lane is damaged.
-            MemberState::Missing if has_left(&facts.of_lane, member) => {
-                arrays.reactor.lose_device(array, late.lane, late.device);
+            // One that is missing for another reason stays where it serves: perhaps a superblock of that lane
+            // is damaged.
+            _ => {
+                if let Some(lacks) = late.lacks {
+                    arrays.reactor.left_elsewhere(array, late.lane, late.device, lacks);
+                }
                 continue;
             }
-            _ => continue,
         };
         if let Err(error) = arrays.reactor.admin_lane(array, late.lane, request) {
             tracing::debug!(%error, lane = %late.lane, %member, "a lane keeps a member that others are without");
         }
     }
-}
-
-/// Whether a member was in service in some lane and has left it, to come back by itself.
-fn has_left(of_lane: &[VolumeStatus], member: MemberIndex) -> bool {
-    let mut lanes = of_lane.iter().map(|lane| &lane.members[usize::from(member.0)]);
-    lanes.any(|member| member.state == MemberState::Missing && member.returns)
 }

@@ -400,8 +400,19 @@ impl Arrays {
         }
     }
 
-    /// A lane loses a device that another lane of its array has lost.
-    pub(super) fn lose_device(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, device: DeviceId) {
+    /// Another lane has let go of a device of this lane, see [`VolumeEvent::LeftElsewhere`].
+    pub(super) fn left_elsewhere(
+        &mut self,
+        ring: &mut Ring,
+        now: Timestamp,
+        id: LaneId,
+        (device, lacks): (DeviceId, MemberCondition),
+    ) {
+        self.step(ring, now, id, VolumeEvent::LeftElsewhere(device, lacks));
+    }
+
+    /// A lane loses a device whose operations do not end.
+    fn lose_device(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, device: DeviceId) {
         let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
         self.step(ring, now, id, VolumeEvent::DeviceGone(device, fault));
     }

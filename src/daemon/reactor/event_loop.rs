@@ -682,8 +682,8 @@ impl Reactor {
             Command::EndSessions { peers, anonymous, reply } => {
                 let _ = reply.send(Ok(self.clients.end_sessions(self.now, &peers, anonymous)));
             }
-            Command::LoseDevice { lane, device } => {
-                self.arrays.lose_device(self.sockets.ring(), self.now, lane, device);
+            Command::LeftElsewhere { lane, device, lacks } => {
+                self.arrays.left_elsewhere(self.sockets.ring(), self.now, lane, (device, lacks));
             }
             Command::Replacement { lane, order } => {
                 let event = VolumeEvent::Replacement(order);

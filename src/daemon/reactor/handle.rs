@@ -16,8 +16,8 @@ use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use calpe_core::units::LaneIndex;
 use calpe_core::volume::{
-    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, ReplacementOrder, for_lane, merge_outcomes,
-    merge_status,
+    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, MemberCondition, ReplacementOrder, for_lane,
+    merge_outcomes, merge_status,
 };
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -267,12 +267,18 @@ impl ReactorHandle {
         self.ask(lane.owner(), |reply| Command::Admin { lane: id, request, devices, reply })
     }
 
-    /// A device of a lane is lost in another lane of its array: this one loses it, too, to get it back with
-    /// that.
-    pub(crate) fn lose_device(&self, array: ArrayId, lane: LaneIndex, device: DeviceId) {
+    /// Another lane of the array has let go of a device of this one, as it lacks something: this one lets go
+    /// of it, too, to get it back with that, unless it needs it.
+    pub(crate) fn left_elsewhere(
+        &self,
+        array: ArrayId,
+        lane: LaneIndex,
+        device: DeviceId,
+        lacks: MemberCondition,
+    ) {
         if let Ok(listed) = self.listed(array) {
             let lane = listed.lane(lane);
-            self.send(lane.owner(), Command::LoseDevice { lane: lane.id(), device });
+            self.send(lane.owner(), Command::LeftElsewhere { lane: lane.id(), device, lacks });
         }
     }
 

@@ -15,7 +15,7 @@ use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
 use calpe_core::volume::{
-    AdminOutcome, AdminRequest, LaneCut, Orphan, ReplacementOrder, Volume, VolumeStatus,
+    AdminOutcome, AdminRequest, LaneCut, MemberCondition, Orphan, ReplacementOrder, Volume, VolumeStatus,
 };
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
@@ -126,9 +126,10 @@ pub(super) enum Command {
         anonymous: bool,
         reply: Reply<usize>,
     },
-    LoseDevice {
+    LeftElsewhere {
         lane: LaneId,
         device: DeviceId,
+        lacks: MemberCondition,
     },
     Replacement {
         lane: LaneId,

@@ -149,7 +149,7 @@ impl PassThrough {
                 };
                 out.replies.push((id, reply));
             }
-            VolumeEvent::DeviceGone(device, _) => {
+            VolumeEvent::DeviceGone(device, _) | VolumeEvent::LeftElsewhere(device, _) => {
                 self.device = None;
                 out.actions.push(ArrayAction::Release(device));
             }

@@ -1,6 +1,6 @@
 //! Scenes of arrays of two lanes in which one of them alone has trouble.
 
-use calpe_core::format::ChecksumKind;
+use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{DiskRegion, Fate, SimArray, SimDisk, SimShape, WriteFault};
 use calpe_core::units::{MemberIndex, VolumeOffset};
 use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
@@ -129,6 +129,41 @@ pub(crate) fn errors_of_one_lane_are_told(seed: u64) -> Result<(), String> {
         Ok(()) => Err("a write was acknowledged of which one lane could not do its part".into()),
         Err(_) => Ok(()),
     }
+}
+
+/// The second lane lets go of member 1, whose storage is full. The first lane lets go of it, too, if it has one
+/// to `spare`; it has not where it was started without member 0.
+///
+/// # Errors
+/// When the first lane fails, or the member does not come back by itself.
+pub(crate) fn full_for_one_lane(spare: bool) -> Result<(), String> {
+    let mut sim = SimArray::create(shape(), 4);
+    sim.write(0, &[1; 8 * STRIPE]).expect("written");
+    sim.settle();
+    if !spare {
+        let disk = sim.disks.get_mut(&0).expect("a disk");
+        for copy in DiskRegion::Superblocks.ranges(disk).into_iter().take(4) {
+            disk.poke(copy.start, &vec![0; (copy.end - copy.start) as usize]);
+        }
+    }
+    sim = sim.kill_where(false, |_, _| true).map_err(|error| error.to_string())?;
+    sim.sleep(1000);
+    sim.settle();
+    sim.disks.get_mut(&1).expect("a disk").full = true;
+    // Stripe 1 is in the second lane.
+    let write = sim.submit_write(STRIPE as u64, &[2; STRIPE], false);
+    sim.sleep(30_000);
+    sim.wait(write).map_err(|error| format!("the write: {error}: {:?}", sim.notices))?;
+    sim.settle();
+    let (state, member) = (sim.status().state, sim.status().members[1].clone());
+    let is_as_it_should = match spare {
+        true => sim.released.contains(&1) && member.returns,
+        false => !sim.released.contains(&1) && member.state == MemberState::Missing,
+    };
+    if state != ArrayState::Degraded || !is_as_it_should {
+        return Err(format!("{state:?}, {member:?}: {:?}", sim.notices));
+    }
+    sim.read(0, 8 * STRIPE).map(drop).map_err(|error| error.to_string())
 }
 
 /// A page of checksums of the second lane, of a newer version than any of the first, is written into the

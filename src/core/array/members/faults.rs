@@ -9,11 +9,11 @@ use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
 use crate::array::log::permits::{Ceased, Out};
 use crate::array::members::bad_blocks::Ill;
-use crate::array::{Array, Effect, Op, Owner};
+use crate::array::{AdminRequest, Array, Effect, Op, Owner};
 use crate::array::{GIVEN_UP, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, ReplacementStatus};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::MemberState;
-use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 
 impl Array {
     /// Judges the fault of an I/O before its owner learns of the end, where the I/O alone shows what the
@@ -209,6 +209,25 @@ impl Array {
         let is_primary = self.core.is_primary(id);
         self.fault_device(index, id, MemberState::Missing, reason);
         self.core.note_cut_off(index, is_primary, fault);
+    }
+
+    /// Takes the report that another lane of the array has let go of a device that `lacks` something: it is to
+    /// come back to all lanes at once. A lane that needs it to serve keeps it.
+    pub fn left_elsewhere(&mut self, now: Timestamp, device: DeviceId, lacks: MemberCondition) {
+        self.core.now = now;
+        let Some((member, Which::Primary)) = self.core.find_device(device) else { return };
+        if self.check(&AdminRequest::Fail { member }).is_err() {
+            return;
+        }
+        let reason = format!(
+            "another lane of the array has let go of it: {}",
+            match lacks {
+                MemberCondition::Full => "its storage is full",
+                _ => "this host lacks resources for operations on it",
+            }
+        );
+        self.fault_device(member, device, MemberState::Missing, reason);
+        self.core.member_mut(member).away = Some(lacks);
     }
 
     /// `out_of_reach`: the device cannot be reached, and nothing else is known against it.

@@ -7,7 +7,7 @@
 
 use super::front::{Arrived, Front, Outcome};
 use crate::array::mutation::{Mutation, is_off};
-use crate::block_io::{Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
+use crate::block_io::{Completion, DeviceId, IoOp, IoToken, Pool};
 use crate::format::{LanePart, MemberState};
 use crate::units::{BlockHash, ByteOffset, LaneIndex, Timestamp, VolumeOffset};
 use crate::volume::{
@@ -145,7 +145,10 @@ impl SimLanes {
             VolumeEvent::ReadElsewhere => {
                 (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::ReadElsewhere));
             }
-            VolumeEvent::Admin(..) | VolumeEvent::Worked(_) | VolumeEvent::Replacement(_) => {
+            VolumeEvent::Admin(..)
+            | VolumeEvent::Worked(_)
+            | VolumeEvent::Replacement(_)
+            | VolumeEvent::LeftElsewhere(..) => {
                 unreachable!("they are given with their lanes")
             }
         }
@@ -225,6 +228,7 @@ impl SimLanes {
                 event,
                 VolumeEvent::Io(Completion { result: Err(_), .. })
                     | VolumeEvent::DeviceGone(..)
+                    | VolumeEvent::LeftElsewhere(..)
                     | VolumeEvent::Admin(_, AdminRequest::Fail { .. } | AdminRequest::Offline { .. })
             )
         };
@@ -341,20 +345,19 @@ impl SimLanes {
     /// Has lanes let go of devices that have left another one.
     fn bring_into_step(&mut self) {
         let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
-        for OutOfStep { lane, member, device, state } in out_of_step(&statuses) {
-            if !self.told.insert((lane.0, disk_of(device).0)) {
+        for OutOfStep { lane, member, device, state, lacks } in out_of_step(&statuses) {
+            // A lane may have been started without it, and others not.
+            let stays = state == MemberState::Missing && lacks.is_none();
+            if stays || !self.told.insert((lane.0, disk_of(device).0)) {
                 continue;
             }
             self.own_requests += 1;
             let id = RequestId(self.own_requests);
             self.post(
                 lane.0,
-                match state {
-                    MemberState::Missing => {
-                        let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ENODEV };
-                        VolumeEvent::DeviceGone(device, fault)
-                    }
-                    MemberState::Offline => VolumeEvent::Admin(id, AdminRequest::Offline { member }),
+                match (state, lacks) {
+                    (MemberState::Missing, Some(lacks)) => VolumeEvent::LeftElsewhere(device, lacks),
+                    (MemberState::Offline, _) => VolumeEvent::Admin(id, AdminRequest::Offline { member }),
                     _ => VolumeEvent::Admin(id, AdminRequest::Fail { member }),
                 },
             );

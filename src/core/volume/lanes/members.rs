@@ -5,7 +5,7 @@
 //! or replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an
 //! administrator had: a lane that needs it to serve refuses that, and keeps it.
 
-use crate::array::VolumeStatus;
+use crate::array::{MemberCondition, MemberStatus, VolumeStatus};
 use crate::block_io::DeviceId;
 use crate::format::MemberState;
 use crate::units::{LaneIndex, MemberIndex};
@@ -21,6 +21,8 @@ pub struct OutOfStep {
     pub device: DeviceId,
     /// Its state in the other lane: failed, offline or missing.
     pub state: MemberState,
+    /// What it lacks, if it has left another lane for that, and comes back by itself.
+    pub lacks: Option<MemberCondition>,
 }
 
 /// The members to take out of lanes, because others are without the same device.
@@ -34,10 +36,26 @@ pub fn out_of_step(of_lane: &[VolumeStatus]) -> Vec<OutOfStep> {
         for (lane, own) in (0..).map(LaneIndex).zip(members()) {
             let Some(device) = own.device.filter(|_| is_in(own.state)) else { continue };
             let gone = members().find(|other| !is_in(other.state) && other.uuid == own.uuid);
-            all.extend(gone.map(|gone| OutOfStep { lane, member: own.index, device, state: gone.state }));
+            let lacks =
+                members().filter(|other| !is_in(other.state) && other.uuid == own.uuid).find_map(lack);
+            all.extend(gone.map(|gone| OutOfStep {
+                lane,
+                member: own.index,
+                device,
+                state: gone.state,
+                lacks,
+            }));
         }
     }
     all
+}
+
+/// What a member lacks that has left a lane for that, and comes back by itself.
+fn lack(member: &MemberStatus) -> Option<MemberCondition> {
+    let is_lack = |condition: &&MemberCondition| {
+        matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
+    };
+    member.conditions.iter().find(is_lack).copied().filter(|_| member.returns)
 }
 
 #[cfg(test)]
@@ -60,8 +78,17 @@ mod tests {
             member: MemberIndex(1),
             device: DeviceId(1),
             state: MemberState::Offline,
+            lacks: None,
         };
         assert_eq!(out_of_step(&[out.clone(), whole.clone()]), [wanted]);
+        let mut full = out.clone();
+        let member = &mut full.members[1];
+        (member.state, member.returns) = (MemberState::Missing, true);
+        member.conditions = vec![MemberCondition::Full];
+        let wanted = OutOfStep { state: MemberState::Missing, lacks: Some(MemberCondition::Full), ..wanted };
+        assert_eq!(out_of_step(&[full.clone(), whole.clone()]), [wanted]);
+        full.members[1].returns = false;
+        assert_eq!(out_of_step(&[full, whole.clone()])[0].lacks, None);
         let mut other = whole;
         other.members[1].uuid = Uuid::from_u128(5);
         assert_eq!(out_of_step(&[out, other]), []);

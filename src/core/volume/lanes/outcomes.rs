@@ -64,7 +64,8 @@ pub fn merge_outcomes(
     }
 }
 
-/// Whether a lane refuses a request because nothing is to do there.
+/// Whether a lane refuses a request because nothing is to do there, or not yet: lanes may have lost members in
+/// another order, and each has to get back first what it lost last.
 fn is_done_already(refusal: &AdminRefusal) -> bool {
     matches!(
         refusal,
@@ -73,6 +74,8 @@ fn is_done_already(refusal: &AdminRefusal) -> bool {
             | AdminRefusal::ScrubPausedAlready { .. }
             | AdminRefusal::NoScrub
             | AdminRefusal::RepairAlready
+            | AdminRefusal::InAlready { .. }
+            | AdminRefusal::OthersFirst { .. }
     )
 }
 
@@ -80,6 +83,8 @@ fn is_done_already(refusal: &AdminRefusal) -> bool {
 mod tests {
     use super::*;
     use crate::array::STOPPED_CLEANLY;
+    use crate::format::{MemberSet, MemberState};
+    use crate::units::MemberIndex;
 
     fn done(text: &str) -> Result<AdminOutcome, AdminRefusal> {
         Ok(AdminOutcome(text.into()))
@@ -99,6 +104,15 @@ mod tests {
         assert_eq!(merge_outcomes([nothing.clone(), Err(AdminRefusal::RepairAlready)]), nothing);
         let refused = Err(AdminRefusal::NothingToScrub);
         assert_eq!(merge_outcomes([done("a"), Err(AdminRefusal::NoScrub), refused.clone()]), refused);
+    }
+
+    #[test]
+    fn a_lane_gets_a_member_back_although_others_have_it_or_need_another_one_first() {
+        let member = MemberIndex(1);
+        let has_it = Err(AdminRefusal::InAlready { member, state: MemberState::Online });
+        let later = Err(AdminRefusal::OthersFirst { array: "a".into(), member, first: MemberSet::default() });
+        assert_eq!(merge_outcomes([later.clone(), done("a"), has_it.clone()]), done("a"));
+        assert_eq!(merge_outcomes([later.clone(), has_it]), later);
     }
 
     #[test]
