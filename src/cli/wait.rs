@@ -4,8 +4,8 @@
 
 use super::text::{duration, retried, scan_line, scan_line_in};
 use crate::control::{
-    ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
-    ScanState,
+    ArrayReport, ArrayState, Condition, LastScrub, LostReport, MemberReport, MemberState, ScanKind,
+    ScanReport, ScanState,
 };
 use calpe_core::units::{Count, HumanSize, Printable};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -184,7 +184,7 @@ impl Waiter {
     fn result(&self, array: &ArrayReport, kinds: &[ScanKind], are_named: bool, since: &ScrubMark) -> Look {
         let built = array.members.iter().filter_map(|member| Some((member, self.built.get(&member.index)?)));
         let (complete, ended): (Vec<_>, Vec<_>) =
-            built.partition(|(member, built)| in_service(member) && built.is(member));
+            built.partition(|(member, built)| in_service(member) && built.is(member) && !is_split(member));
         let problems: Vec<_> = ended.iter().map(|(member, built)| ended_early(member, built)).collect();
         let complete = match complete.len() {
             0 => None,
@@ -280,9 +280,10 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
     }
 }
 
-/// Whether rebuilds are waited for and the array is still DEGRADED.
+/// Whether rebuilds are waited for and the array is still DEGRADED, or a member of it is on several devices.
 fn is_degraded(array: &ArrayReport, kinds: &[ScanKind]) -> bool {
-    kinds.contains(&ScanKind::Rebuild) && array.state != ArrayState::Online
+    kinds.contains(&ScanKind::Rebuild)
+        && (array.state != ArrayState::Online || array.members.iter().any(is_split))
 }
 
 fn what_it_is(array: &ArrayReport) -> String {
@@ -300,6 +301,9 @@ fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
         }
         if member.name == new {
             return match member.state {
+                MemberState::Online | MemberState::Degraded if is_split(member) => {
+                    Look::Failed(only_in_part(member))
+                }
                 MemberState::Online | MemberState::Degraded => {
                     let (index, new) = (member.index, Printable(new));
                     Look::Succeeded(format!("member {index} is rebuilt on {new}{}", without_data(array)))
@@ -423,6 +427,9 @@ fn ended_early(member: &MemberReport, built: &Built) -> String {
     if !in_service(member) {
         return out_of_service(member);
     }
+    if is_split(member) {
+        return only_in_part(member);
+    }
     let Built { name, .. } = built;
     let MemberReport { index, name: own, .. } = member;
     match &member.reason {
@@ -436,6 +443,16 @@ fn ended_early(member: &MemberReport, built: &Built) -> String {
 fn out_of_service(member: &MemberReport) -> String {
     let reason = member.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     format!("member {} ({}) is {}{reason}", member.index, Printable(&member.name), member.state)
+}
+
+/// The message for a member that lanes have on different devices.
+fn only_in_part(member: &MemberReport) -> String {
+    let reason = member.reason.as_deref().unwrap_or("its lanes are on different devices");
+    format!("member {} is replaced in some lanes only: {reason}", member.index)
+}
+
+fn is_split(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Split)
 }
 
 fn in_service(member: &MemberReport) -> bool {
@@ -635,6 +652,20 @@ mod tests {
             complete.members[1].uuid = Uuid::from_u128(77);
             assert_eq!(waiter().look(&complete), Look::Succeeded("rebuild is complete: 1 member".into()));
         }
+    }
+
+    #[test]
+    fn a_replacement_that_some_lanes_alone_have_completed_is_no_success() {
+        let mut split = array("tank");
+        split.members[1].conditions = vec![Condition::Split];
+        split.members[1].reason = Some("its lanes are on 2 devices".into());
+        let told = "member 1 is replaced in some lanes only: its lanes are on 2 devices";
+        let mut waiter = Waiter::new(Goal::Replacement { new: "/srv/m1".into() });
+        assert!(is_bad(&waiter.look(&split), told));
+        let mut waiter = all();
+        waiter.look(&rebuilding());
+        assert!(is_bad(&waiter.look(&split), told));
+        assert!(is_bad(&all().look(&split), "nothing runs") || is_bad(&all().look(&split), "no rebuild"));
     }
 
     #[test]

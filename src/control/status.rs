@@ -405,6 +405,8 @@ pub enum Condition {
     /// It is out of service, and operations from before it left have not ended: it cannot come back before
     /// they have.
     Unanswered,
+    /// Lanes of the array are on different devices of it.
+    Split,
 }
 
 impl Condition {
@@ -432,6 +434,7 @@ impl Condition {
             Condition::Claimed => "several devices claim to be it",
             Condition::Forbidden => "may be what the daemon may not read",
             Condition::Unanswered => "what it was asked has not ended",
+            Condition::Split => "its lanes are on different devices",
         }
     }
 }

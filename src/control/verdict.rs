@@ -50,7 +50,11 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     let is_grave = |condition| {
         matches!(
             condition,
-            Condition::Full | Condition::KeptDespiteErrors | Condition::NotMended | Condition::LacksBlocks
+            Condition::Full
+                | Condition::KeptDespiteErrors
+                | Condition::NotMended
+                | Condition::LacksBlocks
+                | Condition::Split
         )
     };
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
@@ -96,7 +100,34 @@ pub(crate) fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
-    with_full(array, with_new_device_full(array, with_unanswered(&absent, explanation)))
+    let explanation = with_split(array, with_unanswered(&absent, explanation));
+    with_full(array, with_new_device_full(array, explanation))
+}
+
+/// Adds which members are on different devices, and how to end that.
+fn with_split(array: &ArrayReport, explanation: Explanation) -> Explanation {
+    let split: Vec<_> = array.members.iter().filter(|member| is_split(member)).collect();
+    let Some(first) = split.first() else { return explanation };
+    let join = |first: &str, second: String| format!("{first} {second}").trim_start().to_owned();
+    Explanation {
+        status: join(
+            &explanation.status,
+            format!("Lanes have different devices as {}: none of these can be spared.", called(&split)),
+        ),
+        action: join(
+            &explanation.action,
+            format!(
+                "Keep all devices of {}, and replace it once more: 'calpe replace {} {} NEW'.",
+                called(&split),
+                array.name,
+                first.index
+            ),
+        ),
+    }
+}
+
+fn is_split(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Split)
 }
 
 /// Adds that members with unfinished operations cannot come back yet.
@@ -565,8 +596,11 @@ fn explain_online(array: &ArrayReport) -> Explanation {
             }),
         };
     }
-    if let Some((member, reason)) =
-        array.members.iter().find_map(|member| Some((member, member.reason.as_ref()?)))
+    if let Some((member, reason)) = array
+        .members
+        .iter()
+        .filter(|member| !is_split(member))
+        .find_map(|member| Some((member, member.reason.as_ref()?)))
     {
         return Explanation {
             status: format!(
@@ -691,6 +725,20 @@ mod tests {
             _ => ArrayState::Failed,
         };
         array
+    }
+
+    #[test]
+    fn a_member_whose_lanes_are_on_different_devices_is_not_good_and_is_replaced_once_more() {
+        let mut array = healthy();
+        array.members[2].conditions = vec![Condition::Split];
+        array.members[2].reason = Some("its lanes are on 2 devices (a and b)".into());
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        let told = explain(&array);
+        assert_eq!(told.status, "Lanes have different devices as member 2: none of these can be spared.");
+        assert_eq!(
+            told.action,
+            "Keep all devices of member 2, and replace it once more: 'calpe replace tank 2 NEW'."
+        );
     }
 
     #[test]

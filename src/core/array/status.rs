@@ -55,6 +55,8 @@ pub enum MemberCondition {
     ServedLast,
     /// It is out of service because its file ended too early.
     CutOff,
+    /// Lanes of the array are on different devices of it, and none is being built to end that.
+    Split,
 }
 
 /// One member of the array.

@@ -161,6 +161,7 @@ fn conditions(
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
         MemberCondition::CutOff => Condition::CutOff,
+        MemberCondition::Split => Condition::Split,
     });
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
     let of_place = hindrance.and_then(|hindrance| match hindrance {

@@ -4,8 +4,8 @@
 //! up; what lies somewhere in the volume of a lane is told by its place in the whole volume.
 
 use crate::array::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, PageCacheStatus,
-    ReplacementStatus, Rest, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus,
+    PageCacheStatus, ReplacementStatus, Rest, ScrubResult, VolumeStatus,
 };
 use crate::format::{Geometry, MemberState};
 use crate::units::{LaneIndex, SlotIndex, VolumeOffset};
@@ -90,6 +90,8 @@ fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberSta
         repaired: all.repaired + member.counters.repaired,
     });
     let mut conditions: Vec<_> = members().flat_map(|member| member.conditions.iter().copied()).collect();
+    let split = split(of_lane, at);
+    conditions.extend(split.as_ref().map(|_| MemberCondition::Split));
     conditions.sort_unstable();
     conditions.dedup();
     let is_out = |member: &&MemberStatus| badness(member.state) > badness(MemberState::Rebuilding);
@@ -103,7 +105,7 @@ fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberSta
             ReplacementStatus { is_held: all.all(|new| new.is_held), ..new }
         }),
         counters,
-        reason: split(of_lane, at)
+        reason: split
             .or_else(|| speaker.reason.clone())
             .or_else(|| members().find_map(|member| member.reason.clone())),
         conditions,
@@ -432,8 +434,10 @@ mod tests {
         assert!(
             reason.contains("its lanes are on 2 devices") && reason.contains(&Uuid::from_u128(9).to_string())
         );
+        assert_eq!(told.conditions, [MemberCondition::Split]);
         lanes[1].members[1].replacement = Some(NEW);
-        assert_eq!(merge_status(&cut(), &lanes).members[1].reason, None);
+        let told = merge_status(&cut(), &lanes).members[1].clone();
+        assert_eq!((told.reason, told.conditions), (None, vec![]));
     }
 
     #[test]
