@@ -235,6 +235,18 @@ impl Device {
         }
     }
 
+    /// The whole device of a window, with its lock, to take further windows of it. None for a file that only a
+    /// ring beside the engine's has open.
+    #[must_use]
+    pub fn whole(&self) -> Option<Device> {
+        if matches!(&self.backing, Backing::Local(local) if !local.can_be_shared()) {
+            return None;
+        }
+        let all = self.window(&(0..self.facts.bytes));
+        let facts = DeviceFacts { bytes: self.whole_bytes, ..self.facts };
+        Some(Device { facts, start: 0, ..all })
+    }
+
     /// What a flush comes to, in view of those of other windows.
     pub(super) fn judge_flush<T>(&self, result: Result<T, IoFault>) -> Result<T, IoFault> {
         self.flushes.judge(result)

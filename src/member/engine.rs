@@ -229,6 +229,13 @@ impl MemberIo {
         self.devices.get(id.0 as usize)?.as_ref().map(|attached| &attached.device)
     }
 
+    /// Whether an owner has this local device already, in service or with operations that have not ended.
+    #[must_use]
+    pub(crate) fn has(&self, owner: u32, device: &Device) -> bool {
+        let mut own = self.devices.iter().flatten().filter(|attached| attached.owner == owner);
+        own.any(|attached| device.remote().is_none() && attached.device.same_device(device))
+    }
+
     /// What other threads may read a device through; none where only this engine can, or it is not open.
     #[must_use]
     pub(crate) fn shared(&self, id: DeviceId) -> Option<Arc<SharedDevice>> {

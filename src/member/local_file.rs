@@ -75,6 +75,11 @@ impl LocalFile {
         LocalFile { file: self.file.clone(), held, ..*self }
     }
 
+    /// Whether this descriptor is open.
+    pub(super) fn can_be_shared(&self) -> bool {
+        self.file.is_some()
+    }
+
     pub(super) fn file(&self) -> &File {
         self.file.as_ref().expect("open until it is dropped or handed over")
     }

@@ -164,6 +164,29 @@ fn the_lock_lasts_until_the_last_window_is_dropped() {
 }
 
 #[test]
+fn further_windows_come_from_one_that_is_in_service_unless_its_file_is_handed_over() {
+    let (dir, device) = created(Kind::Disk);
+    let path = dir.path().join("m");
+    let mut window = device.window(&(MIB..2 * MIB));
+    device.close();
+    let whole = window.whole().expect("its file is open");
+    assert_eq!((whole.facts().bytes, whole.path()), (BYTES, path.as_path()));
+    whole.window(&(0..MIB)).write_at(0, &[7; 4096]).unwrap();
+    whole.window(&(MIB..2 * MIB)).write_at(0, &[8; 4096]).unwrap();
+    let mut read = vec![0; 4096];
+    whole.read_at(0, &mut read).unwrap();
+    assert_eq!(read, [7; 4096]);
+    window.read_at(0, &mut read).unwrap();
+    assert_eq!(read, [8; 4096]);
+    window.hand_over();
+    assert!(window.whole().is_none());
+    drop(window);
+    assert!(matches!(Device::open(&path, Access::Exclusive), Err(DeviceError::Locked { .. })));
+    whole.close();
+    Device::open(&path, Access::Exclusive).unwrap();
+}
+
+#[test]
 fn every_window_sees_that_the_file_is_gone_or_shorter() {
     let (_dir, device) = created(Kind::Disk);
     let windows = device.windows(&[0..MIB, MIB..BYTES]);

@@ -256,7 +256,6 @@ fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_buil
     daemon.until("it is told", |daemon| daemon.log().contains(told));
     assert_eq!(daemon.report().state, ArrayState::Degraded);
     let socket = dir.path().join("data/control.sock");
-    run(calpe().arg("--socket").arg(&socket).args(["offline", "calpe", "1"]));
     run(calpe().arg("--socket").arg(&socket).args(["online", "calpe", "1"]));
     daemon.until("it is whole", |daemon| daemon.report().state == ArrayState::Online);
     // What lane 2 has built anew counts: another member is away.
@@ -268,6 +267,53 @@ fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_buil
     daemon.stop();
     let (_, told) = check(&paths[1..]);
     assert!(told["consistent"] == true, "{told:#}");
+}
+
+#[test]
+fn members_that_different_lanes_are_without_come_back_while_the_others_have_them() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    create_lanes(dir.path(), &setup, LANES);
+    let paths: Vec<PathBuf> = (0..3).map(|index| member(dir.path(), index)).collect();
+    let content = vec![0x5a; 4 << 20];
+    let daemon = Daemon::start(dir.path(), &setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    let write = Request::new(NbdCommand::Write, 0, content.len() as u64);
+    client.call(&write, &content).expect("connected").expect("written");
+    drop(client);
+    daemon.stop();
+    wipe_lane(&paths[0], 0);
+    wipe_lane(&paths[1], 1);
+    let mut daemon = Daemon::start(dir.path(), &setup);
+    let socket = dir.path().join("data/control.sock");
+    let ask = |command: &str, member: &str| {
+        let output = try_run(calpe().arg("--socket").arg(&socket).args([command, "calpe", member]));
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    // Neither can be taken out: the lane that is without the other one needs it.
+    for member in ["0", "1"] {
+        let (is_done, error) = ask("offline", member);
+        assert!(!is_done && error.contains("is needed"), "{error}");
+    }
+    for member in ["0", "1"] {
+        let action = daemon.report().action;
+        assert!(action.contains(&format!("'calpe online calpe {member}'")), "{action}");
+        let (is_done, error) = ask("online", member);
+        assert!(is_done, "{error}");
+        daemon.until("it is built", |daemon| daemon.report().scan.is_empty());
+    }
+    daemon.until("it is whole", |daemon| daemon.report().state == ArrayState::Online);
+    for away in [0, 1] {
+        daemon.fail(away);
+        let mut client = Client::connect(&daemon.socket()).expect("connected");
+        let read = Request::new(NbdCommand::Read, 0, content.len() as u64);
+        assert!(client.call(&read, &[]).expect("connected").expect("read") == content);
+        drop(client);
+        daemon.bring_back(&[away]);
+    }
+    daemon.stop();
+    let (code, told) = check(&paths);
+    assert!(code == 0 && told["good"] == true, "{told:#}");
 }
 
 /// A range that several lanes have, some of it or all of it in whole stripes.

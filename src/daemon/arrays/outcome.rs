@@ -42,7 +42,9 @@ impl From<ReactorError> for RequestError {
         let code = match &error {
             ReactorError::Gone | ReactorError::Export { .. } => ErrorCode::Failed,
             ReactorError::NoSuchArray => ErrorCode::NoSuchArray,
-            ReactorError::NameTaken { .. } | ReactorError::NotStopped => ErrorCode::Refused,
+            ReactorError::NameTaken { .. } | ReactorError::NotStopped | ReactorError::Unfinished => {
+                ErrorCode::Refused
+            }
             ReactorError::Refused(refusal) => code_of(refusal),
         };
         refusal(code, error.to_string())

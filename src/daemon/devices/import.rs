@@ -622,13 +622,12 @@ impl Opening {
     /// some lanes start without.
     fn note_refused(&mut self, lanes: &[OpenedLane]) -> Vec<String> {
         let mut warnings = Vec::new();
-        // A lane cannot take back a device that others have in service.
         let without = |uuid: Uuid| {
             let superblock = &lanes[0].assembled.superblock;
             let member = superblock.members.iter().position(|member| member.uuid == uuid);
             let advice = member.map_or_else(String::new, |member| {
                 let which = format!("{} {member}", superblock.name);
-                format!(": to have it there, too, take it out with 'calpe offline {which}', then 'calpe online {which}'")
+                format!(": to have it there, too, bring it back with 'calpe online {which}'")
             });
             format!("that lane starts without it{advice}")
         };

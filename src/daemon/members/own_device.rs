@@ -10,10 +10,13 @@ use crate::daemon::arrays::changes::Change;
 use crate::daemon::arrays::outcome::refusal;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::returns::{ATTEMPT_WAIT, Own};
+use crate::daemon::devices::lanes::DeviceLanes;
 use crate::daemon::devices::looking::{open_member, patience};
 use crate::daemon::devices::search::{Hindrance, overwritten};
-use crate::member::{Access, DeviceError, Identity};
-use calpe_core::units::quoted;
+use crate::daemon::reactor::ArrayId;
+use crate::member::patience::within;
+use crate::member::{Access, Device, DeviceError, Identity};
+use calpe_core::units::{LaneIndex, MemberIndex, quoted, shown};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -42,10 +45,62 @@ pub(crate) fn open_own(
     let attempt = arrays.returns.interrupt(target.superblock.array, target.index);
     drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
     // Locked even in a dry run: whether that works is part of the answer.
-    let (device, lanes) = open_member(&path, Access::Exclusive, target.limits)?;
+    let (device, lanes) = match held_by_lanes(arrays, target.array, target.index) {
+        Held::Shared(device) if device.is_at(&path) => {
+            let limit = patience(target.limits);
+            within(&path, "read its superblocks", limit, move || {
+                let lanes = DeviceLanes::read(&device);
+                (device, lanes)
+            })?
+        }
+        held => {
+            open_member(&path, Access::Exclusive, target.limits).map_err(|error| match (held, error) {
+                (Held::Alone, DeviceError::Locked { .. }) => {
+                    refusal(ErrorCode::Device, held_alone(target, &path))
+                }
+                (_, error) => error.into(),
+            })?
+        }
+    };
     target.check_own(&device, lanes.first())?;
     check_fit(target, &device)?;
     Ok((device, lanes))
+}
+
+/// What lanes of an array have of the device of a member that others are without.
+pub(crate) enum Held {
+    /// None has it.
+    Nowhere,
+    /// The whole device, locked: others can get their windows of it.
+    Shared(Device),
+    /// It can be used where it is only.
+    Alone,
+}
+
+/// The device of a member, where lanes of the array have it in service, and not all.
+pub(crate) fn held_by_lanes(arrays: &Arrays, array: ArrayId, index: MemberIndex) -> Held {
+    let Ok(facts) = arrays.facts(array) else { return Held::Nowhere };
+    let uuid = facts.status.members[usize::from(index.0)].uuid;
+    let members = facts.of_lane.iter().map(|lane| &lane.members[usize::from(index.0)]);
+    let holders = (0..).map(LaneIndex).zip(members).filter(|(_, member)| member.uuid == uuid);
+    let mut holders = holders.filter_map(|(lane, member)| Some((lane, member.device?))).peekable();
+    if holders.peek().is_none() {
+        return Held::Nowhere;
+    }
+    let shared = holders.find_map(|(lane, device)| arrays.reactor.whole_device(array, lane, device));
+    shared.map_or(Held::Alone, Held::Shared)
+}
+
+/// Why a device that lanes have in service cannot come back to the others, and what helps.
+fn held_alone(target: &Target, path: &Path) -> String {
+    let Target { name, index, .. } = target;
+    format!(
+        "{}: lanes of the array have it in service, and on a filesystem that may keep its callers waiting (FUSE, NFS and \
+         the like) others cannot use it beside them: take it out with 'calpe offline {name} {index}', and bring it back with 'calpe \
+         online {name} {index}'; where a lane cannot do without it, replace it with 'calpe replace {name} {index} NEW', by another \
+         device",
+        shown(path)
+    )
 }
 
 /// Where the own device of a member is: at its last place, beside other members, or in the configured places.

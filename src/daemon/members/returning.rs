@@ -9,7 +9,7 @@
 
 use super::hand_over::{By, check_fit};
 use super::online::bring_online;
-use super::own_device::open_own;
+use super::own_device::{Held, held_by_lanes, open_own};
 use super::target::{self, Target};
 use crate::control::{MemberRef, RequestError};
 use crate::daemon::arrays::away::{Away, Sought};
@@ -85,7 +85,12 @@ fn attempt(arrays: &Arrays, array: ArrayId, member: &Away) -> Option<Own> {
         let text = format!("the connection to it is given up: {}; it is tried again", lost.reason);
         arrays.notice_member(array, kinds::MEMBER_LOST, NoticeLevel::Warning, member.index, text);
     }
-    match arrays.returns.step(terms, |looking| begin(member, looking)) {
+    // Lanes are not asked under the lock of the attempts.
+    let held = match held_by_lanes(arrays, array, member.index) {
+        Held::Shared(device) => Some(device),
+        Held::Nowhere | Held::Alone => None,
+    };
+    match arrays.returns.step(terms, |looking| begin(member, held, looking)) {
         Step::Idle => None,
         Step::Found(own) => Some(*own),
         Step::Blocked(obstacle) => {
@@ -97,8 +102,8 @@ fn attempt(arrays: &Arrays, array: ArrayId, member: &Away) -> Option<Own> {
 }
 
 /// Begins to look for a member's device, on a thread of its own. The receiver gets the outcome; it has no
-/// sender when there is no thread.
-fn begin(member: &Away, looking: Looking) -> Receiver<Attempted> {
+/// sender when there is no thread. `held`: its device, where other lanes have it in service.
+fn begin(member: &Away, held: Option<Device>, looking: Looking) -> Receiver<Attempted> {
     let (sender, receiver) = channel();
     let (places, limits, was_short) = (member.places.clone(), member.limits, member.was_short);
     let (array, device, sought) = (member.array, member.uuid, member.sought.clone());
@@ -115,7 +120,7 @@ fn begin(member: &Away, looking: Looking) -> Receiver<Attempted> {
         });
         let found = place.and_then(|place| {
             let places = place.map_or(places, |place| vec![place]);
-            look_for(&places, limits, array, device)
+            look_for(&places, held, limits, array, device)
         });
         // If nobody waits for it any more, the device is closed again.
         let _ = sender.send(found);
@@ -195,8 +200,14 @@ fn place_of(
     Ok(all.pop())
 }
 
-/// Opens the device of a member, wherever it is.
-fn look_for(places: &[PathBuf], limits: TimeLimits, array: Uuid, uuid: Uuid) -> Attempted {
+/// Opens the device of a member, wherever it is, unless it is `held` already.
+fn look_for(
+    places: &[PathBuf],
+    mut held: Option<Device>,
+    limits: TimeLimits,
+    array: Uuid,
+    uuid: Uuid,
+) -> Attempted {
     let is_own = |s: &Superblock| s.array == array && s.device == uuid && s.role == Role::Member;
     let mut first = None;
     for place in places {
@@ -207,10 +218,13 @@ fn look_for(places: &[PathBuf], limits: TimeLimits, array: Uuid, uuid: Uuid) -> 
             Ok((device, Ok(superblock))) if is_own(&superblock) => {
                 check_length(&device, &superblock).map_err(|error| unfit(place, &error))?;
                 drop(device);
-                let device = Device::open(place, Access::Exclusive).map_err(|error| match error {
-                    DeviceError::ReadOnly { .. } => unfit(place, &error),
-                    error => error.into(),
-                })?;
+                let device = match held.take_if(|device| device.is_at(place)) {
+                    Some(device) => device,
+                    None => Device::open(place, Access::Exclusive).map_err(|error| match error {
+                        DeviceError::ReadOnly { .. } => unfit(place, &error),
+                        error => error.into(),
+                    })?,
+                };
                 device.set_limits(limits);
                 sleep(SETTLE);
                 let lanes = DeviceLanes::read(&device);

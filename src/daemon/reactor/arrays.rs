@@ -453,6 +453,11 @@ impl Arrays {
             let _ = reply.send(Err(error));
             return;
         }
+        // Another lane may have kept the device open.
+        if devices.iter().any(|(_, device)| self.members.has(id.number(), device)) {
+            let _ = reply.send(Err(ReactorError::Unfinished));
+            return;
+        }
         let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
         let lane = self.get(id).map(|array| Arc::clone(array.lane()));
         for (device_id, device) in devices {
@@ -463,6 +468,11 @@ impl Arrays {
         }
         let request_id = self.administration.begin(id, ids, reply);
         self.step(ring, now, id, VolumeEvent::Admin(request_id, request));
+    }
+
+    /// The whole device behind a window of a lane, for windows of other lanes.
+    pub(super) fn whole_device(&self, device: DeviceId) -> Option<Device> {
+        self.members.device(device)?.whole()
     }
 
     /// What an administrator's request would come to; changes nothing.

@@ -28,6 +28,9 @@ pub enum ReactorError {
     /// The volume refused a request of an administrator.
     #[error(transparent)]
     Refused(AdminRefusal),
+    /// What a lane asked of a device before has not ended: it would land beside what it asks from now on.
+    #[error("what was asked of this device before has not ended: it can come back when it has")]
+    Unfinished,
     /// The volume was given up before it had stopped.
     #[error("the array did not stop in time: it will be checked at the next start")]
     NotStopped,

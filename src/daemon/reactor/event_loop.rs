@@ -682,6 +682,9 @@ impl Reactor {
             Command::EndSessions { peers, anonymous, reply } => {
                 let _ = reply.send(Ok(self.clients.end_sessions(self.now, &peers, anonymous)));
             }
+            Command::WholeDevice { device, reply } => {
+                let _ = reply.send(Ok(self.arrays.whole_device(device)));
+            }
             Command::LeftElsewhere { lane, device, lacks } => {
                 self.arrays.left_elsewhere(self.sockets.ring(), self.now, lane, (device, lacks));
             }

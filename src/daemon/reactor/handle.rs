@@ -267,6 +267,13 @@ impl ReactorHandle {
         self.ask(lane.owner(), |reply| Command::Admin { lane: id, request, devices, reply })
     }
 
+    /// The whole device of which a lane has a window; none if it has it no more, or cannot share it.
+    pub(crate) fn whole_device(&self, array: ArrayId, lane: LaneIndex, device: DeviceId) -> Option<Device> {
+        let listed = self.listed(array).ok()?;
+        let owner = listed.lane(lane).owner();
+        self.ask(owner, |reply| Command::WholeDevice { device, reply }).ok()?
+    }
+
     /// Another lane of the array has let go of a device of this one, as it lacks something: this one lets go
     /// of it, too, to get it back with that, unless it needs it.
     pub(crate) fn left_elsewhere(

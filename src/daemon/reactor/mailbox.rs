@@ -126,6 +126,10 @@ pub(super) enum Command {
         anonymous: bool,
         reply: Reply<usize>,
     },
+    WholeDevice {
+        device: DeviceId,
+        reply: Reply<Option<Device>>,
+    },
     LeftElsewhere {
         lane: LaneId,
         device: DeviceId,
