@@ -77,6 +77,9 @@ pub struct ArrayReport {
     pub clients: u64,
     /// Every member, in order of index.
     pub members: Vec<MemberReport>,
+    /// The lanes that have FAILED while others serve.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_lanes: Vec<u16>,
     /// Passes that run or wait, the running one first.
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
@@ -621,6 +624,7 @@ pub(crate) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             set_aside_members: Vec::new(),
+            failed_lanes: Vec::new(),
             unreadable: Vec::new(),
             unreadable_pages: 0,
             unconfirmed: Vec::new(),

@@ -233,9 +233,24 @@ fn explain_start(start: &StartReport) -> Explanation {
 }
 
 fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation {
+    let served = match &array.failed_lanes[..] {
+        [] => "I/O is refused and nothing is written.".to_owned(),
+        failed => {
+            let one = failed.len() == 1;
+            let numbers: Vec<String> = failed.iter().map(u16::to_string).collect();
+            format!(
+                "lane{} {} {} FAILED: I/O on what {} of the volume is refused, and nothing is written there; the other lanes read \
+                 and write, and no flush succeeds.",
+                if one { "" } else { "s" },
+                numbers.join(", "),
+                if one { "has" } else { "have" },
+                if one { "it has" } else { "they have" },
+            )
+        }
+    };
     Explanation {
         status: format!(
-            "{} of {} {} not in service, {} may be; I/O is refused and nothing is written.",
+            "{} of {} {} not in service, {} may be; {served}",
             absent.len(),
             Count::of(array.members.len(), "member"),
             Count::of(absent.len(), "member").are(),
@@ -725,6 +740,16 @@ mod tests {
             _ => ArrayState::Failed,
         };
         array
+    }
+
+    #[test]
+    fn where_one_lane_has_failed_the_others_are_said_to_serve() {
+        let mut array = with_absent(&[MemberState::Missing; 3]);
+        assert!(explain(&array).status.ends_with("2 may be; I/O is refused and nothing is written."));
+        array.failed_lanes = vec![1];
+        let told = explain(&array).status;
+        assert!(told.contains("lane 1 has FAILED: I/O on what it has of the volume is refused"), "{told}");
+        assert!(told.contains("the other lanes read and write, and no flush succeeds"), "{told}");
     }
 
     #[test]

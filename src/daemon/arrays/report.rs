@@ -69,6 +69,7 @@ impl Names {
                     self.member(seat, member, returning)
                 })
                 .collect(),
+            failed_lanes: failed_lanes(facts),
             scan: status.activities.iter().map(|activity| self.meters.scan(activity)).collect(),
             last_scrub: status.last_scrub.map(|scrub| LastScrub {
                 finished_unix: scrub.finished_unix,
@@ -140,6 +141,13 @@ impl Names {
             }),
         }
     }
+}
+
+/// The lanes that have failed, if others have not.
+fn failed_lanes(facts: &ArrayFacts) -> Vec<u16> {
+    let lanes = (0..).zip(&facts.of_lane).filter(|(_, lane)| lane.state == ArrayState::Failed);
+    let failed: Vec<u16> = lanes.map(|(lane, _)| lane).collect();
+    if failed.len() < facts.of_lane.len() { failed } else { Vec::new() }
 }
 
 /// The conditions of a member. `blocked`: an attempt to bring the member back has met an obstacle.

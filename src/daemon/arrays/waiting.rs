@@ -393,6 +393,7 @@ impl Waiting {
             lost: Vec::new(),
             set_aside: Vec::new(),
             set_aside_members: Vec::new(),
+            failed_lanes: Vec::new(),
             unreadable: Vec::new(),
             unreadable_pages: 0,
             unconfirmed: Vec::new(),
