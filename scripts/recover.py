@@ -251,15 +251,18 @@ def decode_superblock(copy):
     incompat = number(0x48, 8)
     if number(8, 2) != 1 or incompat & ~KNOWN_FEATURES or not incompat & 1:
         raise Unreadable(f"version {number(8, 2)} with the features {incompat:#x} is not known here")
+    check_fields(number, incompat)
     regions = {}
     for nth in range(number(0x158, 2)):
         at = 0x200 + 32 * nth
+        if copy[at] in regions:
+            raise Unreadable(f"its superblock has two regions of kind {copy[at]}")
         regions[copy[at]] = (number(at + 8, 8), number(at + 16, 8))
     members = [(copy[at : at + 16], copy[at + 0x18]) for at in range(0x400, 0x400 + 32 * number(0x15A, 2), 32)]
     live = {at for at in range(255) if copy[0xF8 + at // 8] >> at % 8 & 1}
     part = Part(number(0x1FE, 2), number(0x1FC, 2), number(0xCC, 4), number(0x3E0, 8), number(0x3E8, 8))
     return Superblock(
-        sequence=number(0x30, 8), array=copy[0x50:0x60], device=copy[0x60:0x70], name=copy[0x70:0xB0].rstrip(b"\0").decode(),
+        sequence=number(0x30, 8), array=copy[0x50:0x60], device=copy[0x60:0x70], name=copy[0x70:0xB0].rstrip(b"\0").decode(errors="replace"),
         member=number(0xB8, 2), role=copy[0xBA], clean=copy[0xBB] == 1, volume=copy[0xBE],
         checksum_kind=copy[0xBD] if incompat & CHECKSUM_PAGES else 0, data=number(0xC0, 2), parity=number(0xC2, 2),
         chunk=number(0xC4, 4), slots=number(0xD0, 8), volume_bytes=number(0xD8, 8),
@@ -269,6 +272,63 @@ def decode_superblock(copy):
         update_complete=number(0x188, 8) if incompat & UPDATE_COUNT else 0,
         map_pages=number(0x190, 8), part=part if incompat & LANES_CUT else Part(0, 1, 1, 0, number(0xD8, 8)),
     )
+
+
+def check_fields(number, incompat):
+    """Refuses a whole copy with an impossible field, "Bytes of a copy". What depends on the device: check_regions."""
+    k, m, chunk, slots, volume_bytes = number(0xC0, 2), number(0xC2, 2), number(0xC4, 4), number(0xD0, 8), number(0xD8, 8)
+    is_power = lambda value: value > 0 and value & value - 1 == 0
+    stripe = k * chunk
+    checks = [
+        ("data", k, k >= 1), ("parity", m, k + m <= 255), ("member", number(0xB8, 2), number(0xB8, 2) < k + m),
+        ("role", number(0xBA, 1), 1 <= number(0xBA, 1) <= 3), ("matrix", number(0xBC, 1), number(0xBC, 1) == 1),
+        ("checksum_kind", number(0xBD, 1), not incompat & CHECKSUM_PAGES or number(0xBD, 1) in (1, 2)),
+        ("chunk", chunk, is_power(chunk) and BLOCK <= chunk <= 4 << 20), ("slots", slots, slots >= 1),
+        ("volume_bytes", volume_bytes, volume_bytes % BLOCK == 0 and volume_bytes <= slots * stripe),
+        ("region_count", number(0x158, 2), number(0x158, 2) <= 15),
+        ("member_count", number(0x15A, 2), number(0x15A, 2) == k + m),
+    ]
+    if incompat & LANES_CUT:
+        lane, count, group = number(0x1FE, 2), number(0x1FC, 2), number(0xCC, 4)
+        stride, whole = number(0x3E0, 8), number(0x3E8, 8)
+        checks += [
+            ("lane_count", count, 2 <= count <= 32), ("lane", lane, lane < count),
+            ("lane_group", group, is_power(group) and group <= 65536),
+            ("lane_stride", stride, stride > 0 and stride % (1 << 20) == 0),
+            ("whole_volume_bytes", whole, whole > 0 and whole % BLOCK == 0),
+        ]
+    refuse_impossible(checks)
+    if incompat & LANES_CUT:
+        share = share_of_lane(whole, stripe, lane, count, group)
+        refuse_impossible([(f"whole_volume_bytes (of which lane {lane} has {share}, and says {volume_bytes})", whole, share == volume_bytes)])
+
+
+def refuse_impossible(checks):
+    for name, value, is_possible in checks:
+        if not is_possible:
+            raise Unreadable(f"its superblock has an impossible {name}: {value}")
+
+
+def share_of_lane(whole, stripe, lane, count, group):
+    """Bytes of the whole stripes that a lane has of a volume, "Lanes"."""
+    rounds, left = divmod(-(-whole // stripe), group * count)
+    return (rounds * group + min(max(left - lane * group, 0), group)) * stripe
+
+
+def check_regions(superblock, size):
+    """Refuses regions that do not fit a device, or window, of this size."""
+    names = {1: "log region", 2: "pages region", 3: "data region"}
+    for kind in (1, 3):
+        if kind not in superblock.regions:
+            raise Unreadable(f"its superblock has no {names[kind]}")
+    end = 2 * COPY
+    for start, length, kind in sorted((offset, length, kind) for kind, (offset, length) in superblock.regions.items()):
+        if length == 0 or start % BLOCK or length % BLOCK or start < end or start + length > size - 2 * COPY:
+            what = names.get(kind, f"region of kind {kind}")
+            raise Unreadable(f"its superblock has an impossible {what}: {length} bytes at {start} of {size}")
+        end = start + length
+    if superblock.regions[3][1] < superblock.slots * superblock.chunk:
+        raise Unreadable(f"its superblock has impossible slots: {superblock.slots} do not fit the data region")
 
 
 def is_blank(copy):
@@ -299,6 +359,7 @@ class Device:
         if len({(copy.array, copy.device) for copy in copies}) > 1:
             raise Unreadable("its superblocks are of different devices")
         newest = max(copies, key=lambda copy: copy.sequence)
+        check_regions(newest, size)
         # Where neither copy of a slot is whole or was cut off, the newest may have been there, and not clean.
         is_gone = any(not any(slot) and not any(map(was_cut_off, read)) for slot, read in zip(decoded, slots))
         was_updated = newest.sequence > 1 or not any(all(map(is_blank, slot)) for slot in slots)
@@ -340,6 +401,8 @@ def lanes_of_device(path):
     if not ends.cuts or not ends.is_one:
         return [Device(path, file, 0, size)]
     cut, lanes = min(ends.cuts), []
+    if cut.stride * (cut.count - 1) >= size:
+        raise Unreadable(f"its superblock has an impossible lane_stride: {cut.stride}, for {cut.count} lanes on {size} bytes")
     for lane in range(cut.count):
         start = lane * cut.stride
         end = start + cut.stride if lane + 1 < cut.count else size
@@ -351,6 +414,8 @@ def lanes_of_device(path):
             print(f"{path}: lane {lane} left out: {reason}", file=sys.stderr)
             device = None
         lanes.append(device)
+    if not any(lanes):
+        raise Unreadable("no lane of it can be used")
     if len({(lane.superblock.array, lane.superblock.device) for lane in lanes if lane}) != 1:
         raise Unreadable("its superblocks are of different devices")
     return lanes

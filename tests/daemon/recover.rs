@@ -168,3 +168,51 @@ fn what_is_lost_is_told_and_is_what_the_daemon_answers_with_errors() {
     }
     daemon.kill();
 }
+
+/// Puts a value into a field of all superblocks of a device, with the right checksum.
+fn forge(path: &Path, at: usize, value: &[u8]) {
+    let file = File::options().read(true).write(true).open(path).expect("a member");
+    let bytes = file.metadata().expect("a member").len();
+    let mut copy = vec![0; COPY_BYTES];
+    for offset in (0..bytes).step_by(BLOCK) {
+        if file.read_exact_at(&mut copy, offset).is_err() || Superblock::decode(&copy).is_err() {
+            continue;
+        }
+        copy[at..at + value.len()].copy_from_slice(value);
+        copy[0x10..0x30].fill(0);
+        let hash = blake3::hash(&copy);
+        copy[0x10..0x30].copy_from_slice(hash.as_bytes());
+        file.write_all_at(&copy, offset).expect("written");
+    }
+}
+
+#[test]
+fn superblocks_with_impossible_fields_are_refused_by_the_name_of_the_field() {
+    let setup = Setup { data: 2, parity: 1, checksum: "crc32c", bytes: BYTES, chunk: 16 << 10 };
+    for (at, value, field) in [
+        (0xb8, &8194u16.to_le_bytes()[..], "member: 8194"),
+        (0x15a, &0u16.to_le_bytes(), "member_count: 0"),
+        (0x158, &99u16.to_le_bytes(), "region_count: 99"),
+        (0x210, &(1u64 << 45).to_le_bytes(), "log region"),
+        (0x3e0, &u64::MAX.to_le_bytes(), "lane_stride: 18446744073709551615"),
+        (0x3e0, &(1u64 << 40).to_le_bytes(), "lane_stride: 1099511627776"),
+        (0x3e8, &3u64.to_le_bytes(), "whole_volume_bytes: 3"),
+        (0x3e8, &(1u64 << 50).to_le_bytes(), "whole_volume_bytes (of which lane 0 has"),
+    ] {
+        let dir = tempfile::tempdir().expect("a directory");
+        create_lanes(dir.path(), &setup, 2);
+        let devices = members(dir.path());
+        // Of one device: the others are enough.
+        forge(&devices[2], at, value);
+        let (output, volume) = recover(dir.path());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains(&format!("impossible {field}")) && error.contains("02.img"), "{error}");
+        assert!(output.status.success() && volume.len() as u64 == BYTES, "{field}: {error}");
+        fs::remove_file(dir.path().join("volume")).expect("it was written");
+        forge(&devices[1], at, value);
+        let (output, volume) = recover(dir.path());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && !error.contains("Traceback"), "{field}: {error}");
+        assert!(error.contains("cannot be recovered") && volume.is_empty(), "{field}: {error}");
+    }
+}
