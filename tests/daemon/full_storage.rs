@@ -30,6 +30,10 @@ struct Scene {
 impl Scene {
     /// None: nothing can be mounted here.
     fn new(shared: bool) -> Option<Scene> {
+        Scene::in_lanes(shared, 1)
+    }
+
+    fn in_lanes(shared: bool, lanes: u16) -> Option<Scene> {
         let dir = tempfile::tempdir().expect("a directory");
         let count = if shared { 1 } else { 3 };
         let disks: Vec<Tmpfs> = (0..count)
@@ -38,7 +42,8 @@ impl Scene {
         let members: Vec<PathBuf> =
             (0..3).map(|at| disks[at % count].path().join(format!("m{at}"))).collect();
         let shape = ["--data", "2", "--parity", "1", "--chunk", "4KiB", "--size", "8MiB"];
-        run(calpe().args(["create", "tank"]).args(shape).args(&members));
+        let lanes = ["--lanes".to_owned(), lanes.to_string()];
+        run(calpe().args(["create", "tank"]).args(shape).args(lanes).args(&members));
         Some(Scene { disks, members, dir })
     }
 
@@ -258,5 +263,54 @@ fn a_stop_is_short_while_one_member_is_full() {
     up.wait_quiet();
     assert_eq!(up.status()["state"], "ONLINE", "{}", up.status());
     assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+/// Waits until the array is as it should.
+#[track_caller]
+fn until(up: &Up, what: &str, reached: impl Fn(&serde_json::Value) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !reached(&up.status()) {
+        assert!(Instant::now() < deadline, "not {what}: {}\n{}", up.status(), up.log());
+        sleep(Duration::from_millis(50));
+    }
+}
+
+/// The second lane lets go of a member that the first one needs, and gets it back beside it.
+#[test]
+fn a_member_that_was_full_for_one_lane_comes_back_to_it_while_another_lane_has_it() {
+    use std::os::unix::fs::FileExt;
+    let Some(scene) = Scene::in_lanes(false, 2) else { return };
+    let told = run(calpe().args(["inspect", "--json"]).arg(&scene.members[0]));
+    let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+    let window = told["lanes"][0]["window_bytes"].as_u64().expect("bytes");
+    // The first lane starts without member 0.
+    let file = fs::File::options().write(true).open(&scene.members[0]).expect("a member");
+    for at in [0, window - (32 << 10)] {
+        file.write_all_at(&[0; 32 << 10], at).expect("written");
+    }
+    let up = scene.serve();
+    let bytes = vec![7; MIB];
+    // A mebibyte of each lane.
+    let write = |at: usize| {
+        let written = connect(&up).call(&Request::new(Nbd::Write, (at * MIB) as u64, MIB as u64), &bytes);
+        written.expect("up").expect("written");
+    };
+    write(0);
+    scene.disks[1].leave_room(0);
+    write(1);
+    until(&up, "without member 1", |tank| tank["members"][1]["state"] == "MISSING");
+    // Twice the time in which lanes are brought into step.
+    sleep(Duration::from_secs(2));
+    assert_eq!(up.status()["state"], "DEGRADED", "{}", up.log());
+    scene.disks[1].remount("size=200m");
+    until(&up, "with member 1", |tank| tank["members"][1]["state"] == "ONLINE");
+    up.calpe(&["online", "tank", "0"]);
+    until(&up, "whole", |tank| tank["state"] == "ONLINE");
+    assert_eq!(up.scrub(), (0, 0));
+    for at in 0..2 {
+        let read = connect(&up).call(&Request::new(Nbd::Read, at * MIB as u64, MIB as u64), &[]);
+        assert!(read.expect("up").expect("readable") == bytes, "wrong bytes");
+    }
     up.stop();
 }
