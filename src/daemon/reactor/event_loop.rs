@@ -484,6 +484,8 @@ impl Reactor {
         {
             self.clients.lose_order(self.now, order, None);
         }
+        // Whether it waits; its end comes when the lane settles.
+        self.pass_on();
     }
 
     /// Goes on with a request of a connection that no longer waits. Returns whether there was one.

@@ -268,6 +268,8 @@ impl Array {
         if let Some(device) = member.device.take() {
             self.core.hand_back(device.id);
         }
+        // Before anything becomes live that this device does not have: its readers may have no hash to notice.
+        self.show();
         self.supers.note_loss();
         self.bad.forget(index);
         self.core.paces.forget(index);
