@@ -59,6 +59,11 @@ impl Attached {
         !self.released && !self.reported_gone
     }
 
+    /// Whether it is a window of this local device, of this owner.
+    pub(super) fn is_window_of(&self, device: &Device, owner: u32) -> bool {
+        self.owner == owner && device.remote().is_none() && self.device.same_device(device)
+    }
+
     /// Whether the kernel gets only a limited number of its operations at one time.
     pub(super) fn is_limited(&self) -> bool {
         self.device.remote().is_none() && !self.device.facts().memory

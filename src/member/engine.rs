@@ -1,20 +1,18 @@
 //! Executes [`IoOp`]s on open devices: through a shared io_uring; in the calling thread where that
 //! is faster; or through a ring beside it ([`super::aside`]) where starting an operation may block.
 //!
-//! Invariants: the buffers of an operation are owned by its entry in `flights` from submission to
-//! completion, whatever becomes of the array that submitted it, and are leaked rather than freed if
-//! the engine is dropped before; a device is closed only when nothing is in flight on it; every
-//! submitted operation completes exactly once. Short transfers are continued, interrupted ones
-//! repeated. Must not know arrays or clients.
+//! Invariants: the buffers of an operation are owned by its entry in `flights` from submission to completion,
+//! whatever becomes of the array that submitted it, and are leaked rather than freed if the engine is dropped
+//! before; a device is closed only when nothing is in flight on it; every submitted operation completes
+//! exactly once. Short transfers are continued, interrupted ones repeated. Must not know arrays or clients.
 //!
-//! Why memory-backed files mostly bypass io_uring: tmpfs cannot do non-blocking buffered I/O, so
-//! io_uring hands each request to a worker thread: 4 KiB reads one at a time took 64 us that way
-//! and 0.9 us as a plain pread, and 4 KiB writes 32 deep 1.4 us against 1.05 us (Linux 6.18, 2
-//! cores). Transfers that would wait behind other large ones do go to workers, so that copying
-//! keeps a second core busy: 1 MiB reads 8 deep through a 4+2 array went from 2.7 to 3.6 GB/s,
-//! writes from 1.8 to 2.4 (best of ten runs of one second). Registering the files beside the
-//! buffers made no difference above the noise (0.70 against 0.69 us for a 4 KiB read), so it is not
-//! done.
+//! Why memory-backed files mostly bypass io_uring: tmpfs cannot do non-blocking buffered I/O, so io_uring
+//! hands each request to a worker thread: 4 KiB reads one at a time took 64 us that way and 0.9 us as a plain
+//! pread, and 4 KiB writes 32 deep 1.4 us against 1.05 us (Linux 6.18, 2 cores). Transfers that would wait
+//! behind other large ones do go to workers, so that copying keeps a second core busy: 1 MiB reads 8 deep
+//! through a 4+2 array went from 2.7 to 3.6 GB/s, writes from 1.8 to 2.4 (best of ten runs of one second).
+//! Registering the files beside the buffers made no difference above the noise (0.70 against 0.69 us for a 4
+//! KiB read), so it is not done.
 #![allow(unsafe_code)] // memory handed to the kernel; each block argues for itself
 
 use super::aside::Aside;
@@ -49,8 +47,7 @@ const RETRIES_MAX: u16 = 16;
 /// on FUSE with the next page at the place of the one that failed, and reports the sum as a short count.
 const SURE_BYTES: usize = 4096;
 
-/// Longest range zeroed on the calling thread on a memory-backed file; freeing more pages takes too
-/// long.
+/// Longest range zeroed on the calling thread on a memory-backed file; freeing more pages takes too long.
 const INLINE_ZERO_MAX: u64 = 4 << 20;
 
 /// Smallest transfer on a memory-backed file that may be handed to a worker thread, in bytes: the
@@ -131,8 +128,7 @@ pub(crate) struct Stragglers {
 }
 
 impl MemberIo {
-    /// An executor whose ring entries carry `tag`, which occupies the upper 32 bits of their
-    /// `user_data`.
+    /// An executor whose ring entries carry `tag`, which occupies the upper 32 bits of their `user_data`.
     /// `readers`: threads that may read its devices beside it.
     #[must_use]
     pub(crate) fn new(tag: u32, pool: &Pool, readers: usize) -> MemberIo {
@@ -230,10 +226,8 @@ impl MemberIo {
     }
 
     /// Whether an owner has this local device already, in service or with operations that have not ended.
-    #[must_use]
     pub(crate) fn has(&self, owner: u32, device: &Device) -> bool {
-        let mut own = self.devices.iter().flatten().filter(|attached| attached.owner == owner);
-        own.any(|attached| device.remote().is_none() && attached.device.same_device(device))
+        self.devices.iter().flatten().any(|attached| attached.is_window_of(device, owner))
     }
 
     /// What other threads may read a device through; none where only this engine can, or it is not open.

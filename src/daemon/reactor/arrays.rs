@@ -400,17 +400,6 @@ impl Arrays {
         }
     }
 
-    /// Another lane has let go of a device of this lane, see [`VolumeEvent::LeftElsewhere`].
-    pub(super) fn left_elsewhere(
-        &mut self,
-        ring: &mut Ring,
-        now: Timestamp,
-        id: LaneId,
-        (device, lacks): (DeviceId, MemberCondition),
-    ) {
-        self.step(ring, now, id, VolumeEvent::LeftElsewhere(device, lacks));
-    }
-
     /// A lane loses a device whose operations do not end.
     fn lose_device(&mut self, ring: &mut Ring, now: Timestamp, id: LaneId, device: DeviceId) {
         let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };

@@ -688,7 +688,8 @@ impl Reactor {
                 let _ = reply.send(Ok(self.arrays.whole_device(device)));
             }
             Command::LeftElsewhere { lane, device, lacks } => {
-                self.arrays.left_elsewhere(self.sockets.ring(), self.now, lane, (device, lacks));
+                let event = VolumeEvent::LeftElsewhere(device, lacks);
+                self.arrays.step(self.sockets.ring(), self.now, lane, event);
             }
             Command::Replacement { lane, order } => {
                 let event = VolumeEvent::Replacement(order);
