@@ -36,20 +36,26 @@ pub(in crate::testing) struct SimLanes {
     notices: LaneNotices,
     /// The ends of administrators' requests in lanes: how many are missing, and those that there are.
     admin: HashMap<u64, Vec<Option<Result<AdminOutcome, AdminRefusal>>>>,
-    own_requests: u64,
-    /// Whether lanes may have to be told what becomes of replacements.
-    looks_at_replacements: bool,
+    keeper: Keeper,
     /// The lanes that have each disk and have not released it.
     holders: BTreeMap<u32, BTreeSet<u16>>,
     /// The lanes that the jobs just given away belong to.
     pub worked_for: VecDeque<LaneIndex>,
-    /// Lanes that were told to let go of a device.
-    told: BTreeSet<(u16, u32)>,
     /// Lanes that have taken events since they settled.
     unsettled: BTreeSet<LaneIndex>,
     /// Lanes take events and do not settle.
     pub gathers: bool,
     output: VolumeOutput,
+}
+
+/// What is done so that lanes have the same devices, without anybody asking for it.
+struct Keeper {
+    /// Requests for that so far.
+    requests: u64,
+    /// Lanes that were told to let go of a device.
+    told: BTreeSet<(u16, u32)>,
+    /// Whether lanes may have to be told what becomes of replacements.
+    looks_at_replacements: bool,
 }
 
 /// Something that waits is taken.
@@ -91,11 +97,9 @@ impl SimLanes {
             notices: LaneNotices::new(cut, &statuses),
             volumes,
             admin: HashMap::new(),
-            own_requests: OWN_REQUESTS,
-            looks_at_replacements: true,
+            keeper: Keeper { requests: OWN_REQUESTS, told: BTreeSet::new(), looks_at_replacements: true },
             holders: disks.map(|disk| (disk, all.clone())).collect(),
             worked_for: VecDeque::new(),
-            told: BTreeSet::new(),
             unsettled: BTreeSet::new(),
             gathers: false,
             output: VolumeOutput::default(),
@@ -198,7 +202,7 @@ impl SimLanes {
             }
             if let AdminRequest::Online { device, .. } | AdminRequest::Replace { device, .. } = &request {
                 self.holders.entry(disk_of(device.device).0).or_default().insert(lane);
-                self.told.remove(&(lane, disk_of(device.device).0));
+                self.keeper.told.remove(&(lane, disk_of(device.device).0));
             }
             self.post(lane, VolumeEvent::Admin(id, request));
         }
@@ -321,7 +325,7 @@ impl SimLanes {
             }
             ArrayAction::Notice(notice) => {
                 let is_out = notice.kind == NoticeKind::MemberOut;
-                self.looks_at_replacements |= is_out
+                self.keeper.looks_at_replacements |= is_out
                     || matches!(
                         notice.kind,
                         NoticeKind::ReplacementWaits
@@ -348,11 +352,11 @@ impl SimLanes {
         for OutOfStep { lane, member, device, state, lacks } in out_of_step(&statuses) {
             // A lane may have been started without it, and others not.
             let stays = state == MemberState::Missing && lacks.is_none();
-            if stays || !self.told.insert((lane.0, disk_of(device).0)) {
+            if stays || !self.keeper.told.insert((lane.0, disk_of(device).0)) {
                 continue;
             }
-            self.own_requests += 1;
-            let id = RequestId(self.own_requests);
+            self.keeper.requests += 1;
+            let id = RequestId(self.keeper.requests);
             self.post(
                 lane.0,
                 match (state, lacks) {
@@ -367,7 +371,7 @@ impl SimLanes {
     /// Tells lanes what becomes of the replacements that they build, once all have taken what an
     /// administrator has asked for.
     fn order_replacements(&mut self) {
-        if self.is_one() || !self.looks_at_replacements {
+        if self.is_one() || !self.keeper.looks_at_replacements {
             return;
         }
         let is_asked = |event: &VolumeEvent| matches!(event, VolumeEvent::Admin(..));
@@ -378,7 +382,7 @@ impl SimLanes {
         if statuses.iter().any(|status| status.state == ArrayState::Failed) {
             return;
         }
-        self.looks_at_replacements = false;
+        self.keeper.looks_at_replacements = false;
         for (lane, order) in replacement_orders(&statuses) {
             self.post(lane.0, VolumeEvent::Replacement(order));
         }
