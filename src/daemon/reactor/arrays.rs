@@ -24,8 +24,8 @@ use calpe_core::block_io::{DeviceId, IoFault, IoFaultKind, Pool};
 use calpe_core::format::MemberState;
 use calpe_core::units::Timestamp;
 use calpe_core::volume::{
-    self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, MemberCondition, MemberStatus,
-    NoticeKind, NoticeLevel, RequestId, ViewReader, VolumeEvent, VolumeOutput,
+    self, AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, MemberStatus, NoticeKind,
+    NoticeLevel, RequestId, ViewReader, VolumeEvent, VolumeOutput,
 };
 use slab::Slab;
 use std::collections::VecDeque;
