@@ -235,8 +235,8 @@ impl Device {
         }
     }
 
-    /// The whole device of a window, with its lock, to take further windows of it. None for a file that only a
-    /// ring beside the engine's has open.
+    /// The whole device of a window, with its lock, to take further windows of it. None for a file that only
+    /// a ring beside the engine's has open.
     #[must_use]
     pub fn whole(&self) -> Option<Device> {
         if matches!(&self.backing, Backing::Local(local) if !local.can_be_shared()) {

@@ -131,8 +131,8 @@ pub(crate) fn errors_of_one_lane_are_told(seed: u64) -> Result<(), String> {
     }
 }
 
-/// The second lane lets go of member 1, whose storage is full. The first lane lets go of it, too, if it has one
-/// to `spare`; it has not where it was started without member 0.
+/// The second lane lets go of member 1, whose storage is full. The first lane lets go of it, too, if it has
+/// one to `spare`; it has not where it was started without member 0.
 ///
 /// # Errors
 /// When the first lane fails, or the member does not come back by itself.

@@ -211,8 +211,8 @@ impl Array {
         self.core.note_cut_off(index, is_primary, fault);
     }
 
-    /// Takes the report that another lane of the array has let go of a device that `lacks` something: it is to
-    /// come back to all lanes at once. A lane that needs it to serve keeps it.
+    /// Takes the report that another lane of the array has let go of a device that `lacks` something: it is
+    /// to come back to all lanes at once. A lane that needs it to serve keeps it.
     pub fn left_elsewhere(&mut self, now: Timestamp, device: DeviceId, lacks: MemberCondition) {
         self.core.now = now;
         let Some((member, Which::Primary)) = self.core.find_device(device) else { return };
@@ -268,7 +268,8 @@ impl Array {
         if let Some(device) = member.device.take() {
             self.core.hand_back(device.id);
         }
-        // Before anything becomes live that this device does not have: its readers may have no hash to notice.
+        // Before anything becomes live that this device does not have: its readers may have no hash to
+        // notice.
         self.show();
         self.supers.note_loss();
         self.bad.forget(index);

@@ -64,8 +64,8 @@ pub fn merge_outcomes(
     }
 }
 
-/// Whether a lane refuses a request because nothing is to do there, or not yet: lanes may have lost members in
-/// another order, and each has to get back first what it lost last.
+/// Whether a lane refuses a request because nothing is to do there, or not yet: lanes may have lost members
+/// in another order, and each has to get back first what it lost last.
 fn is_done_already(refusal: &AdminRefusal) -> bool {
     matches!(
         refusal,
