@@ -53,13 +53,14 @@ pub(crate) fn open_own(
                 (device, lanes)
             })?
         }
-        held => {
-            open_member(&path, Access::Exclusive, target.limits).map_err(|error| match (held, error) {
-                (Held::Alone, DeviceError::Locked { .. }) => {
-                    refusal(ErrorCode::Device, held_alone(target, &path))
-                }
-                (_, error) => error.into(),
-            })?
+        Held::Nowhere => open_member(&path, Access::Exclusive, target.limits)?,
+        Held::Shared(_) => return Err(refusal(ErrorCode::Refused, a_copy(target, &path))),
+        Held::Alone => {
+            return Err(match open_member(&path, Access::Exclusive, target.limits) {
+                Err(DeviceError::Locked { .. }) => refusal(ErrorCode::Device, held_alone(target, &path)),
+                Err(error) => error.into(),
+                Ok(_) => refusal(ErrorCode::Refused, a_copy(target, &path)),
+            });
         }
     };
     target.check_own(&device, lanes.first())?;
@@ -89,6 +90,16 @@ pub(crate) fn held_by_lanes(arrays: &Arrays, array: ArrayId, index: MemberIndex)
     }
     let shared = holders.find_map(|(lane, device)| arrays.reactor.whole_device(array, lane, device));
     shared.map_or(Held::Alone, Held::Shared)
+}
+
+/// Why a device is not the one that lanes have in service, whatever it says of itself.
+fn a_copy(target: &Target, path: &Path) -> String {
+    let Target { name, index, .. } = target;
+    format!(
+        "{} is not the device that lanes of the array have in service as member {index}, but a copy of it: bring that one back with \
+         'calpe online {name} {index}'",
+        shown(path)
+    )
 }
 
 /// Why a device that lanes have in service cannot come back to the others, and what helps.

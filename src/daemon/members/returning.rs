@@ -88,7 +88,9 @@ fn attempt(arrays: &Arrays, array: ArrayId, member: &Away) -> Option<Own> {
     // Lanes are not asked under the lock of the attempts.
     let held = match held_by_lanes(arrays, array, member.index) {
         Held::Shared(device) => Some(device),
-        Held::Nowhere | Held::Alone => None,
+        Held::Nowhere => None,
+        // What could be opened beside it is a copy.
+        Held::Alone => return None,
     };
     match arrays.returns.step(terms, |looking| begin(member, held, looking)) {
         Step::Idle => None,
@@ -200,6 +202,9 @@ fn place_of(
     Ok(all.pop())
 }
 
+/// Why a device is not taken that says it is a member's, where lanes have another one in service as that.
+const A_COPY: &str = "it is a copy of the device that other lanes of the array have in service";
+
 /// Opens the device of a member, wherever it is, unless it is `held` already.
 fn look_for(
     places: &[PathBuf],
@@ -220,6 +225,10 @@ fn look_for(
                 drop(device);
                 let device = match held.take_if(|device| device.is_at(place)) {
                     Some(device) => device,
+                    None if held.is_some() => {
+                        first.get_or_insert_with(|| blocked(place, Obstacle::Displaced(A_COPY.into())));
+                        continue;
+                    }
                     None => Device::open(place, Access::Exclusive).map_err(|error| match error {
                         DeviceError::ReadOnly { .. } => unfit(place, &error),
                         error => error.into(),

@@ -17,11 +17,14 @@ impl Array {
     pub fn order_replacement(&mut self, now: Timestamp, order: &ReplacementOrder) {
         self.core.now = now;
         let index = order.member;
+        let has_old = self.core.member(index).state == MemberState::Online;
         let new = self.core.member_mut(index).replacement.as_mut().filter(|new| new.uuid == order.device);
         match (new, &order.step) {
             (None, _) => {}
             (Some(new), ReplacementStep::ChangeOver) => new.changeover = Changeover::AtOnce,
-            (Some(_), ReplacementStep::GiveUp(reason)) => self.drop_replacement(index, reason),
+            (Some(_), ReplacementStep::GiveUp(reason)) if has_old => self.drop_replacement(index, reason),
+            // The old device has left meanwhile: there is no other one.
+            (Some(_), ReplacementStep::GiveUp(_)) => {}
         }
     }
 
