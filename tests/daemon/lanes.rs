@@ -296,7 +296,7 @@ fn members_that_different_lanes_are_without_come_back_while_the_others_have_them
         assert!(!is_done && error.contains("is needed"), "{error}");
     }
     let copy = dir.path().join("copy.img");
-    std::fs::copy(&paths[0], &copy).expect("copied");
+    fs::copy(&paths[0], &copy).expect("copied");
     let online = ["online", "calpe", "0", "--path"];
     let output = try_run(calpe().arg("--socket").arg(&socket).args(online).arg(&copy));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
