@@ -4,8 +4,8 @@
 
 use super::text::{duration, retried, scan_line, scan_line_in};
 use crate::control::{
-    ArrayReport, ArrayState, Condition, LastScrub, LostReport, MemberReport, MemberState, ScanKind,
-    ScanReport, ScanState,
+    ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
+    ScanState,
 };
 use calpe_core::units::{Count, HumanSize, Printable};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -184,7 +184,7 @@ impl Waiter {
     fn result(&self, array: &ArrayReport, kinds: &[ScanKind], are_named: bool, since: &ScrubMark) -> Look {
         let built = array.members.iter().filter_map(|member| Some((member, self.built.get(&member.index)?)));
         let (complete, ended): (Vec<_>, Vec<_>) =
-            built.partition(|(member, built)| in_service(member) && built.is(member) && !is_split(member));
+            built.partition(|(member, built)| in_service(member) && built.is(member) && !member.is_split());
         let problems: Vec<_> = ended.iter().map(|(member, built)| ended_early(member, built)).collect();
         let complete = match complete.len() {
             0 => None,
@@ -283,7 +283,7 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
 /// Whether rebuilds are waited for and the array is still DEGRADED, or a member of it is on several devices.
 fn is_degraded(array: &ArrayReport, kinds: &[ScanKind]) -> bool {
     kinds.contains(&ScanKind::Rebuild)
-        && (array.state != ArrayState::Online || array.members.iter().any(is_split))
+        && (array.state != ArrayState::Online || array.members.iter().any(MemberReport::is_split))
 }
 
 fn what_it_is(array: &ArrayReport) -> String {
@@ -301,7 +301,7 @@ fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
         }
         if member.name == new {
             return match member.state {
-                MemberState::Online | MemberState::Degraded if is_split(member) => {
+                MemberState::Online | MemberState::Degraded if member.is_split() => {
                     Look::Failed(only_in_part(member))
                 }
                 MemberState::Online | MemberState::Degraded => {
@@ -427,7 +427,7 @@ fn ended_early(member: &MemberReport, built: &Built) -> String {
     if !in_service(member) {
         return out_of_service(member);
     }
-    if is_split(member) {
+    if member.is_split() {
         return only_in_part(member);
     }
     let Built { name, .. } = built;
@@ -449,10 +449,6 @@ fn out_of_service(member: &MemberReport) -> String {
 fn only_in_part(member: &MemberReport) -> String {
     let reason = member.reason.as_deref().unwrap_or("its lanes are on different devices");
     format!("member {} is replaced in some lanes only: {reason}", member.index)
-}
-
-fn is_split(member: &MemberReport) -> bool {
-    member.conditions.contains(&Condition::Split)
 }
 
 fn in_service(member: &MemberReport) -> bool {
@@ -577,7 +573,7 @@ fn remark(scan: &ScanReport) -> String {
 mod tests {
     use super::super::text::tests::{array, scan};
     use super::*;
-    use crate::control::ReplacementReport;
+    use crate::control::{Condition, ReplacementReport};
 
     const MARK: ScrubMark =
         ScrubMark { unix: 100, last: Some(LastScrub { finished_unix: 99, errors: 0, repaired: 0 }) };

@@ -356,6 +356,13 @@ pub struct MemberReport {
     pub replacement: Option<ReplacementReport>,
 }
 
+impl MemberReport {
+    /// Whether lanes of the array are on different devices of it.
+    pub(crate) fn is_split(&self) -> bool {
+        self.conditions.contains(&Condition::Split)
+    }
+}
+
 /// A condition of a member that a person should know beside its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -106,7 +106,7 @@ pub(crate) fn explain(array: &ArrayReport) -> Explanation {
 
 /// Adds which members are on different devices, and how to end that.
 fn with_split(array: &ArrayReport, explanation: Explanation) -> Explanation {
-    let split: Vec<_> = array.members.iter().filter(|member| is_split(member)).collect();
+    let split: Vec<_> = array.members.iter().filter(|member| member.is_split()).collect();
     let Some(first) = split.first() else { return explanation };
     let join = |first: &str, second: String| format!("{first} {second}").trim_start().to_owned();
     Explanation {
@@ -124,10 +124,6 @@ fn with_split(array: &ArrayReport, explanation: Explanation) -> Explanation {
             ),
         ),
     }
-}
-
-fn is_split(member: &MemberReport) -> bool {
-    member.conditions.contains(&Condition::Split)
 }
 
 /// Adds that members with unfinished operations cannot come back yet.
@@ -614,7 +610,7 @@ fn explain_online(array: &ArrayReport) -> Explanation {
     if let Some((member, reason)) = array
         .members
         .iter()
-        .filter(|member| !is_split(member))
+        .filter(|member| !member.is_split())
         .find_map(|member| Some((member, member.reason.as_ref()?)))
     {
         return Explanation {

@@ -237,19 +237,24 @@ fn an_array_of_lanes_that_was_killed_is_good_and_what_rots_in_a_lane_is_found() 
     }
 }
 
-#[test]
-fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_builds_it_when_it_comes_back() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
-    create_lanes(dir.path(), &setup, LANES);
-    let paths: Vec<PathBuf> = (0..3).map(|index| member(dir.path(), index)).collect();
+/// An array of three members that was written to and stopped: the members, and what its volume begins with.
+fn written_and_stopped(dir: &Path, setup: &Setup) -> (Vec<PathBuf>, Vec<u8>) {
+    create_lanes(dir, setup, LANES);
     let content = vec![0x5a; 4 << 20];
-    let daemon = Daemon::start(dir.path(), &setup);
+    let daemon = Daemon::start(dir, setup);
     let mut client = Client::connect(&daemon.socket()).expect("connected");
     let write = Request::new(NbdCommand::Write, 0, content.len() as u64);
     client.call(&write, &content).expect("connected").expect("written");
     drop(client);
     daemon.stop();
+    ((0..3).map(|index| member(dir, index)).collect(), content)
+}
+
+#[test]
+fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_builds_it_when_it_comes_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    let (paths, content) = written_and_stopped(dir.path(), &setup);
     wipe_lane(&paths[1], 2);
     let mut daemon = Daemon::start(dir.path(), &setup);
     let told = "lane 2: no Calpe superblock; that lane starts without it: to have it";
@@ -273,15 +278,7 @@ fn a_lane_that_has_lost_its_superblock_on_a_member_is_served_without_it_and_buil
 fn members_that_different_lanes_are_without_come_back_while_the_others_have_them() {
     let dir = tempfile::tempdir().expect("a directory");
     let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
-    create_lanes(dir.path(), &setup, LANES);
-    let paths: Vec<PathBuf> = (0..3).map(|index| member(dir.path(), index)).collect();
-    let content = vec![0x5a; 4 << 20];
-    let daemon = Daemon::start(dir.path(), &setup);
-    let mut client = Client::connect(&daemon.socket()).expect("connected");
-    let write = Request::new(NbdCommand::Write, 0, content.len() as u64);
-    client.call(&write, &content).expect("connected").expect("written");
-    drop(client);
-    daemon.stop();
+    let (paths, content) = written_and_stopped(dir.path(), &setup);
     wipe_lane(&paths[0], 0);
     wipe_lane(&paths[1], 1);
     let mut daemon = Daemon::start(dir.path(), &setup);

@@ -1,8 +1,8 @@
 //! The array: k+m members as slots that survive the loss of any m of them.
 //!
 //! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in;
-//! member I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It
-//! owns the states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
+//! member I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes when it has settled.
+//! It owns the states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
 //!
 //! Invariants:
 //! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared

@@ -96,7 +96,7 @@ pub struct ReplacementStatus {
     pub device: DeviceId,
     /// Its identity.
     pub uuid: Uuid,
-    /// It is complete, and takes its place when whoever drives the lanes says that all others have built
+    /// It is complete, and takes its place when the driver of the lanes says that all others have built
     /// theirs ([`ReplacementOrder`](crate::array::ReplacementOrder)).
     pub is_held: bool,
 }

@@ -1,7 +1,7 @@
 //! Volumes: what clients see, on top of an array's slots.
 //!
 //! This file holds the interface between a volume and its driver (the daemon's reactor, or a test with
-//! simulated members). A volume is sans-IO: events go in, actions come out, in one call of `step`; time and
+//! simulated members). A volume is sans-IO: events go in, and actions come out when it settles; time and
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;

@@ -2,7 +2,7 @@
 //! beside which it was built.
 //!
 //! In an array that is one lane of several, a device that was built beside the old one is *held* when it is
-//! complete: writes go to both, as during the build, until whoever drives the lanes says that all of them
+//! complete: writes go to both, as during the build, until the driver of the lanes says that all of them
 //! have built theirs, or that another lane is without it ([`ReplacementOrder`]). If the old device leaves,
 //! the new one takes its place at once. Must not know of other lanes.
 
