@@ -6,7 +6,7 @@
 //! always finish. Callers limit what they have in flight. Must not know what the bytes mean.
 #![allow(unsafe_code)] // raw memory shared with the kernel; each block argues for itself
 
-use super::shelf::Shelves;
+use super::shelf::{self, Shelves};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -22,7 +22,15 @@ const PAGE: usize = 4096;
 
 /// A slab of page-aligned memory with a buddy allocator. Clones share it.
 #[derive(Clone)]
-pub struct Pool(Arc<Slab>);
+pub struct Pool {
+    slab: Arc<Slab>,
+    holders: Arc<[Arc<Holder>]>,
+}
+
+/// What holds the slab for the buffers of some threads. Were they counted in the slab itself, the core that
+/// counts would take the place of the count from all others.
+#[repr(align(128))]
+struct Holder(Arc<Slab>);
 
 struct Slab {
     base: NonNull<u8>,
@@ -89,13 +97,15 @@ impl Pool {
 
     fn of(base: NonNull<u8>, bytes: usize, memory: Memory, buddy: Buddy) -> Pool {
         let (shelves, overflows) = (Shelves::new(bytes / PAGE), AtomicU64::new(0));
-        Pool(Arc::new(Slab { base, bytes, memory, buddy: Mutex::new(buddy), shelves, overflows }))
+        let slab = Arc::new(Slab { base, bytes, memory, buddy: Mutex::new(buddy), shelves, overflows });
+        let holders = (0..shelf::THREADS).map(|_| Arc::new(Holder(Arc::clone(&slab)))).collect();
+        Pool { slab, holders }
     }
 
     /// The memory of the slab, where other processes can map it.
     #[must_use]
     pub fn shared_memory(&self) -> Option<&SharedMemory> {
-        match &self.0.memory {
+        match &self.slab.memory {
             Memory::Private => None,
             Memory::Shared(memory) => Some(memory),
         }
@@ -108,12 +118,13 @@ impl Pool {
     /// When there is not enough, or the kernel is older than 5.14 and cannot.
     pub fn make_resident(&self) -> std::io::Result<()> {
         // SAFETY: the whole of a mapping of ours; populating it does not change what it holds.
-        let result =
-            unsafe { libc::madvise(self.0.base.as_ptr().cast(), self.0.bytes, libc::MADV_POPULATE_WRITE) };
+        let result = unsafe {
+            libc::madvise(self.slab.base.as_ptr().cast(), self.slab.bytes, libc::MADV_POPULATE_WRITE)
+        };
         if result != 0 {
             return Err(std::io::Error::last_os_error());
         }
-        if let Memory::Shared(memory) = &self.0.memory {
+        if let Memory::Shared(memory) = &self.slab.memory {
             memory.collapse();
         }
         Ok(())
@@ -124,14 +135,17 @@ impl Pool {
     pub fn alloc(&self, len: usize) -> BufMut {
         let pages = len.div_ceil(PAGE).max(1);
         let order = pages.next_power_of_two().trailing_zeros();
-        let region = match self.0.take(order) {
+        let region = match self.slab.take(order) {
             Some(page) => {
                 // SAFETY: the buddy gave out pages [page, page + 2^order) inside the mapping.
-                let start = unsafe { self.0.base.add(page * PAGE) };
-                Region { start, home: Home::Slab { slab: Arc::clone(&self.0), page, order } }
+                let start = unsafe { self.slab.base.add(page * PAGE) };
+                Region {
+                    start,
+                    home: Home::Slab { holder: Arc::clone(&self.holders[shelf::mine()]), page, order },
+                }
             }
             None => {
-                self.0.overflows.fetch_add(1, Ordering::Relaxed);
+                self.slab.overflows.fetch_add(1, Ordering::Relaxed);
                 let layout = Layout::from_size_align(pages * PAGE, PAGE).expect("buffer size in range");
                 // SAFETY: the layout has a non-zero size. Zeroed by the allocator, which leaves the pages of
                 // a large range to the kernel: what is announced and never arrives costs no memory.
@@ -181,27 +195,27 @@ impl Pool {
     /// The slab as (address, length), to register it with a kernel or a device once.
     #[must_use]
     pub fn slab(&self) -> (NonNull<u8>, usize) {
-        (self.0.base, self.0.bytes)
+        (self.slab.base, self.slab.bytes)
     }
 
     /// Whether the range lies in the slab, as opposed to overflow memory.
     #[must_use]
     pub fn contains(&self, start: *const u8, len: usize) -> bool {
-        let base = self.0.base.as_ptr().addr();
+        let base = self.slab.base.as_ptr().addr();
         let start = start.addr();
-        start >= base && start + len <= base + self.0.bytes
+        start >= base && start + len <= base + self.slab.bytes
     }
 
     /// How many allocations did not fit into the slab so far.
     #[must_use]
     pub fn overflows(&self) -> u64 {
-        self.0.overflows.load(Ordering::Relaxed)
+        self.slab.overflows.load(Ordering::Relaxed)
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("bytes", &self.0.bytes).finish_non_exhaustive()
+        f.debug_struct("Pool").field("bytes", &self.slab.bytes).finish_non_exhaustive()
     }
 }
 
@@ -213,6 +227,14 @@ impl Slab {
         }
         let mut buddy = self.buddy.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(page) = buddy.alloc(order) {
+            // Some for the shelf at once, so that its threads do not meet others here for each.
+            for _ in 0..self.shelves.refill(order) {
+                let Some(more) = buddy.alloc(order) else { break };
+                if !self.shelves.put(more, order) {
+                    buddy.free(more, order);
+                    break;
+                }
+            }
             return Some(page);
         }
         self.shelves.clear(|page, order| buddy.free(page, order));
@@ -221,7 +243,10 @@ impl Slab {
 
     fn give_back(&self, page: usize, order: u32) {
         if !self.shelves.put(page, order) {
-            self.buddy.lock().unwrap_or_else(PoisonError::into_inner).free(page, order);
+            let mut surplus = self.shelves.take_surplus(order);
+            surplus.push(page);
+            let mut buddy = self.buddy.lock().unwrap_or_else(PoisonError::into_inner);
+            surplus.into_iter().for_each(|page| buddy.free(page, order));
         }
     }
 }
@@ -231,7 +256,7 @@ impl Drop for Slab {
         if let Memory::Shared(_) = self.memory {
             return;
         }
-        // SAFETY: every region holds the slab's Arc, so none is left; base and length are those of the
+        // SAFETY: every region holds the slab, so none is left; base and length are those of the
         // mapping.
         let unmapped = unsafe { nix::sys::mman::munmap(self.base.cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
@@ -244,7 +269,7 @@ struct Region {
 }
 
 enum Home {
-    Slab { slab: Arc<Slab>, page: usize, order: u32 },
+    Slab { holder: Arc<Holder>, page: usize, order: u32 },
     Heap(Layout),
 }
 
@@ -256,8 +281,8 @@ unsafe impl Sync for Region {}
 impl Drop for Region {
     fn drop(&mut self) {
         match &self.home {
-            Home::Slab { slab, page, order } => {
-                slab.give_back(*page, *order);
+            Home::Slab { holder, page, order } => {
+                holder.0.give_back(*page, *order);
             }
             Home::Heap(layout) => {
                 // SAFETY: allocated with this layout in `Pool::alloc`, and this is the last handle.

@@ -1,4 +1,5 @@
-//! Small free ranges of a slab that threads keep for themselves, so that they rarely meet at its one lock.
+//! Free ranges of a slab that threads keep for themselves, so that they rarely meet at its one lock, and find
+//! in their caches what they have just used.
 //!
 //! Invariants: a range is on one shelf or with the buddy allocator; a shelf holds a bounded number of bytes;
 //! whoever finds the buddy allocator empty can take all shelves down. Must not know memory, only pages.
@@ -7,14 +8,17 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Orders that are kept: ranges of 1 to 16 pages.
-const ORDERS: usize = 5;
+/// Orders that are kept: ranges of a page to a MiB.
+const ORDERS: usize = 9;
 
-/// Number of shelves. Threads beyond that share.
-const SHELVES: usize = 32;
+/// Threads that have something of their own: beyond that they share.
+pub(super) const THREADS: usize = 32;
 
 /// Part of the slab that one shelf may hold, as a divisor.
-const PART: usize = 512;
+const PART: usize = 128;
+
+/// Part of a shelf that is filled with ranges of one order at a time, as a divisor.
+const REFILL_PART: usize = 8;
 
 /// The ranges of some threads, by order; on cache lines of its own.
 #[derive(Debug, Default)]
@@ -32,9 +36,9 @@ pub(super) struct Shelves {
     pages_max: usize,
 }
 
-/// The shelf of this thread.
-fn mine() -> usize {
-    static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// The number of this thread, below [`THREADS`].
+pub(super) fn mine() -> usize {
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static NUMBER: Cell<Option<usize>> = const { Cell::new(None) };
     }
@@ -42,7 +46,7 @@ fn mine() -> usize {
     let number = NUMBER.try_with(|number| match number.get() {
         Some(known) => known,
         None => {
-            let new = THREADS.fetch_add(1, Ordering::Relaxed) % SHELVES;
+            let new = SEEN.fetch_add(1, Ordering::Relaxed) % THREADS;
             number.set(Some(new));
             new
         }
@@ -57,7 +61,7 @@ fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
 impl Shelves {
     /// Empty ones, for a slab of this many pages.
     pub(super) fn new(pages: usize) -> Shelves {
-        Shelves { all: (0..SHELVES).map(|_| Mutex::default()).collect(), pages_max: pages / PART }
+        Shelves { all: (0..THREADS).map(|_| Mutex::default()).collect(), pages_max: pages / PART }
     }
 
     /// A range of 2^`order` pages, if this thread's shelf has one.
@@ -85,6 +89,24 @@ impl Shelves {
         has_room
     }
 
+    /// How many ranges of 2^`order` pages a shelf that has none is to be given beside the one that is wanted.
+    pub(super) fn refill(&self, order: u32) -> usize {
+        if order as usize >= ORDERS { 0 } else { (self.pages_max >> order) / REFILL_PART }
+    }
+
+    /// Takes half of the ranges of 2^`order` pages from this thread's shelf, which has no room for another.
+    pub(super) fn take_surplus(&self, order: u32) -> Vec<usize> {
+        if order as usize >= ORDERS {
+            return Vec::new();
+        }
+        let mut shelf = lock(&self.all[mine()]);
+        let Shelf { ranges, pages } = &mut *shelf;
+        let ranges = &mut ranges[order as usize];
+        let surplus = ranges.split_off(ranges.len() / 2);
+        *pages -= surplus.len() << order;
+        surplus
+    }
+
     /// Takes everything down: calls `free` with each range and its order.
     pub(super) fn clear(&self, mut free: impl FnMut(usize, u32)) {
         for shelf in &self.all {
@@ -108,11 +130,22 @@ mod tests {
         assert!(!shelves.put(64, 4), "33 pages are more than 20");
         assert!((0..3).all(|page| shelves.put(page, 0)) && !shelves.put(9, 0));
         assert_eq!((shelves.take(4), shelves.take(4)), (Some(32), None));
-        assert!(!shelves.put(64, 5), "too large to keep");
+        assert!(!shelves.put(64, 9), "too large to keep");
         let mut left = Vec::new();
         shelves.clear(|page, order| left.push((page, order)));
         assert_eq!(left, [(7, 0), (0, 0), (1, 0), (2, 0)]);
         assert_eq!(shelves.take(0), None);
         assert!(!Shelves::new(PART - 1).put(1, 0), "a small slab has none");
+    }
+
+    #[test]
+    fn a_full_shelf_gives_half_of_what_it_has_of_an_order_and_is_refilled_in_part() {
+        let shelves = Shelves::new(PART * 64);
+        assert_eq!([0, 1, 3, 4, 9].map(|order| shelves.refill(order)), [8, 4, 1, 0, 0]);
+        assert!((0..60).all(|page| shelves.put(page, 0)) && shelves.put(64, 2) && !shelves.put(68, 0));
+        assert_eq!(shelves.take_surplus(0), (30..60).collect::<Vec<_>>());
+        assert_eq!(shelves.take_surplus(2), [64], "the only one");
+        assert_eq!(shelves.take_surplus(9), [0; 0], "none are kept");
+        assert!((100..134).all(|page| shelves.put(page, 0)) && !shelves.put(134, 0), "64 again");
     }
 }
