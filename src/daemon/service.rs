@@ -47,11 +47,11 @@ const PAYLOAD_SHARE: u64 = 2;
 /// Fewest cores with which there are several reactors: below, jobs and clients need the others.
 const REACTOR_CORES_MIN: usize = 4;
 
-/// As many reactors as the cores allow, with a quarter of them left for jobs.
+/// One for each core: where all are busy they do their jobs themselves.
 fn default_reactors() -> usize {
     match std::thread::available_parallelism().map_or(1, usize::from) {
         cores if cores < REACTOR_CORES_MIN => 1,
-        cores => (cores - cores / 4).min(MAX_REACTORS),
+        cores => cores.min(MAX_REACTORS),
     }
 }
 

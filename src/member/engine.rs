@@ -157,6 +157,11 @@ impl MemberIo {
         self.copying.may_offload = self.copying.has_workers && is_room;
     }
 
+    /// Whether workers are copying.
+    pub(crate) fn is_copied_elsewhere(&self) -> bool {
+        self.copying.offloaded > 0
+    }
+
     /// Prepares for remote devices while descriptors are available.
     ///
     /// # Errors

@@ -320,7 +320,8 @@ impl Arrays {
             }
         }
         self.settle(ring, now);
-        any || self.jobs.do_small()
+        let has_coded = self.jobs.do_one();
+        any || has_coded || self.jobs.do_small()
     }
 
     /// Does small jobs that have gathered: while completions never end, nothing else would do them.
@@ -348,9 +349,16 @@ impl Arrays {
         self.members.complete(ring, user_data, result);
     }
 
-    /// Has the kernel's workers copy large transfers of members from now on, or does not.
-    pub(super) fn copy_elsewhere(&mut self, is_room: bool) {
-        self.members.copy_elsewhere(is_room);
+    /// Has others work for this reactor from now on, or does not: the kernel's workers copy large transfers
+    /// of members, and threads do jobs of clients.
+    pub(super) fn use_helpers(&mut self, leaves_cores: bool) {
+        self.members.copy_elsewhere(leaves_cores);
+        self.jobs.use_threads(leaves_cores);
+    }
+
+    /// Whether they work for it now.
+    pub(super) fn is_helped(&self) -> bool {
+        self.jobs.are_done_elsewhere() || self.members.is_copied_elsewhere()
     }
 
     /// Members' operations in flight.

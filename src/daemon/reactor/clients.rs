@@ -9,7 +9,7 @@ use super::access::Viewer;
 use super::admission::{Origin, stranger_to_drop};
 use super::connection::{Connection, Next, Receiving};
 use super::connections::Connections;
-use super::directory::{Directory, Listed, Seat};
+use super::directory::{ChosenArray, Directory, Seat};
 use super::fence::have_hung_up;
 use super::joins::{Cut, Joins, answer_to};
 use super::large::LargeToken;
@@ -116,7 +116,7 @@ impl Clients {
     }
 
     /// The array that a connection is a client of.
-    pub(super) fn array_of(&self, key: ConnectionId) -> Option<Arc<Listed>> {
+    pub(super) fn array_of(&self, key: ConnectionId) -> Option<ChosenArray> {
         self.connections[key].array().cloned()
     }
 
@@ -200,7 +200,8 @@ impl Clients {
         if self.connections[key].is_broken() {
             return false;
         }
-        let is_over = self.connections.turn().is_over_for(key);
+        // A large reply leaves while what it carries is still in the core's cache.
+        let is_over = self.connections[key].should_send_now() || self.connections.turn().is_over_for(key);
         if is_over {
             self.connections.turn().postpone(key);
         }
@@ -254,7 +255,7 @@ impl Clients {
             Next::Request(request) => {
                 let charge = charge_of(&request);
                 let is_long = request.command != Command::Read
-                    && is_long(connection.array().map(Arc::as_ref), &request);
+                    && is_long(connection.array().map(|array| &***array), &request);
                 self.connections.accounts().take(key, charge);
                 if is_long {
                     self.longs.begin(&mut self.connections, key, request, LongKind::NoPayload, charge);

@@ -9,7 +9,7 @@ mod requests;
 
 use super::access::{ExportView, exceeds};
 use super::admission::{Guest, Origin, Stage};
-use super::directory::{Directory, Listed, Seat};
+use super::directory::{ChosenArray, Directory, Listed, Seat};
 use super::fence::{Session, Watched};
 use super::link::Link;
 use super::listener::ListenTls;
@@ -98,7 +98,7 @@ struct Place {
     /// The array of the negotiated export: it becomes a client of that array or of none.
     chosen: Option<Arc<Listed>>,
     /// The array that it is a client of.
-    array: Option<Arc<Listed>>,
+    array: Option<ChosenArray>,
     /// Its seat there, once the reactor has it that serves it; nothing is parsed before.
     seat: Option<Seat>,
     /// It has chosen an export and is no client yet; nothing is parsed.
@@ -580,18 +580,18 @@ impl Connection {
     /// Gives it a place: it becomes a client of the array that it chose.
     pub(super) fn take_place(&mut self) {
         self.place.is_awaited = false;
-        self.place.array = self.place.chosen.clone();
+        self.place.array = self.place.chosen.as_ref().map(ChosenArray::new);
     }
 
     /// Whether its array serves it: it may have stopped, or have new rules.
     pub(super) fn may_stay(&self) -> bool {
-        let serves = |listed: &Arc<Listed>| listed.is_serving() && !self.exceeds(listed.rules().as_deref());
+        let serves = |array: &ChosenArray| array.is_serving() && !self.exceeds(array.rules().as_deref());
         self.place.array.as_ref().is_some_and(serves)
     }
 
     /// Takes its seat at its array.
     pub(super) fn take_seat(&mut self, requester: Requester) {
-        let seat = |listed: &Arc<Listed>| Seat::take(Arc::clone(listed), Session::new(requester, &self.link));
+        let seat = |array: &ChosenArray| Seat::take(Arc::clone(array), Session::new(requester, &self.link));
         self.place.seat = self.place.array.as_ref().map(seat);
     }
 
@@ -607,7 +607,7 @@ impl Connection {
     }
 
     /// The array that it is a client of.
-    pub(super) fn array(&self) -> Option<&Arc<Listed>> {
+    pub(super) fn array(&self) -> Option<&ChosenArray> {
         self.place.array.as_ref()
     }
 

@@ -10,6 +10,7 @@ use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{ExportInfo, Request};
 use calpe_core::units::LaneIndex;
 use calpe_core::volume::{ArrayNotice, ClientRequest, LaneCut, LaneNotices, PartLen, ViewReader, Volume};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -275,6 +276,29 @@ impl Directory {
         let listed = self.get(id).ok_or(ReactorError::NoSuchArray)?;
         *listed.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
         Ok(())
+    }
+}
+
+/// The array of one client. Its clones are counted in memory of the client's own: those of an `Arc<Listed>`
+/// are counted for all clients together, and the core that counts takes the place of the count from all
+/// others.
+#[derive(Clone, Debug)]
+pub(super) struct ChosenArray(Arc<Chosen>);
+
+#[derive(Debug)]
+struct Chosen(Arc<Listed>);
+
+impl ChosenArray {
+    pub(super) fn new(listed: &Arc<Listed>) -> ChosenArray {
+        ChosenArray(Arc::new(Chosen(Arc::clone(listed))))
+    }
+}
+
+impl Deref for ChosenArray {
+    type Target = Arc<Listed>;
+
+    fn deref(&self) -> &Arc<Listed> {
+        &self.0.0
     }
 }
 

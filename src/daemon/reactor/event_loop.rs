@@ -194,18 +194,22 @@ impl Reactor {
             let wait = if may_wait { Some(self.until_tick()) } else { None };
             let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
             let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
-            if may_wait {
+            // One that only waits for its helpers keeps a core as busy as if it did their work itself.
+            let is_idle = may_wait && !self.arrays.is_helped();
+            if is_idle {
                 self.peers.falls_asleep();
             }
             let entered = self.sockets.ring().enter(wait, &mut events);
-            if may_wait {
+            if is_idle {
                 self.peers.wakes();
+            }
+            if may_wait {
                 self.mailbox.is_awake();
             }
             entered?;
             let leaves_cores = self.peers.leaves_cores();
             self.sockets.copy_elsewhere(leaves_cores);
-            self.arrays.copy_elsewhere(leaves_cores);
+            self.arrays.use_helpers(leaves_cores);
             self.now = clock::now();
             self.clients.turn().count();
             drill::point("reactor");

@@ -1,11 +1,11 @@
 //! Where the jobs that volumes give away are run, so that the reactor goes on serving while columns are coded
 //! and hashed: on a GPU where that is sooner, otherwise by the threads of all reactors (`job_pool`).
 //!
-//! The reactor does the work itself where it has no core to spare, or where the volume serves a single
-//! request: handing a job to a thread and back takes longer than coding a stripe. The jobs of one turn are
-//! offered to the GPUs together, so that one launch can do them all. Small jobs of clients gather until they
-//! fill the processor's registers side by side, or until there is nothing else to do. Must not know what the
-//! work is.
+//! The reactor does the work itself where the volume serves a single request, since handing a job to a thread
+//! and back takes longer than coding a stripe; and where reactors keep the cores busy, since a thread would
+//! take the core of another one and find in no cache what it works on. The jobs of one turn are offered to the
+//! GPUs together, so that one launch can do them all. Small jobs of clients gather until they fill the
+//! processor's registers side by side, or until there is nothing else to do. Must not know what the work is.
 
 use super::job_pool::{Errand, ErrandDone, Job, JobDone, JobPool, Owner, Returned, Returns};
 use super::mailbox::Mailbox;
@@ -27,6 +27,9 @@ const SMALL_BYTES: usize = 64 << 10;
 /// of the copy of a block, and that copy leaves the block in the cache.
 const CRC_BYTES: usize = 1 << 20;
 
+/// Most input of a job that the reactor does itself although there are threads: half a millisecond of its time.
+const HERE_BYTES_MAX: usize = 2 << 20;
+
 /// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
 const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
 
@@ -41,8 +44,13 @@ pub(super) struct Jobs {
     /// Jobs given away whose results have not been taken.
     outstanding: usize,
     done: VecDeque<JobDone>,
+    /// Large jobs that this thread does, one at a time: what one has coded is written before the next one
+    /// takes its place in the cache.
+    here: VecDeque<Job>,
     /// Results of errands.
     errands: Vec<ErrandDone>,
+    /// Whether threads do jobs of clients.
+    uses_threads: bool,
 }
 
 struct Gpu {
@@ -77,13 +85,15 @@ impl Jobs {
             small_bytes: 0,
             outstanding: 0,
             done: VecDeque::new(),
+            here: VecDeque::new(),
             errands: Vec::new(),
+            uses_threads: true,
         }
     }
 
     /// Sends an errand for an array, if a thread has nothing else to do. Gives it back otherwise.
     pub(super) fn send(&mut self, array: ArrayId, errand: Errand) -> Result<(), Errand> {
-        if self.pool.idle() == 0 {
+        if self.idle_threads() == 0 {
             return Err(errand);
         }
         self.outstanding += 1;
@@ -93,7 +103,7 @@ impl Jobs {
 
     /// How many threads have nothing to do, about.
     pub(super) fn idle_threads(&self) -> usize {
-        self.pool.idle()
+        if self.uses_threads { self.pool.idle() } else { 0 }
     }
 
     /// Takes the results of errands.
@@ -167,9 +177,29 @@ impl Jobs {
         }
     }
 
+    /// Has threads do jobs of clients from now on, or does not.
+    pub(super) fn use_threads(&mut self, uses_threads: bool) {
+        self.uses_threads = uses_threads;
+    }
+
+    /// Whether threads work for this reactor now.
+    pub(super) fn are_done_elsewhere(&self) -> bool {
+        let on_gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.taken.len());
+        self.outstanding > on_gpu
+    }
+
+    /// Does one of the large jobs that are done here. Returns whether there was one.
+    pub(super) fn do_one(&mut self) -> bool {
+        let job = self.here.pop_front();
+        let any = job.is_some();
+        self.done.extend(job.map(Job::run));
+        any
+    }
+
     fn give_threads(&mut self, job: Job) {
-        if self.pool.threads() == 0 {
-            self.done.push_back(job.run());
+        let may_be_here = job.urgency != Urgency::Background && job.work.input_bytes() <= HERE_BYTES_MAX;
+        if self.pool.threads() == 0 || (!self.uses_threads && may_be_here) {
+            self.here.push_back(job);
             return;
         }
         self.outstanding += 1;
@@ -179,7 +209,10 @@ impl Jobs {
     /// Whether there are results that wake nobody: those of this thread, and those of other threads after the
     /// first, which alone wakes the reactor and may have found it too busy to take the rest.
     pub(super) fn has_done(&self) -> bool {
-        !self.done.is_empty() || !self.small.is_empty() || (self.outstanding > 0 && !self.returns.is_empty())
+        !self.done.is_empty()
+            || !self.here.is_empty()
+            || !self.small.is_empty()
+            || (self.outstanding > 0 && !self.returns.is_empty())
     }
 
     /// The next result.
@@ -342,7 +375,28 @@ mod tests {
         assert_eq!(jobs.outstanding, 1);
         let mut none = jobs_of(0, mailbox);
         none.submit(job(&pool, 1, 3, Urgency::Client), false);
+        assert!(none.has_done() && none.do_one() && !none.do_one());
         assert_eq!(none.next_done().map(|done| done.owner), Some(owner(1, 3)));
+    }
+
+    #[test]
+    fn where_cores_are_busy_large_jobs_of_clients_are_done_here_one_at_a_time() {
+        let pool = Pool::new(16 << 20).expect("memory");
+        let mut jobs = jobs_of(1, mailbox());
+        jobs.use_threads(false);
+        assert_eq!(jobs.idle_threads(), 0, "nothing is sent to threads either");
+        for key in 0..2 {
+            jobs.submit(job(&pool, 1, key, Urgency::Client), false);
+        }
+        assert!(jobs.has_done() && jobs.next_done().is_none() && !jobs.are_done_elsewhere());
+        for key in 0..2 {
+            assert!(jobs.do_one());
+            assert_eq!(jobs.next_done().map(|done| done.owner), Some(owner(1, key)));
+            assert!(jobs.next_done().is_none());
+        }
+        jobs.submit(job(&pool, 1, 2, Urgency::Background), false);
+        jobs.submit(job_of(&pool, HERE_BYTES_MAX + 4096, 1, 3, Urgency::Client), false);
+        assert!(jobs.outstanding == 2 && jobs.are_done_elsewhere() && !jobs.do_one());
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(super) struct Peers {
     pub(super) pulse: Pulse,
     /// Reactors that have ended.
     ended: AtomicUsize,
-    /// Reactors that do not wait for anything.
+    /// Reactors that work, or have others work for them.
     awake: AtomicUsize,
     cores: usize,
 }
@@ -66,7 +66,7 @@ impl Peers {
         self.mailboxes[to.0].post(post)
     }
 
-    /// A reactor is about to wait.
+    /// A reactor is about to wait, and nobody works for it.
     pub(super) fn falls_asleep(&self) {
         self.awake.fetch_sub(1, Ordering::Relaxed);
     }
@@ -76,8 +76,8 @@ impl Peers {
         self.awake.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether reactors leave half of the cores or more to others. Where they do not, a copy that a worker of
-    /// the kernel makes for a reactor takes a core from another one, and finds in no cache what it copies.
+    /// Whether reactors leave half of the cores or more to others. Where they do not, a thread that codes or
+    /// copies for a reactor takes a core from another one, and finds in no cache what it works on.
     pub(super) fn leaves_cores(&self) -> bool {
         self.awake.load(Ordering::Relaxed) * 2 <= self.cores
     }

@@ -345,9 +345,10 @@ impl Memory {
         (self.bytes.load(Ordering::Relaxed) / clients).max(GUARANTEED)
     }
 
-    /// Bytes that a client which holds `held` may take now.
-    fn allowed(&self, held: usize) -> usize {
-        let left = self.bytes.load(Ordering::Relaxed).saturating_sub(self.taken.load(Ordering::Relaxed));
+    /// Bytes that a client which holds `held` may take now, where `spare` bytes are taken already.
+    fn allowed(&self, held: usize, spare: usize) -> usize {
+        let bytes = self.bytes.load(Ordering::Relaxed) + spare;
+        let left = bytes.saturating_sub(self.taken.load(Ordering::Relaxed));
         let fair = self.share().saturating_sub(held).min(left);
         fair.max(GUARANTEED.saturating_sub(held))
     }
@@ -376,18 +377,28 @@ impl Memory {
     }
 }
 
-/// How much memory each connection holds.
+/// Most bytes that a reactor takes from the memory, or leaves there, beside those that its clients need: what
+/// it has taken is counted for all reactors together, and counting every request there would cost each core
+/// a cache miss.
+const SPARE: usize = 64 << 10;
+
+/// How much memory each connection of a reactor holds.
 #[derive(Debug)]
 pub(super) struct Accounts {
     memory: Arc<Memory>,
     /// By connection: bytes of its requests and unsent replies.
     held: Vec<usize>,
+    /// Sum of `held`.
+    held_by_all: usize,
+    /// Bytes taken from the memory that no connection here holds, up to twice [`SPARE`]; none where none
+    /// holds anything.
+    spare: usize,
 }
 
 impl Accounts {
     /// Nobody holds any of the memory here yet.
     pub(super) fn new(memory: Arc<Memory>) -> Accounts {
-        Accounts { memory, held: Vec::new() }
+        Accounts { memory, held: Vec::new(), held_by_all: 0, spare: 0 }
     }
 
     /// Adds a connection.
@@ -414,7 +425,7 @@ impl Accounts {
 
     /// Bytes that a connection may take now.
     pub(super) fn allowed(&self, key: ConnectionId) -> usize {
-        self.memory.allowed(self.held[key.0])
+        self.memory.allowed(self.held[key.0], self.spare)
     }
 
     /// Whether a connection holds more than its share and thereby keeps others from theirs.
@@ -425,13 +436,24 @@ impl Accounts {
     /// Charges memory to a connection.
     pub(super) fn take(&mut self, key: ConnectionId, bytes: usize) {
         self.held[key.0] += bytes;
-        self.memory.take(bytes);
+        self.held_by_all += bytes;
+        if self.spare < bytes {
+            self.memory.take(bytes - self.spare + SPARE);
+            self.spare = bytes + SPARE;
+        }
+        self.spare -= bytes;
     }
 
     /// Gives back memory that was charged to a connection.
     pub(super) fn give_back(&mut self, key: ConnectionId, bytes: usize) {
         self.held[key.0] -= bytes;
-        self.memory.give_back(bytes);
+        self.held_by_all -= bytes;
+        self.spare += bytes;
+        let kept = if self.held_by_all > 0 { SPARE } else { 0 };
+        if self.spare > 2 * kept {
+            self.memory.give_back(self.spare - kept);
+            self.spare = kept;
+        }
     }
 
     /// Adds memory for one client alone.
@@ -504,15 +526,15 @@ mod tests {
     fn one_client_gets_half_and_a_hundred_a_hundredth_each() {
         let memory = Memory::new(128 * MIB);
         memory.set_clients(1);
-        assert_eq!(memory.allowed(0), 64 * MIB);
+        assert_eq!(memory.allowed(0, 0), 64 * MIB);
         memory.take(64 * MIB);
-        assert_eq!(memory.allowed(64 * MIB), 0);
+        assert_eq!(memory.allowed(64 * MIB, 0), 0);
         memory.set_clients(100);
-        assert_eq!(memory.allowed(0), 128 * MIB / 100);
-        assert_eq!(memory.allowed(64 * MIB), 0);
+        assert_eq!(memory.allowed(0, 0), 128 * MIB / 100);
+        assert_eq!(memory.allowed(64 * MIB, 0), 0);
         memory.take(64 * MIB);
-        assert_eq!(memory.allowed(0), GUARANTEED);
-        assert_eq!(memory.allowed(GUARANTEED - 1), 1);
+        assert_eq!(memory.allowed(0, 0), GUARANTEED);
+        assert_eq!(memory.allowed(GUARANTEED - 1, 0), 1);
         assert!(memory.is_scarce());
     }
 
@@ -528,6 +550,33 @@ mod tests {
     }
 
     proptest! {
+        /// Reactors that take and give back in any order.
+        #[test]
+        fn what_reactors_keep_to_spare_is_bounded_and_is_theirs(
+            steps in prop::collection::vec((0..3usize, 0..2usize, 0..400usize), 0..300),
+        ) {
+            let memory = Arc::new(Memory::new(MIB));
+            memory.set_clients(6);
+            let mut reactors: Vec<Accounts> = (0..3).map(|_| Accounts::new(Arc::clone(&memory))).collect();
+            reactors.iter_mut().for_each(|accounts| (0..2).for_each(|key| accounts.enter(ConnectionId(key))));
+            for (reactor, key, pages) in steps {
+                let (accounts, key) = (&mut reactors[reactor], ConnectionId(key));
+                match pages * 4096 {
+                    bytes if pages < 200 => accounts.take(key, bytes.min(accounts.allowed(key))),
+                    bytes => accounts.give_back(key, (bytes / 2).min(accounts.held(key))),
+                }
+                let held: usize = reactors.iter().flat_map(|accounts| &accounts.held).sum();
+                let spare: usize = reactors.iter().map(|accounts| accounts.spare).sum();
+                prop_assert_eq!(memory.taken.load(Ordering::Relaxed), held + spare);
+                prop_assert!(held <= MIB + 6 * GUARANTEED);
+                for accounts in &reactors {
+                    prop_assert_eq!(accounts.held_by_all, accounts.held.iter().sum::<usize>());
+                    prop_assert!(accounts.spare <= 2 * SPARE);
+                    prop_assert!(accounts.held_by_all > 0 || accounts.spare == 0);
+                }
+            }
+        }
+
         /// Greedy clients that come one after the other and give nothing back.
         #[test]
         fn all_together_have_no_more_than_there_is_and_each_its_guarantee(
@@ -538,7 +587,7 @@ mod tests {
             for (at, client) in takes.into_iter().enumerate() {
                 memory.set_clients((at / 4 + 1).min(300));
                 let client = client % (at / 4 + 1).min(300);
-                let take = memory.allowed(held[client]);
+                let take = memory.allowed(held[client], 0);
                 prop_assert!(held[client] > 0 || take >= GUARANTEED);
                 memory.take(take);
                 held[client] += take;
