@@ -155,7 +155,7 @@ impl Jobs {
 
     /// Offers the jobs of this turn to the GPUs; threads get the rest.
     pub(super) fn end_turn(&mut self) {
-        let cpu = CpuLoad { threads: self.pool.threads(), waiting_bytes: self.pool.bytes() };
+        let cpu = self.cpu_load();
         let Some(gpu) = self.gpu.as_mut().filter(|gpu| !gpu.turn.is_empty()) else { return };
         let turn = std::mem::take(&mut gpu.turn);
         self.outstanding += turn.len();
@@ -194,6 +194,17 @@ impl Jobs {
         let any = job.is_some();
         self.done.extend(job.map(Job::run));
         any
+    }
+
+    /// What would do jobs if no GPU took them.
+    fn cpu_load(&self) -> CpuLoad {
+        match self.uses_threads {
+            true => CpuLoad { threads: self.pool.threads(), waiting_bytes: self.pool.bytes() },
+            false => {
+                let waiting_bytes = self.here.iter().map(|job| job.work.input_bytes()).sum();
+                CpuLoad { threads: 1, waiting_bytes }
+            }
+        }
     }
 
     fn give_threads(&mut self, job: Job) {
