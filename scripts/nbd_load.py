@@ -45,9 +45,12 @@ class Load:
 
 
 class Connection:
-    """One connection to a unix socket, past the handshake; `size` is that of the export."""
+    """One connection to a unix socket, past the handshake; `size` is that of the export. `path` may end with
+    `#` and the name of an export; without, it is the default one.
+    """
 
     def __init__(self, path, timeout=60):
+        path, _, name = path.partition("#")
         self.socket = socket.socket(socket.AF_UNIX)
         # The kernel's time limit: Python's own would cost a poll for each call.
         limit = struct.pack("@ll", timeout, 0)
@@ -57,8 +60,9 @@ class Connection:
         magic, option_magic, _ = struct.unpack(">8s8sH", self.receive(18))
         if magic != b"NBDMAGIC" or option_magic != b"IHAVEOPT":
             raise OSError(f"{path}: not a newstyle NBD server")
-        # Fixed newstyle, no zeroes; then NBD_OPT_GO for the default export, with no information asked for.
-        self.socket.sendall(struct.pack(">I8sIIIH", 3, b"IHAVEOPT", 7, 6, 0, 0))
+        # Fixed newstyle, no zeroes; then NBD_OPT_GO, with no information asked for.
+        go = struct.pack(">I", len(name.encode())) + name.encode() + struct.pack(">H", 0)
+        self.socket.sendall(struct.pack(">I8sII", 3, b"IHAVEOPT", 7, len(go)) + go)
         self.size = None
         while True:
             _, _, kind, length = struct.unpack(">QIII", self.receive(20))
@@ -66,7 +70,7 @@ class Connection:
             if kind == 1:
                 return
             if kind & 1 << 31:
-                raise OSError(f"{path}: the server refuses its default export ({kind:#x})")
+                raise OSError(f"{path}: the server refuses the export '{name}' ({kind:#x})")
             if kind == 3 and data[:2] == b"\0\0":
                 self.size = struct.unpack(">Q", data[2:10])[0]
 
