@@ -164,6 +164,7 @@ fn conditions(
         MemberCondition::NewDeviceWaits => Condition::NewDeviceWaits,
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
+        MemberCondition::KeptByLanes => Condition::KeptByLanes,
         MemberCondition::NotMended => Condition::NotMended,
         MemberCondition::LacksBlocks => Condition::LacksBlocks,
         MemberCondition::Slow => Condition::Slow,
