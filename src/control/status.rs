@@ -419,6 +419,9 @@ pub enum Condition {
     Unanswered,
     /// Lanes of the array are on different devices of it.
     Split,
+    /// It is out of service in some lanes of the array. Others have it in service, and must let go of it
+    /// before it can come back, as its filesystem may keep callers waiting.
+    HeldAlone,
 }
 
 impl Condition {
@@ -448,6 +451,7 @@ impl Condition {
             Condition::Forbidden => "may be what the daemon may not read",
             Condition::Unanswered => "what it was asked has not ended",
             Condition::Split => "its lanes are on different devices",
+            Condition::HeldAlone => "lanes have to let go of it first",
         }
     }
 }

@@ -243,8 +243,8 @@ mutations! {
     /// Lanes: each changes over to a new device when it has built its part; the device fails in another one,
     /// and the lanes stay on different devices.
     LaneChangesOverAlone "lane-changes-over-alone",
-    /// Lanes: one lets go of a device that another is without, although it alone has the last copies of blocks
-    /// there.
+    /// Lanes: one lets go of a device that another is without, although that alone has the last copies of
+    /// blocks there.
     LetsGoOfWhatItNeeds "lets-go-of-what-it-needs",
     /// Lanes: a replacement is cancelled in those that have not changed over yet; the lanes stay on different
     /// devices.

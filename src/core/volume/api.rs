@@ -169,8 +169,8 @@ pub enum VolumeEvent {
     DeviceGone(DeviceId, IoFault),
     /// To a lane of several: what becomes of a replacement that it builds.
     Replacement(ReplacementOrder),
-    /// To a lane of several: another lane has let go of a device. This one lets go of it, too, unless it needs
-    /// it.
+    /// To a lane of several: another lane has let go of a device. This one lets go of it, too, unless it
+    /// needs it.
     LeftElsewhere(DeviceId, LetGo),
     /// Clients have read by themselves, with [`crate::volume::ViewReader`]: passes leave them room.
     ReadElsewhere,

@@ -274,7 +274,7 @@ impl ReactorHandle {
         self.ask(owner, |reply| Command::WholeDevice { device, reply }).ok()?
     }
 
-    /// Another lane of the array has let go of a device of this one, which lets go of it, too, unless it needs
+    /// Another lane of the array has let go of a device of this one. It lets go of it, too, unless it needs
     /// it.
     pub(crate) fn left_elsewhere(&self, array: ArrayId, lane: LaneIndex, device: DeviceId, why: LetGo) {
         if let Ok(listed) = self.listed(array) {

@@ -102,8 +102,8 @@ impl Array {
         self.set_aside_places().any(|(_, member)| member == index)
     }
 
-    /// Whether something may become unreadable without a member, as far as is known. A lane of several lets go
-    /// of a device only where that is not so, if all that it does it for is to be like the others.
+    /// Whether something may become unreadable without a member, as far as is known. A lane of several does
+    /// not let go of such a device only because others are without it.
     pub(super) fn may_need(&self, index: MemberIndex) -> bool {
         if is_off(Mutation::LetsGoOfWhatItNeeds) {
             return false;
@@ -112,8 +112,7 @@ impl Array {
         // The blocks beside one that cannot be decoded can be read from their own members alone; its own may
         // be this one.
         let is_unreadable = || self.damage.iter().any(|(_, why)| why == Why::Unreadable);
-        let reads_well = || self.redo.is_serving() && self.may_spare(index) && !is_unreadable();
-        self.has_set_aside(index) || is_online && !reads_well()
+        self.has_set_aside(index) || is_online && (!self.may_spare(index) || is_unreadable())
     }
 
     /// Whether all that is known can be read without a member in service: each row and page that is listed as

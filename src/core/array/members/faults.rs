@@ -220,6 +220,10 @@ impl Array {
     pub fn left_elsewhere(&mut self, now: Timestamp, device: DeviceId, why: &LetGo) {
         self.core.now = now;
         let Some((member, Which::Primary)) = self.core.find_device(device) else { return };
+        // What it may need is not known before that.
+        if !self.redo.is_serving() {
+            return;
+        }
         match self.check(&AdminRequest::Fail { member }) {
             Ok(_) if !self.may_need(member) => {}
             Ok(_) | Err(AdminRefusal::Needed { .. }) => return self.keep_here(member, device),

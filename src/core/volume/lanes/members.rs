@@ -63,6 +63,7 @@ mod tests {
     use super::*;
     use crate::testing::{SimArray, SimShape};
     use crate::volume::AdminRequest;
+    use std::slice::from_ref;
     use uuid::Uuid;
 
     #[test]
@@ -74,13 +75,13 @@ mod tests {
         assert_eq!(out_of_step(&[whole.clone(), whole.clone()]), []);
         assert_eq!(out_of_step(&[out.clone(), out.clone()]), []);
         let wanted = OutOfStep { lane: LaneIndex(1), member: MemberIndex(1), device: DeviceId(1), why: None };
-        assert_eq!(out_of_step(&[out.clone(), whole.clone()]), [wanted.clone()]);
+        assert_eq!(out_of_step(&[out.clone(), whole.clone()]), from_ref(&wanted));
         let mut full = out.clone();
         let member = &mut full.members[1];
         (member.state, member.returns) = (MemberState::Missing, true);
         member.conditions = vec![MemberCondition::Full];
         let wanted = OutOfStep { why: Some(LetGo::Lacks(MemberCondition::Full)), ..wanted };
-        assert_eq!(out_of_step(&[full.clone(), whole.clone()]), [wanted.clone()]);
+        assert_eq!(out_of_step(&[full.clone(), whole.clone()]), from_ref(&wanted));
         full.members[1].returns = false;
         assert_eq!(out_of_step(&[full.clone(), whole.clone()]), [], "perhaps it was started without");
         let mut failed = full.clone();
