@@ -378,6 +378,8 @@ pub enum Condition {
     HostShort,
     /// It has errors without end, and stays because others could not be read without it.
     KeptDespiteErrors,
+    /// It is out of service in some lanes of the array, and others need it.
+    KeptByLanes,
     /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
     NotMended,
     /// Its device went into service without blocks that could not be read: they are built when they
@@ -417,6 +419,9 @@ pub enum Condition {
     Unanswered,
     /// Lanes of the array are on different devices of it.
     Split,
+    /// It is out of service in some lanes of the array. Others have it in service, and must let go of it
+    /// before it can come back, as its filesystem may keep callers waiting.
+    HeldAlone,
 }
 
 impl Condition {
@@ -429,6 +434,7 @@ impl Condition {
             Condition::NewDeviceWaits => "its new device waits until every lane has built it",
             Condition::HostShort => "this host lacks resources for it",
             Condition::KeptDespiteErrors => "kept despite its errors",
+            Condition::KeptByLanes => "kept by lanes that need it",
             Condition::NotMended => "blocks of it stay bad when they are rewritten",
             Condition::LacksBlocks => "blocks of it were not built",
             Condition::Slow => "far slower than the others",
@@ -445,6 +451,7 @@ impl Condition {
             Condition::Forbidden => "may be what the daemon may not read",
             Condition::Unanswered => "what it was asked has not ended",
             Condition::Split => "its lanes are on different devices",
+            Condition::HeldAlone => "lanes have to let go of it first",
         }
     }
 }

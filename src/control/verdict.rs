@@ -383,12 +383,14 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         .copied()
         .filter(|member| member.state != MemberState::Rebuilding && member.replacement.is_none())
         .collect();
+    let (held, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| is_held_alone(member));
     let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
     let (overwritten, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_overwritten(member));
     let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_kept(member));
     let (cut_off, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_cut_off(member));
     let (there, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_there(member));
-    let none_gone = [&gone, &overwritten, &kept, &cut_off, &there].iter().all(|members| members.is_empty());
+    let none_gone =
+        [&held, &gone, &overwritten, &kept, &cut_off, &there].iter().all(|members| members.is_empty());
     let action = match (none_gone, returning.is_empty()) {
         (true, true) if array.log.state == LogState::Settling => {
             "The rebuild goes on when what the redo log holds is in place.".into()
@@ -399,12 +401,17 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
             let needs_more =
                 |member: &&MemberReport| member.conditions.contains(&Condition::Full) || is_blocked(member);
             let room = returning.iter().any(needs_more).then(|| wait_for(array, &returning));
+            let held = (!held.is_empty()).then(|| let_go_first(array, &held));
             let keep = kept.first().map(|first| keep(array, &kept, first.index));
             let there = (!there.is_empty()).then(|| use_what_is_there(array, &there));
             let back = (!gone.is_empty()).then(|| get_back(array, &gone));
             let anew = (!overwritten.is_empty()).then(|| build_anew(array, &overwritten));
             let replaced = (!cut_off.is_empty()).then(|| replace_cut_off(array, &cut_off));
-            [room, keep, there, back, anew, replaced].into_iter().flatten().collect::<Vec<_>>().join(" ")
+            [room, held, keep, there, back, anew, replaced]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(" ")
         }
     };
     Explanation { status, action }
@@ -423,8 +430,7 @@ fn called(members: &[&MemberReport]) -> String {
 /// What to do about members that do not come back by themselves.
 fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
     if gone.iter().all(|member| member.state == MemberState::Offline) {
-        let commands: Vec<_> =
-            gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
+        let commands: Vec<_> = gone.iter().map(|member| command_back(array, member)).collect();
         let what = if gone.len() == 1 { "it" } else { "them" };
         return format!("Bring {what} back with {}.", commands.join(", "));
     }
@@ -458,6 +464,34 @@ fn use_what_is_there(array: &ArrayReport, members: &[&MemberReport]) -> String {
     };
     let told: Vec<String> = members.iter().map(one).collect();
     format!("{} ({})", told.join(" "), names(members))
+}
+
+/// What to do about members that lanes have to let go of before they can come back.
+fn let_go_first(array: &ArrayReport, members: &[&MemberReport]) -> String {
+    let is_full = members.iter().any(|member| member.conditions.contains(&Condition::Full));
+    let room = if is_full { "Make room where it is full. " } else { "" };
+    let told: Vec<String> = members.iter().map(|member| command_back(array, member)).collect();
+    let name = &array.name;
+    format!(
+        "{room}Other lanes have it in service, on a filesystem where they must let go of it before it can come back: {}. Where a lane          needs it, so that 'calpe offline' is refused, replace it: 'calpe replace {name} {} NEW'. ({})",
+        told.join(", "),
+        members[0].index,
+        names(members)
+    )
+}
+
+/// What brings a member back.
+fn command_back(array: &ArrayReport, member: &MemberReport) -> String {
+    let (name, index) = (&array.name, member.index);
+    match is_held_alone(member) {
+        true => format!("'calpe offline {name} {index}' and then 'calpe online {name} {index}'"),
+        false => format!("'calpe online {name} {index}'"),
+    }
+}
+
+/// Whether lanes have to let go of it before it can come back.
+fn is_held_alone(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::HeldAlone)
 }
 
 /// What to do about members whose devices must not be built over; `first` is one of them.
@@ -672,7 +706,7 @@ fn unless_replaced(
 /// Whether it comes back by itself.
 fn returns(member: &MemberReport) -> bool {
     let returns = member.conditions.contains(&Condition::Returning) || is_blocked(member);
-    returns && !is_kept(member)
+    returns && !is_kept(member) && !is_held_alone(member)
 }
 
 /// Whether it comes back by itself, but not without help.
@@ -1250,6 +1284,24 @@ mod tests {
         let mut failed = with_absent(&[MemberState::Missing; 3]);
         failed.members[2].conditions = vec![Condition::ServedLast, Condition::Overwritten];
         assert!(!explain(&failed).action.contains("calpe online"), "{}", explain(&failed).action);
+    }
+
+    #[test]
+    fn what_lanes_have_to_let_go_of_first_is_told_with_the_command_for_that() {
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Offline]);
+        array.members[0].conditions = vec![Condition::HeldAlone];
+        let back = "'calpe offline tank 0' and then 'calpe online tank 0'";
+        let action = explain(&array).action;
+        assert!(action.contains(back) && action.contains("'calpe replace tank 0 NEW'"), "{action}");
+        assert!(action.contains("Bring it back with 'calpe online tank 1'"), "{action}");
+        // It does not come back by itself where lanes have it.
+        array.members[0].conditions = vec![Condition::Full, Condition::Returning, Condition::HeldAlone];
+        let action = explain(&array).action;
+        assert!(action.starts_with("Make room where it is full. ") && action.contains(back), "{action}");
+        assert!(!action.contains("by itself"), "{action}");
+        array.unreadable = vec![LostReport { offset: 0, bytes: 8192 }];
+        let action = explain(&array).action;
+        assert!(action.contains(back) && !action.contains("'calpe replace"), "{action}");
     }
 
     #[test]

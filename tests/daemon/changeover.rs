@@ -2,7 +2,7 @@
 //! every lane, and then all lanes change over.
 
 use crate::support::load::{BLOCK, Client};
-use crate::support::serve::{Serve, array};
+use crate::support::serve::{Serve, array, both};
 use crate::support::tmpfs::Tmpfs;
 use crate::support::{calpe, run, try_run};
 use calpe_core::format::{COPY_BYTES, LanePart, Superblock};
@@ -133,6 +133,16 @@ impl Tank {
         serve.signal("HUP");
     }
 
+    /// Checks that member 1 has everything on this device, and stops the daemon.
+    #[track_caller]
+    fn check_whole(&self, serve: Serve, device: &Path) {
+        self.verify(&serve);
+        serve.says("fail tank 0");
+        self.verify(&serve);
+        serve.stop();
+        self.check(&[device.to_owned(), self.member(2)]);
+    }
+
     /// Checks all lanes of these devices without a daemon.
     #[track_caller]
     fn check(&self, paths: &[PathBuf]) {
@@ -197,12 +207,8 @@ fn lanes_wait_for_the_last_one_and_change_over_together() {
         is_on(tank, &new) && tank["members"][1]["replacement"].is_null()
     });
     assert_eq!(kinds(&serve).iter().filter(|kind| *kind == "member_replaced").count(), 1);
-    tank.verify(&serve);
-    // The new device has everything, also what was written while it was held.
-    serve.says("fail tank 0");
-    tank.verify(&serve);
-    serve.stop();
-    tank.check(&[new, tank.member(2)]);
+    // Also what was written while it was held.
+    tank.check_whole(serve, &new);
 }
 
 #[test]
@@ -218,12 +224,38 @@ fn a_new_device_that_fails_in_one_lane_is_given_up_in_all() {
     serve.array_when("no lane builds", |tank| tank["scan"].as_array().is_some_and(Vec::is_empty));
     let told = kinds(&serve);
     assert_eq!(told.iter().filter(|kind| *kind == "replacement_given_up").count(), 1, "{told:?}");
-    // The old device has everything.
-    tank.verify(&serve);
-    serve.says("fail tank 0");
-    tank.verify(&serve);
-    serve.stop();
-    tank.check(&[tank.member(1), tank.member(2)]);
+    tank.check_whole(serve, &tank.member(1));
+}
+
+#[test]
+fn a_replacement_is_cancelled_in_every_lane_or_refused() {
+    let mut tank = Tank::create();
+    let mut serve = tank.serve(&[]);
+    tank.fill(&serve);
+    let mut device = tank.member(1);
+    let mut answers = Vec::new();
+    for round in 0..8 {
+        let new = tank.path(&format!("there/new{round}"));
+        serve.says(&format!("replace tank 1 {}", new.display()));
+        // They change over within about a second.
+        std::thread::sleep(Duration::from_millis(200 * round));
+        let would = serve.ask("replace tank 1 --cancel -n").status.success();
+        let output = serve.ask("replace tank 1 --cancel");
+        assert!(would || !output.status.success(), "{}", both(&output));
+        serve.array_when("it is decided", |tank| tank["members"][1]["replacement"].is_null());
+        if !output.status.success() {
+            let refused = both(&output);
+            let is_told = ["change over to the new device", "is not being replaced"];
+            assert!(is_told.iter().any(|told| refused.contains(told)), "{refused}");
+            device = new;
+        }
+        answers.push(output.status.success());
+        let told = serve.arrays().remove(0);
+        assert!(is_on(&told, &device) && told["members"][1]["reason"].is_null(), "{answers:?}: {told:#}");
+        tank.overwrite(&serve, round as u8);
+    }
+    assert!(answers.contains(&true) && answers.contains(&false), "{answers:?}");
+    tank.check_whole(serve, &device);
 }
 
 #[test]
@@ -237,11 +269,7 @@ fn after_a_kill_the_lanes_go_on_and_change_over_together() {
     serve.array_when("it is replaced", |tank| {
         is_on(tank, &new) && tank["members"][1]["replacement"].is_null()
     });
-    tank.verify(&serve);
-    serve.says("fail tank 0");
-    tank.verify(&serve);
-    serve.stop();
-    tank.check(&[new, tank.member(2)]);
+    tank.check_whole(serve, &new);
 }
 
 /// A crash between the first changeover and the last one, put together from what was there before all and

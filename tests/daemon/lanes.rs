@@ -1,7 +1,9 @@
 //! Arrays that are cut into lanes, by the commands that need no daemon: created, shown, checked, recovered.
 
+use crate::support::fuse::Fuse;
 use crate::support::load::{BLOCK, Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, create_lanes, member};
+use crate::support::serve::{Serve, array};
 use crate::support::{calpe, run, try_run};
 use calpe::control::ArrayState;
 use calpe_core::format::{COPY_BYTES, LanePart, RegionKind, Superblock, all_copy_offsets};
@@ -320,6 +322,33 @@ fn members_that_different_lanes_are_without_come_back_while_the_others_have_them
 }
 
 /// A range that several lanes have, some of it or all of it in whole stripes.
+/// Lanes cannot share a file on a filesystem that may keep its callers waiting.
+#[test]
+fn a_member_that_lanes_have_to_let_go_of_first_is_told_with_what_brings_it_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    ["there", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+    let size = ["--size", "16MiB", "--lanes", "4"];
+    run(create(&size, &["there/m0", "behind/m1", "there/m2"].map(path)));
+    wipe_lane(&path("behind/m1"), 2);
+    let Some(_fuse) = Fuse::mount(&path("behind"), &path("mnt")) else { return };
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&path("there"), &path("mnt")]));
+    let told = serve.array_when("it is served", |tank| tank["log"]["state"] == "serving");
+    let member = &told["members"][1];
+    assert!(told["state"] == "DEGRADED" && member["state"] == "MISSING", "{told:#}");
+    let conditions = member["conditions"].as_array().expect("conditions");
+    assert!(conditions.iter().any(|condition| condition == "held_alone"), "{told:#}");
+    let action = told["action"].as_str().expect("an action");
+    assert!(action.contains("'calpe offline tank 1' and then 'calpe online tank 1'"), "{action}");
+    let refused = serve.refuses("online tank 1");
+    assert!(refused.contains("'calpe offline tank 1'"), "{refused}");
+    serve.says("offline tank 1");
+    assert!(!serve.arrays()[0]["action"].as_str().expect("an action").contains("offline"));
+    serve.brings_back("online tank 1");
+    serve.array_when("it is back in every lane", |tank| tank["state"] == "ONLINE");
+    serve.stop();
+}
+
 #[test]
 fn zeroes_that_lie_in_several_lanes_are_all_zeroes_or_refused() {
     let dir = tempfile::tempdir().expect("a directory");

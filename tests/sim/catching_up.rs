@@ -507,7 +507,7 @@ fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
         }
         assert!(!sim.status().activities.is_empty(), "it has not joined");
         if in_service {
-            sim.admin(AdminRequest::CancelReplace { member: MemberIndex(0) }).expect("it ends");
+            sim.admin(AdminRequest::CancelReplace { member: MemberIndex(0), device: None }).expect("it ends");
         }
         // The next device was once this member.
         let device = NewDevice { known_zero: false, ..sim.add_blank_disk() };

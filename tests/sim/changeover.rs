@@ -2,13 +2,15 @@
 //! in every lane, and then all lanes change over.
 
 use crate::scenes::changeover::{
-    MEMBER, OLD, Replacing, crashes_in_the_changeover, new_disk_fails_in_the_last_lane, shape, write_some,
-    written_while_held,
+    MEMBER, OLD, Replacing, cancelled_at_any_moment, crashes_in_the_changeover,
+    new_disk_fails_in_the_last_lane, shape, write_some, written_while_held,
 };
 use calpe_core::block_io::DeviceId;
 use calpe_core::testing::{Fate, Random, SimWorld};
 use calpe_core::units::MemberIndex;
-use calpe_core::volume::{ActivityKind, AdminRequest, ClientRequest, MemberCondition, NoticeKind};
+use calpe_core::volume::{
+    ActivityKind, AdminRequest, ClientRequest, MemberCondition, NoticeKind, ReplacementStep,
+};
 
 const LANES: [u16; 2] = [2, 8];
 
@@ -37,12 +39,51 @@ fn lanes_that_have_built_the_new_device_hold_it_until_the_last_one_has() {
 #[test]
 fn the_old_device_has_what_was_written_while_the_new_one_was_held() {
     let mut replacing = written_while_held(shape(2, 1, 3), 2);
-    replacing.sim.admin(AdminRequest::CancelReplace { member: MEMBER }).expect("it is cancelled");
+    replacing
+        .sim
+        .admin(AdminRequest::CancelReplace { member: MEMBER, device: None })
+        .expect("it is cancelled");
     replacing.sim.settle();
     let kinds = [NoticeKind::ReplacementWaits, NoticeKind::ReplacementCancelled];
     assert_eq!(replacing.kinds(), kinds, "{:?}", replacing.sim.notices);
     assert!(replacing.sim.released.contains(&replacing.new));
     replacing.check_whole(OLD).expect("it is whole");
+}
+
+#[test]
+fn a_replacement_is_cancelled_in_every_lane_or_in_none() {
+    for (lanes, has_old, seed) in [(2, true, 21), (8, true, 22), (2, false, 23), (8, false, 24)] {
+        let counts = cancelled_at_any_moment(lanes, has_old, seed);
+        let counts = counts.unwrap_or_else(|what| panic!("{lanes} lanes, old disk {has_old}: {what}"));
+        assert!(counts.0 > 2 && counts.1 > 2, "{lanes} lanes, old disk {has_old}: {counts:?}");
+    }
+}
+
+/// Between the question whether all lanes would cancel it, and the request, none must change over.
+#[test]
+fn no_lane_changes_over_while_all_are_asked_about_a_cancellation() {
+    for is_cancelled in [true, false] {
+        let mut replacing = Replacing::begin(shape(2, 1, 3), 25);
+        replacing.lose_old_early();
+        replacing.sim.order_replacement(MEMBER, &ReplacementStep::Stay);
+        for _ in 0..2000 {
+            if !replacing.sim.step() {
+                replacing.sim.sleep(10);
+            }
+        }
+        let status = replacing.sim.status();
+        assert_eq!(replacing.sim.serving()[1], [0; 0], "{status:?}");
+        if is_cancelled {
+            let cancel = AdminRequest::CancelReplace { member: MEMBER, device: None };
+            replacing.sim.admin(cancel).expect("it is cancelled");
+            assert!(replacing.sim.released.contains(&replacing.new));
+            continue;
+        }
+        replacing.sim.order_replacement(MEMBER, &ReplacementStep::GoOn);
+        replacing.sim.settle();
+        let new = replacing.new;
+        replacing.check_whole(new).expect("it is whole");
+    }
 }
 
 #[test]

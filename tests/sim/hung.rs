@@ -270,7 +270,7 @@ fn a_replacement_that_is_cancelled_before_it_is_recorded_is_not_said_to_be_under
     let device = array.sim.add_blank_disk();
     let member = MemberIndex(0);
     let replace = array.sim.submit_admin(AdminRequest::Replace { member, device });
-    let cancel = array.sim.submit_admin(AdminRequest::CancelReplace { member });
+    let cancel = array.sim.submit_admin(AdminRequest::CancelReplace { member, device: None });
     array.sim.settle();
     assert!(array.sim.poll_admin(cancel).expect("answered").is_ok());
     let told = array.sim.poll_admin(replace).expect("answered").expect_err("nothing is built").to_string();

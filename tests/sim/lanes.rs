@@ -161,6 +161,13 @@ fn a_lane_keeps_a_member_that_it_needs_when_another_lane_lets_go_of_it() {
 }
 
 #[test]
+fn a_lane_keeps_a_member_that_alone_has_something_when_another_lane_lets_go_of_it() {
+    for seed in 0..4 {
+        lanes::kept_for_last_copies(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+    }
+}
+
+#[test]
 fn a_page_that_went_into_another_lane_counts_as_damaged_there() {
     for seed in 0..8 {
         lanes::page_written_into_another_lane(seed).unwrap_or_else(|what| panic!("seed {seed}: {what}"));

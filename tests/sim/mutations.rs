@@ -123,6 +123,10 @@ fn hunt_by_lanes(mutation: Mutation) -> Result<String, String> {
             Mutation::FastZeroesInLastLane => lanes::fast_zeroes(2),
             Mutation::PartErrorForgotten => lanes::errors_of_one_lane_are_told(seed as u64),
             Mutation::LaneChangesOverAlone => changeover::new_disk_fails_in_the_last_lane(2, seed as u64),
+            Mutation::LetsGoOfWhatItNeeds => lanes::kept_for_last_copies(seed as u64),
+            Mutation::CancelledInSomeLanes => {
+                changeover::cancelled_at_any_moment(2, true, seed as u64).map(drop)
+            }
             _ => lanes::page_written_into_another_lane(seed as u64),
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
@@ -293,6 +297,8 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         Mutation::LostWritesOfALaneUntold
         | Mutation::LanesShareASecret
         | Mutation::LaneChangesOverAlone
+        | Mutation::CancelledInSomeLanes
+        | Mutation::LetsGoOfWhatItNeeds
         | Mutation::FastZeroesInLastLane
         | Mutation::PartErrorForgotten => return hunt_by_lanes(mutation),
         _ => {}

@@ -3,8 +3,8 @@
 
 use super::returning::wait_for;
 use super::{
-    Explanation, explain_degraded, in_service, is_cut_off, is_kept, is_overwritten, is_there, names, returns,
-    use_what_is_there,
+    Explanation, command_back, explain_degraded, in_service, is_cut_off, is_kept, is_overwritten, is_there,
+    names, returns, use_what_is_there,
 };
 use crate::control::{ArrayReport, LostReport, MemberReport, MemberState};
 use calpe_core::units::{Count, HumanSize};
@@ -116,8 +116,7 @@ fn get_blocks_back(array: &ArrayReport) -> String {
         _ => "Do not replace members that are missing: they may alone have these blocks.".to_owned(),
     };
     if !gone.is_empty() {
-        let commands: Vec<String> =
-            gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
+        let commands: Vec<String> = gone.iter().map(|member| command_back(array, member)).collect();
         let them = if gone.len() == 1 { "it" } else { "them" };
         text += &format!(" Bring {them} back with {} ({}).", commands.join(", "), names(&gone));
     }

@@ -1,6 +1,7 @@
 //! The requests to an array and the actions that it asks for: the vocabulary between an array and its volume,
 //! and, for administrators' requests, between a volume and its driver. Plain data.
 
+use crate::array::MemberCondition;
 use crate::array::job::Job;
 use crate::array::refusal::AdminRefusal;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
@@ -187,6 +188,8 @@ pub enum AdminRequest {
     CancelReplace {
         /// Which member.
         member: MemberIndex,
+        /// The new device, as lanes that build it know it: a lane in which it is the member refuses.
+        device: Option<Uuid>,
     },
     /// Start or continue a scrub.
     ScrubStart,
@@ -225,6 +228,21 @@ pub enum ReplacementStep {
     ChangeOver,
     /// It is given up, because another lane is without it, for this reason.
     GiveUp(String),
+    /// It does not take its place before [`ReplacementStep::GoOn`]: lanes are asked whether it can be
+    /// cancelled in all of them.
+    Stay,
+    /// It may take its place again.
+    GoOn,
+}
+
+/// Why another lane of the array has let go of a device. This one lets go of it, too, so that it can come
+/// back or be replaced as a whole, unless that would make anything unreadable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LetGo {
+    /// The device lacks something, and comes back when it has that.
+    Lacks(MemberCondition),
+    /// It has failed there, for this reason.
+    Failed(Option<String>),
 }
 
 /// A device that the driver has opened, locked and checked for size, handed to the array.

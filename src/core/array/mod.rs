@@ -73,9 +73,9 @@ use crate::codec::Codec;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{SlotIndex, Timestamp};
 pub use api::{
-    AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health, NewDevice,
-    NoticeKind, NoticeLevel, ReplacementOrder, ReplacementStep, RequestId, STOPPED_CLEANLY, StripeReply,
-    StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
+    AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, EndedRequest, Health, LetGo,
+    NewDevice, NoticeKind, NoticeLevel, ReplacementOrder, ReplacementStep, RequestId, STOPPED_CLEANLY,
+    StripeReply, StripeRequest, StripeRequestId, ZERO_RUN_STRIPES,
 };
 pub use calpe_view::Orphan;
 pub use create::{LaneSeed, NewArray, NewLanes};
@@ -294,11 +294,13 @@ impl Array {
                     uuid,
                     progress: resumed(rebuilt),
                     changeover,
+                    stays: false,
                 }),
                 counters: MemberCounters::default(),
                 reason: seat.reason,
                 away: None,
                 cut_off: false,
+                kept: None,
             })
             .collect();
         let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {

@@ -243,6 +243,12 @@ mutations! {
     /// Lanes: each changes over to a new device when it has built its part; the device fails in another one,
     /// and the lanes stay on different devices.
     LaneChangesOverAlone "lane-changes-over-alone",
+    /// Lanes: one lets go of a device that another is without, although that alone has the last copies of
+    /// blocks there.
+    LetsGoOfWhatItNeeds "lets-go-of-what-it-needs",
+    /// Lanes: a replacement is cancelled in those that have not changed over yet; the lanes stay on different
+    /// devices.
+    CancelledInSomeLanes "cancelled-in-some-lanes",
     /// Lanes: all have the same secret; a log or page that was written into another lane's verifies there.
     LanesShareASecret "lanes-share-a-secret",
 }

@@ -228,6 +228,17 @@ pub enum AdminRefusal {
         /// Which member.
         member: MemberIndex,
     },
+    /// Lanes have the new device as the member, or were told to change over to it.
+    #[error(
+        "lanes of the array change over to the new device of member {member}, or have done so, and the others follow: it cannot be \
+         given up any more. Wait until 'calpe status {array}' shows the member on that device; then another one can replace it"
+    )]
+    ChangesOver {
+        /// Name of the array.
+        array: String,
+        /// Which member.
+        member: MemberIndex,
+    },
     /// The member has no replacement.
     #[error("member {member} is not being replaced")]
     NotBeingReplaced {

@@ -45,6 +45,8 @@ pub enum MemberCondition {
     /// Its errors do not end, and it is kept in service because bad places of others could not be read
     /// without it.
     KeptDespiteErrors,
+    /// Another lane of the array has let go of it, and this one needs it.
+    KeptByLanes,
     /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
     NotMended,
     /// Its device went into service without blocks that could not be read: they are built when they can be.

@@ -1,10 +1,10 @@
 //! Events and actions of a volume. See the head of the folder's `mod.rs`.
 
+use crate::array::JobDone;
 pub use crate::array::{
-    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
-    NoticeKind, NoticeLevel, ReplacementOrder, ReplacementStep, RequestId,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, LetGo,
+    NewDevice, NoticeKind, NoticeLevel, ReplacementOrder, ReplacementStep, RequestId,
 };
-use crate::array::{JobDone, MemberCondition};
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault};
 use crate::units::VolumeOffset;
 
@@ -169,9 +169,9 @@ pub enum VolumeEvent {
     DeviceGone(DeviceId, IoFault),
     /// To a lane of several: what becomes of a replacement that it builds.
     Replacement(ReplacementOrder),
-    /// To a lane of several: another lane has let go of a device that comes back when it has what it lacks.
-    /// This lane lets go of it, too, unless it needs it.
-    LeftElsewhere(DeviceId, MemberCondition),
+    /// To a lane of several: another lane has let go of a device. This one lets go of it, too, unless it
+    /// needs it.
+    LeftElsewhere(DeviceId, LetGo),
     /// Clients have read by themselves, with [`crate::volume::ViewReader`]: passes leave them room.
     ReadElsewhere,
     /// Time passed. Due at least every 100 ms while anything is under way; cheap.

@@ -47,7 +47,7 @@ impl DrivenArray {
             VolumeEvent::Worked(done) => self.array.worked(now, done),
             VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
             VolumeEvent::Replacement(order) => self.array.order_replacement(now, &order),
-            VolumeEvent::LeftElsewhere(device, lacks) => self.array.left_elsewhere(now, device, lacks),
+            VolumeEvent::LeftElsewhere(device, why) => self.array.left_elsewhere(now, device, &why),
             VolumeEvent::ReadElsewhere => self.array.read_elsewhere(now),
             VolumeEvent::Tick => self.array.tick(now),
             VolumeEvent::Admin(id, AdminRequest::Stop) => match self.check_stop() {

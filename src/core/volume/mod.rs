@@ -17,13 +17,13 @@ pub use crate::array::{
 };
 pub use api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
-    ClientRequest, EndedRequest, Health, NewDevice, NoticeKind, NoticeLevel, ReadRun, ReplacementOrder,
-    ReplacementStep, RequestId, VolumeEvent, VolumeExtent, VolumeOutput,
+    ClientRequest, EndedRequest, Health, LetGo, NewDevice, NoticeKind, NoticeLevel, ReadRun,
+    ReplacementOrder, ReplacementStep, RequestId, VolumeEvent, VolumeExtent, VolumeOutput,
 };
 pub use cut::{LaneCut, LanePiece};
 pub use lanes::{
     Begun, Joined, LaneNotices, LaneRequest, LaneRequests, OutOfStep, PartId, WholeRequest, for_lane,
-    merge_outcomes, merge_status, out_of_step, replacement_orders,
+    merge_outcomes, merge_status, new_device_of, out_of_step, replacement_orders,
 };
 pub use plain::PlainVolume;
 

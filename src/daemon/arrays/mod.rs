@@ -16,6 +16,7 @@ pub(crate) mod awaited;
 pub(crate) mod away;
 pub(crate) mod changes;
 pub(crate) mod configure;
+pub(crate) mod held;
 pub(crate) mod memory;
 pub(crate) mod meters;
 pub(crate) mod names;

@@ -82,6 +82,7 @@ fn code_of(refusal: &AdminRefusal) -> ErrorCode {
         | Why::NewDeviceLeft
         | Why::ReplacementGivenUp
         | Why::NoOldDevice { .. }
+        | Why::ChangesOver { .. }
         | Why::NotBeingReplaced { .. }
         | Why::NothingToScrub
         | Why::ScrubAlready { .. }

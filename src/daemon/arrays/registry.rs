@@ -6,6 +6,7 @@
 use super::awaited::Awaited;
 use super::away::{Away, find_away, returning};
 use super::changes::{Change, Changes};
+use super::held::{Held, held_alone, held_by_lanes};
 use super::memory::{Memory, Sighting};
 use super::names::Names;
 use super::outcome::refusal;
@@ -163,6 +164,11 @@ impl Arrays {
         Ok(facts)
     }
 
+    /// What lanes of an array have of the device of a member that others are without.
+    pub(crate) fn held(&self, id: ArrayId, member: MemberIndex) -> Held {
+        self.facts(id).map_or(Held::Nowhere, |facts| held_by_lanes(&self.reactor, id, &facts, member))
+    }
+
     /// The members of an array that are away and may come back by themselves.
     pub(crate) fn away(&self, id: ArrayId, facts: &ArrayFacts) -> Vec<Away> {
         let places = self.settings.search_places();
@@ -180,8 +186,9 @@ impl Arrays {
         }
         let gpu = self.gpus.report();
         let returning = returning(self.away(id, &facts), &self.returns);
+        let held = held_alone(&self.reactor, id, &facts);
         self.served
-            .with(id, |served| served.names.report(&facts, &addresses, &gpu, &returning))
+            .with(id, |served| served.names.report(&facts, &addresses, &gpu, (&returning, &held)))
             .ok_or_else(|| ReactorError::NoSuchArray.into())
     }
 

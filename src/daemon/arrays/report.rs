@@ -15,21 +15,22 @@ use crate::member::Identity;
 use calpe_core::array::PageCacheStatus;
 use calpe_core::format::{MemberState, PAGE_BYTES, VolumeKind};
 use calpe_core::nbd::TlsMode;
-use calpe_core::units::VolumeOffset;
+use calpe_core::units::{MemberIndex, VolumeOffset};
 use calpe_core::volume::{ArrayState, LogState, MemberCondition, MemberStatus};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 impl Names {
-    /// The report of an array; `returning` are the members that come back by themselves.
+    /// The report of an array; `returning` are the members that come back by themselves, `held` those that
+    /// lanes must let go of first.
     #[must_use]
     pub(crate) fn report(
         &self,
         facts: &ArrayFacts,
         addresses: &[(ListenAddress, TlsMode)],
         gpu: &GpuReport,
-        returning: &[Returning],
+        (returning, held): (&[Returning], &[MemberIndex]),
     ) -> ArrayReport {
         let status = &facts.status;
         let mut report = ArrayReport {
@@ -66,7 +67,9 @@ impl Names {
                 .zip(&status.members)
                 .map(|(seat, member)| {
                     let returning = returning.iter().find(|returning| returning.index == member.index);
-                    self.member(seat, member, returning)
+                    let mut report = self.member(seat, member, returning);
+                    report.conditions.extend(held.contains(&member.index).then_some(Condition::HeldAlone));
+                    report
                 })
                 .collect(),
             failed_lanes: failed_lanes(facts),
@@ -164,6 +167,7 @@ fn conditions(
         MemberCondition::NewDeviceWaits => Condition::NewDeviceWaits,
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
+        MemberCondition::KeptByLanes => Condition::KeptByLanes,
         MemberCondition::NotMended => Condition::NotMended,
         MemberCondition::LacksBlocks => Condition::LacksBlocks,
         MemberCondition::Slow => Condition::Slow,

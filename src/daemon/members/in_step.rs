@@ -8,7 +8,6 @@
 use crate::daemon::arrays::changes::Change;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::reactor::ArrayId;
-use calpe_core::format::MemberState;
 use calpe_core::volume::{AdminRequest, ArrayState, VolumeStatus, out_of_step, replacement_orders};
 
 /// Whether there is nothing to do for [`keep_in_step`].
@@ -22,27 +21,20 @@ pub(crate) fn are_in_step(of_lane: &[VolumeStatus]) -> bool {
 pub(crate) fn keep_in_step(arrays: &Arrays, array: ArrayId, _change: &Change) {
     // Asked here: lanes take back a member at different moments of one change.
     let Ok(facts) = arrays.facts(array) else { return };
+    for (lane, order) in replacement_orders(&facts.of_lane) {
+        arrays.reactor.order_replacement(array, lane, order);
+    }
     // Members are brought back one by one then, and lanes that serve keep what they have.
     if facts.of_lane.iter().any(|lane| lane.state == ArrayState::Failed) {
         return;
     }
-    for (lane, order) in replacement_orders(&facts.of_lane) {
-        arrays.reactor.order_replacement(array, lane, order);
-    }
     for late in out_of_step(&facts.of_lane) {
+        if let Some(why) = late.why {
+            arrays.reactor.left_elsewhere(array, late.lane, late.device, why);
+            continue;
+        }
         let member = late.member;
-        let request = match late.state {
-            MemberState::Faulted => AdminRequest::Fail { member },
-            MemberState::Offline => AdminRequest::Offline { member },
-            // One that is missing for another reason stays where it serves: perhaps a superblock of that lane
-            // is damaged.
-            _ => {
-                if let Some(lacks) = late.lacks {
-                    arrays.reactor.left_elsewhere(array, late.lane, late.device, lacks);
-                }
-                continue;
-            }
-        };
+        let request = AdminRequest::Offline { member };
         if let Err(error) = arrays.reactor.admin_lane(array, late.lane, request) {
             tracing::debug!(%error, lane = %late.lane, %member, "a lane keeps a member that others are without");
         }

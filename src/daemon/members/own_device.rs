@@ -7,16 +7,16 @@ use super::hand_over::{check_fit, check_unused};
 use super::target::Target;
 use crate::control::{ErrorCode, RequestError};
 use crate::daemon::arrays::changes::Change;
+use crate::daemon::arrays::held::Held;
 use crate::daemon::arrays::outcome::refusal;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::returns::{ATTEMPT_WAIT, Own};
 use crate::daemon::devices::lanes::DeviceLanes;
 use crate::daemon::devices::looking::{open_member, patience};
 use crate::daemon::devices::search::{Hindrance, overwritten};
-use crate::daemon::reactor::ArrayId;
 use crate::member::patience::within;
-use crate::member::{Access, Device, DeviceError, Identity};
-use calpe_core::units::{LaneIndex, MemberIndex, quoted, shown};
+use crate::member::{Access, DeviceError, Identity};
+use calpe_core::units::{quoted, shown};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ pub(crate) fn open_own(
     let attempt = arrays.returns.interrupt(target.superblock.array, target.index);
     drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
     // Locked even in a dry run: whether that works is part of the answer.
-    let (device, lanes) = match held_by_lanes(arrays, target.array, target.index) {
+    let (device, lanes) = match arrays.held(target.array, target.index) {
         Held::Shared(device) if device.is_at(&path) => {
             let limit = patience(target.limits);
             within(&path, "read its superblocks", limit, move || {
@@ -66,30 +66,6 @@ pub(crate) fn open_own(
     target.check_own(&device, lanes.first())?;
     check_fit(target, &device)?;
     Ok((device, lanes))
-}
-
-/// What lanes of an array have of the device of a member that others are without.
-pub(crate) enum Held {
-    /// None has it.
-    Nowhere,
-    /// The whole device, locked: others can get their windows of it.
-    Shared(Device),
-    /// It can be used where it is only.
-    Alone,
-}
-
-/// The device of a member, where lanes of the array have it in service, and not all.
-pub(crate) fn held_by_lanes(arrays: &Arrays, array: ArrayId, index: MemberIndex) -> Held {
-    let Ok(facts) = arrays.facts(array) else { return Held::Nowhere };
-    let uuid = facts.status.members[usize::from(index.0)].uuid;
-    let members = facts.of_lane.iter().map(|lane| &lane.members[usize::from(index.0)]);
-    let holders = (0..).map(LaneIndex).zip(members).filter(|(_, member)| member.uuid == uuid);
-    let mut holders = holders.filter_map(|(lane, member)| Some((lane, member.device?))).peekable();
-    if holders.peek().is_none() {
-        return Held::Nowhere;
-    }
-    let shared = holders.find_map(|(lane, device)| arrays.reactor.whole_device(array, lane, device));
-    shared.map_or(Held::Alone, Held::Shared)
 }
 
 /// Why a device is not the one that lanes have in service, whatever it says of itself.

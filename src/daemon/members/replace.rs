@@ -20,7 +20,7 @@ use crate::member::patience::within_apart;
 use crate::member::{Access, CreatedFile, Device, DeviceError, DeviceKind, is_remote};
 use calpe_core::format::{NewestError, Signature};
 use calpe_core::units::{HumanSize, Printable, shown};
-use calpe_core::volume::{AdminRequest, NewDevice};
+use calpe_core::volume::{AdminRequest, NewDevice, ReplacementOrder, ReplacementStep, new_device_of};
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 use std::path::{Path, PathBuf};
@@ -146,11 +146,20 @@ fn put_in_place(arrays: &Arrays, target: &Target, device: Device, uuid: Uuid, kn
     Ok(hand_over(arrays, target, &device, new, By::Command, request)?)
 }
 
-/// Gives up a replacement that is being built.
+/// Gives up a replacement that is being built, in every lane or in none.
 pub(crate) fn cancel_replace(arrays: &Arrays, array: &str, member: &MemberRef, dry_run: bool) -> Outcome {
     let target = target::find(arrays, array, member)?;
-    let request = AdminRequest::CancelReplace { member: target.index };
-    let message = arrays.ask(target.array, &target.name, request, dry_run)?;
+    // Lanes are told to change over as a change of the array.
+    let is_cut = target.superblock.part.is_cut() && !dry_run;
+    let _change = is_cut.then(|| arrays.begin_change(target.superblock.array)).transpose()?;
+    let device = new_device_of(&arrays.facts(target.array)?.of_lane, target.index);
+    let request = AdminRequest::CancelReplace { member: target.index, device };
+    let order = |step, device| ReplacementOrder { member: target.index, device, step };
+    let device = device.filter(|_| is_cut);
+    device.inspect(|device| arrays.reactor.order_all(target.array, &order(ReplacementStep::Stay, *device)));
+    let asked = arrays.ask(target.array, &target.name, request, dry_run);
+    device.inspect(|device| arrays.reactor.order_all(target.array, &order(ReplacementStep::GoOn, *device)));
+    let message = asked?;
     if dry_run {
         return Ok(Done::line(message));
     }

@@ -9,11 +9,12 @@
 
 use super::hand_over::{By, check_fit};
 use super::online::bring_online;
-use super::own_device::{Held, held_by_lanes, open_own};
+use super::own_device::open_own;
 use super::target::{self, Target};
 use crate::control::{MemberRef, RequestError};
 use crate::daemon::arrays::away::{Away, Sought};
 use crate::daemon::arrays::changes::Change;
+use crate::daemon::arrays::held::Held;
 use crate::daemon::arrays::outcome::Done;
 use crate::daemon::arrays::registry::Arrays;
 use crate::daemon::arrays::returns::{Attempted, Looking, NotBack, Obstacle, Own, Step};
@@ -86,7 +87,7 @@ fn attempt(arrays: &Arrays, array: ArrayId, member: &Away) -> Option<Own> {
         arrays.notice_member(array, kinds::MEMBER_LOST, NoticeLevel::Warning, member.index, text);
     }
     // Lanes are not asked under the lock of the attempts.
-    let held = match held_by_lanes(arrays, array, member.index) {
+    let held = match arrays.held(array, member.index) {
         Held::Shared(device) => Some(device),
         Held::Nowhere => None,
         // What could be opened beside it is a copy.

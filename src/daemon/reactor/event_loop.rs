@@ -691,8 +691,8 @@ impl Reactor {
             Command::WholeDevice { device, reply } => {
                 let _ = reply.send(Ok(self.arrays.whole_device(device)));
             }
-            Command::LeftElsewhere { lane, device, lacks } => {
-                let event = VolumeEvent::LeftElsewhere(device, lacks);
+            Command::LeftElsewhere { lane, device, why } => {
+                let event = VolumeEvent::LeftElsewhere(device, why);
                 self.arrays.step(self.sockets.ring(), self.now, lane, event);
             }
             Command::Replacement { lane, order } => {

@@ -16,8 +16,8 @@ use calpe_core::block_io::DeviceId;
 use calpe_core::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use calpe_core::units::LaneIndex;
 use calpe_core::volume::{
-    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, MemberCondition, ReplacementOrder, for_lane,
-    merge_outcomes, merge_status,
+    AdminOutcome, AdminRefusal, AdminRequest, LaneNotices, LetGo, ReplacementOrder, for_lane, merge_outcomes,
+    merge_status,
 };
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -274,18 +274,12 @@ impl ReactorHandle {
         self.ask(owner, |reply| Command::WholeDevice { device, reply }).ok()?
     }
 
-    /// Another lane of the array has let go of a device of this one, as it lacks something: this one lets go
-    /// of it, too, to get it back with that, unless it needs it.
-    pub(crate) fn left_elsewhere(
-        &self,
-        array: ArrayId,
-        lane: LaneIndex,
-        device: DeviceId,
-        lacks: MemberCondition,
-    ) {
+    /// Another lane of the array has let go of a device of this one. It lets go of it, too, unless it needs
+    /// it.
+    pub(crate) fn left_elsewhere(&self, array: ArrayId, lane: LaneIndex, device: DeviceId, why: LetGo) {
         if let Ok(listed) = self.listed(array) {
             let lane = listed.lane(lane);
-            self.send(lane.owner(), Command::LeftElsewhere { lane: lane.id(), device, lacks });
+            self.send(lane.owner(), Command::LeftElsewhere { lane: lane.id(), device, why });
         }
     }
 
@@ -295,6 +289,12 @@ impl ReactorHandle {
             let lane = listed.lane(lane);
             self.send(lane.owner(), Command::Replacement { lane: lane.id(), order });
         }
+    }
+
+    /// Tells all lanes of an array what becomes of a replacement, before any request that follows.
+    pub(crate) fn order_all(&self, array: ArrayId, order: &ReplacementOrder) {
+        let lanes = self.listed(array).map_or(0, |listed| listed.cut().count());
+        (0..lanes).for_each(|lane| self.order_replacement(array, LaneIndex(lane), order.clone()));
     }
 
     /// The facts of an array.

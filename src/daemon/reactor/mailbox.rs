@@ -15,7 +15,7 @@ use crate::member::Device;
 use crate::tls::{Peer, PeerRules};
 use calpe_core::block_io::DeviceId;
 use calpe_core::volume::{
-    AdminOutcome, AdminRequest, LaneCut, MemberCondition, Orphan, ReplacementOrder, Volume, VolumeStatus,
+    AdminOutcome, AdminRequest, LaneCut, LetGo, Orphan, ReplacementOrder, Volume, VolumeStatus,
 };
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
@@ -133,7 +133,7 @@ pub(super) enum Command {
     LeftElsewhere {
         lane: LaneId,
         device: DeviceId,
-        lacks: MemberCondition,
+        why: LetGo,
     },
     Replacement {
         lane: LaneId,

@@ -125,6 +125,12 @@ impl Replacing {
         writes
     }
 
+    /// The old disk fails before any lane has built its part, and each lane is about to notice it.
+    pub(crate) fn lose_old_early(&mut self) {
+        self.sim.disks.get_mut(&OLD).expect("a disk").dead = true;
+        let _ = self.sim.submit_write(0, &self.bytes, false);
+    }
+
     /// What lanes say of the replacement.
     pub(crate) fn kinds(&self) -> Vec<NoticeKind> {
         self.sim.notices.iter().map(|notice| notice.kind).collect()
@@ -216,6 +222,64 @@ pub(crate) fn new_disk_fails_in_the_last_lane(lanes: u16, seed: u64) -> Result<(
         return Err(format!("{:?}", replacing.sim.notices));
     }
     replacing.check_whole(OLD)
+}
+
+/// The replacement is cancelled at one moment after the other ([`cancelled_in_the_changeover`]). Returns how
+/// often it was given up, and how often that was refused.
+///
+/// # Errors
+/// As that.
+pub(crate) fn cancelled_at_any_moment(
+    lanes: u16,
+    has_old: bool,
+    seed: u64,
+) -> Result<(usize, usize), String> {
+    let mut counts = (0, 0);
+    for steps in (0..160).map(|steps| steps * usize::from(lanes) / 2) {
+        let result = cancelled_in_the_changeover(lanes, has_old, (seed, steps));
+        match result.map_err(|what| format!("{steps} steps: {what}"))? {
+            true => counts.0 += 1,
+            false => counts.1 += 1,
+        }
+    }
+    Ok(counts)
+}
+
+/// The replacement is cancelled this many steps after the last lane was let go on: it is given up in every
+/// lane, or refused. Or the old disk fails early, so that each lane changes over when it has built its part.
+/// Returns whether it was given up.
+///
+/// # Errors
+/// When the lanes stay on different disks, or the answer is not what has happened.
+fn cancelled_in_the_changeover(
+    lanes: u16,
+    has_old: bool,
+    (seed, steps): (u64, usize),
+) -> Result<bool, String> {
+    let mut replacing = Replacing::begin(shape(lanes, 1, 3), seed);
+    match has_old {
+        true => replacing.run(),
+        false => replacing.lose_old_early(),
+    }
+    for _ in 0..steps {
+        if !replacing.sim.step() {
+            replacing.sim.sleep(100);
+        }
+    }
+    let cancel = AdminRequest::CancelReplace { member: MEMBER, device: None };
+    let outcome = replacing.sim.admin(cancel);
+    replacing.sim.settle();
+    let about = |sim: &SimArray| format!("{outcome:?}: {:?} {:?}", sim.serving()[1], sim.notices);
+    let serving = replacing.sim.serving()[1].clone();
+    match &outcome {
+        Ok(_) if has_old => replacing.check_whole(OLD).map(|()| true),
+        Ok(_) if serving.is_empty() => Ok(true),
+        Err(_) if serving.len() == usize::from(lanes) => {
+            let new = replacing.new;
+            replacing.check_whole(new).map(|()| false)
+        }
+        _ => Err(about(&replacing.sim)),
+    }
 }
 
 /// A crash at one in so many moments of the changeover: the member ends on the new disk in every lane, if

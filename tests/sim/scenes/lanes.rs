@@ -3,7 +3,7 @@
 use calpe_core::format::{ChecksumKind, MemberState};
 use calpe_core::testing::{DiskRegion, Fate, SimArray, SimDisk, SimShape, WriteFault};
 use calpe_core::units::{MemberIndex, VolumeOffset};
-use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
+use calpe_core::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, MemberCondition, NoticeKind};
 
 const STRIPE: usize = 2 * 4096;
 /// Bytes of pages that are looked at.
@@ -164,6 +164,63 @@ pub(crate) fn full_for_one_lane(spare: bool) -> Result<(), String> {
         return Err(format!("{state:?}, {member:?}: {:?}", sim.notices));
     }
     sim.read(0, 8 * STRIPE).map(drop).map_err(|error| error.to_string())
+}
+
+/// The second lane lets go of member 1, whose storage is full. In the first lane what is on the other members
+/// cannot be read, so what is on this one is nowhere else: it stays there until the others can be read.
+///
+/// # Errors
+/// When something cannot be read that could be read before, or the first lane keeps the member too long.
+pub(crate) fn kept_for_last_copies(seed: u64) -> Result<(), String> {
+    let mut sim = SimArray::create(shape(), seed);
+    sim.write(0, &[1; 8 * STRIPE]).expect("written");
+    sim.settle();
+    for id in [0, 2] {
+        let disk = sim.disks.get_mut(&id).expect("a disk");
+        let data = DiskRegion::Data.ranges(disk).swap_remove(0);
+        let blocks = disk.written_blocks(data);
+        disk.bad_blocks.extend(blocks);
+    }
+    let chunks: Vec<u64> = (0..16).map(|chunk| chunk * 4096).collect();
+    let readable = |sim: &mut SimArray| -> Vec<u64> {
+        chunks.iter().copied().filter(|at| sim.read(*at, 4096).is_ok()).collect()
+    };
+    let before = readable(&mut sim);
+    assert!(
+        before.len() > 8 && before.len() < 16,
+        "all of the second lane and some of the first: {before:?}"
+    );
+    sim.disks.get_mut(&1).expect("a disk").full = true;
+    // Stripe 1 is in the second lane.
+    let write = sim.submit_write(STRIPE as u64, &[2; STRIPE], false);
+    sim.sleep(30_000);
+    sim.wait(write).map_err(|error| format!("the write: {error}: {:?}", sim.notices))?;
+    sim.sleep(10_000);
+    let after = readable(&mut sim);
+    if after != before {
+        return Err(format!("{before:?} could be read, and now {after:?}: {:?}", sim.notices));
+    }
+    let member = sim.status().members[1].clone();
+    let told = sim.notices.iter().filter(|notice| notice.kind == NoticeKind::MemberKept).count();
+    if !member.conditions.contains(&MemberCondition::KeptByLanes)
+        || member.state != MemberState::Missing
+        || told != 1
+    {
+        return Err(format!("told {told} times, {member:?}: {:?}", sim.notices));
+    }
+    for id in [0, 2] {
+        sim.disks.get_mut(&id).expect("a disk").bad_blocks.clear();
+    }
+    let all = readable(&mut sim);
+    // That parity can be read again, too, is not known otherwise.
+    sim.admin(AdminRequest::ScrubStart).map_err(|refusal| format!("{refusal:?}"))?;
+    sim.settle();
+    let member = sim.status().members[1].clone();
+    let is_let_go = sim.released.contains(&1) && member.returns;
+    match is_let_go && !member.conditions.contains(&MemberCondition::KeptByLanes) && all == chunks {
+        true => Ok(()),
+        false => Err(format!("{all:?} can be read, {member:?}: {:?}", sim.notices)),
+    }
 }
 
 /// A page of checksums of the second lane, of a newer version than any of the first, is written into the

@@ -267,6 +267,8 @@ pub(in crate::array) struct Replacement {
     pub uuid: Uuid,
     pub progress: Progress,
     pub changeover: Changeover,
+    /// Whether it must not take its place at this moment, whatever `changeover` is.
+    pub stays: bool,
 }
 
 /// When a device that is being built beside the old one takes its place.
@@ -305,6 +307,8 @@ pub(in crate::array) struct Member {
     pub away: Option<MemberCondition>,
     /// Whether the member left because its file ended too early.
     pub cut_off: bool,
+    /// The device that this lane has kept although another one has let go of it.
+    pub kept: Option<DeviceId>,
 }
 
 impl Member {

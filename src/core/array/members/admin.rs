@@ -284,7 +284,8 @@ impl Array {
         let member = self.core.member_mut(index);
         match member.state {
             MemberState::Online => {
-                member.replacement = Some(Replacement { device, uuid: new.uuid, progress, changeover });
+                let uuid = new.uuid;
+                member.replacement = Some(Replacement { device, uuid, progress, changeover, stays: false });
                 member.reason = None;
                 self.core.count_members();
                 self.supers.want();

@@ -4,12 +4,15 @@
 //! here; a dry run and the request itself go through [`Array::check`]. Must not know the words for a plan
 //! (`outlook.rs`), nor how it is carried out (`admin.rs`).
 
+use crate::array::base::members::{Changeover, Replacement};
 use crate::array::log::life::Life;
 use crate::array::members::current::{Mark, is_current};
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::refusal::{AdminRefusal, ScrubState};
 use crate::array::{AdminRequest, Array, Core, NewDevice};
 use crate::format::{MemberState, Superblock};
 use crate::units::{LaneIndex, MemberIndex};
+use uuid::Uuid;
 
 /// How a request that is not refused is carried out. The plan holds until the array changes.
 #[derive(Debug)]
@@ -77,7 +80,7 @@ impl Array {
             AdminRequest::Offline { member } => self.check_take_out(*member, MemberState::Offline),
             AdminRequest::Online { member, device } => self.check_bring_in(*member, device),
             AdminRequest::Replace { member, device } => self.check_replace(*member, device),
-            AdminRequest::CancelReplace { member } => self.check_cancel(*member),
+            AdminRequest::CancelReplace { member, device } => self.check_cancel(*member, *device),
             AdminRequest::Pace { rebuild_min, rebuild_max } => {
                 Ok(Plan::Pace { rebuild_min: *rebuild_min, rebuild_max: *rebuild_max })
             }
@@ -198,9 +201,18 @@ impl Array {
         Ok(Plan::Replace { member: index, device: new, stake })
     }
 
-    fn check_cancel(&self, index: MemberIndex) -> Result<Plan<'static>, AdminRefusal> {
+    fn check_cancel(&self, index: MemberIndex, new: Option<Uuid>) -> Result<Plan<'static>, AdminRefusal> {
         self.core.check_known(index)?;
-        match self.core.member(index) {
+        let member = self.core.member(index);
+        // Other lanes may have changed over, or this one has.
+        let is_told =
+            |new: &Replacement| self.supers.template().part.is_cut() && new.changeover == Changeover::AtOnce;
+        let has_changed = member.state == MemberState::Online && Some(member.uuid) == new;
+        let changes_over = has_changed || member.replacement.as_ref().is_some_and(is_told);
+        match member {
+            _ if changes_over && !is_off(Mutation::CancelledInSomeLanes) => {
+                Err(AdminRefusal::ChangesOver { array: self.name(), member: index })
+            }
             member if member.replacement.is_some() => Ok(Plan::CancelReplace { member: index }),
             member if member.state == MemberState::Rebuilding => {
                 Err(AdminRefusal::NoOldDevice { member: index })

@@ -4,6 +4,7 @@
 //! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks which are
 //! set aside. Must not know how errors are counted.
 
+use crate::array::blocks::Why;
 use crate::array::members::bad_blocks::Excess;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, Core, NoticeKind, NoticeLevel, Owner};
@@ -99,6 +100,19 @@ impl Array {
     /// Whether blocks that are listed as set aside are on the member: no other can give them (T1).
     fn has_set_aside(&self, index: MemberIndex) -> bool {
         self.set_aside_places().any(|(_, member)| member == index)
+    }
+
+    /// Whether something may become unreadable without a member, as far as is known. A lane of several does
+    /// not let go of such a device only because others are without it.
+    pub(super) fn may_need(&self, index: MemberIndex) -> bool {
+        if is_off(Mutation::LetsGoOfWhatItNeeds) {
+            return false;
+        }
+        let is_online = self.core.member(index).state == MemberState::Online;
+        // The blocks beside one that cannot be decoded can be read from their own members alone; its own may
+        // be this one.
+        let is_unreadable = || self.damage.iter().any(|(_, why)| why == Why::Unreadable);
+        self.has_set_aside(index) || is_online && (!self.may_spare(index) || is_unreadable())
     }
 
     /// Whether all that is known can be read without a member in service: each row and page that is listed as

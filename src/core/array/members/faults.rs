@@ -9,11 +9,15 @@ use crate::array::base::inflight::{Again, Inflight};
 use crate::array::base::members::{Member, Which};
 use crate::array::log::permits::{Ceased, Out};
 use crate::array::members::bad_blocks::Ill;
-use crate::array::{AdminRequest, Array, Effect, Op, Owner};
+use crate::array::refusal::AdminRefusal;
+use crate::array::{AdminRequest, Array, Effect, LetGo, Op, Owner};
 use crate::array::{GIVEN_UP, MemberCondition, MemberStatus, NoticeKind, NoticeLevel, ReplacementStatus};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::MemberState;
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
+
+/// Begins the reason of a member that left because another lane was without it; why follows.
+const LET_GO: &str = "another lane of the array has let go of it: ";
 
 impl Array {
     /// Judges the fault of an I/O before its owner learns of the end, where the I/O alone shows what the
@@ -211,23 +215,48 @@ impl Array {
         self.core.note_cut_off(index, is_primary, fault);
     }
 
-    /// Takes the report that another lane of the array has let go of a device that `lacks` something: it is
-    /// to come back to all lanes at once. A lane that needs it to serve keeps it.
-    pub fn left_elsewhere(&mut self, now: Timestamp, device: DeviceId, lacks: MemberCondition) {
+    /// Takes the report that another lane of the array has let go of a device. This one lets go of it, too,
+    /// unless it may need it; it may be told again, in case that has changed.
+    pub fn left_elsewhere(&mut self, now: Timestamp, device: DeviceId, why: &LetGo) {
         self.core.now = now;
         let Some((member, Which::Primary)) = self.core.find_device(device) else { return };
-        if self.check(&AdminRequest::Fail { member }).is_err() {
+        // What it may need is not known before that.
+        if !self.redo.is_serving() {
             return;
         }
-        let reason = format!(
-            "another lane of the array has let go of it: {}",
-            match lacks {
-                MemberCondition::Full => "its storage is full",
-                _ => "this host lacks resources for operations on it",
+        match self.check(&AdminRequest::Fail { member }) {
+            Ok(_) if !self.may_need(member) => {}
+            Ok(_) | Err(AdminRefusal::Needed { .. }) => return self.keep_here(member, device),
+            Err(_) => return,
+        }
+        let why_there = match why {
+            LetGo::Lacks(MemberCondition::Full) => "its storage is full",
+            LetGo::Lacks(_) => "this host lacks resources for operations on it",
+            LetGo::Failed(reason) => reason.as_deref().unwrap_or("it has failed there"),
+        };
+        let reason = match why_there.starts_with(LET_GO) {
+            true => why_there.to_owned(),
+            false => format!("{LET_GO}{why_there}"),
+        };
+        match why {
+            LetGo::Lacks(lacks) => {
+                self.fault_device(member, device, MemberState::Missing, reason);
+                self.core.member_mut(member).away = Some(*lacks);
             }
-        );
-        self.fault_device(member, device, MemberState::Missing, reason);
-        self.core.member_mut(member).away = Some(lacks);
+            LetGo::Failed(_) => self.fault_device(member, device, MemberState::Faulted, reason),
+        }
+    }
+
+    /// Keeps a device that another lane has let go of.
+    fn keep_here(&mut self, index: MemberIndex, device: DeviceId) {
+        if self.core.member_mut(index).kept.replace(device) != Some(device) {
+            let text = format!(
+                "a lane of the array has let go of member {index}, and another one keeps it in service: without it blocks could not be \
+                 read, as too many others are out, or have errors. Bring them back, or replace them; 'calpe online' brings member {index} \
+                 back to the lanes that are without it"
+            );
+            self.core.notice(NoticeKind::MemberKept, NoticeLevel::Warning, Some(index), text);
+        }
     }
 
     /// `out_of_reach`: the device cannot be reached, and nothing else is known against it.
@@ -384,13 +413,15 @@ impl Array {
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let is_unmended = kept.is_none() && self.bad.has_unmended(index);
         let not_mended = is_unmended.then_some(MemberCondition::NotMended);
+        let is_kept_here = member.kept.is_some() && member.kept == member.device.map(|device| device.id);
+        let by_lanes = is_kept_here.then_some(MemberCondition::KeptByLanes);
         let lacks =
             (self.damage.slots_lacking(&self.core, index) > 0).then_some(MemberCondition::LacksBlocks);
         let slow = self.core.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.core.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
         let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);
         let waits = member.has_held_replacement().then_some(MemberCondition::NewDeviceWaits);
-        let of_device = kept.into_iter().chain(not_mended).chain(lacks).chain(slow);
+        let of_device = kept.into_iter().chain(by_lanes).chain(not_mended).chain(lacks).chain(slow);
         self.core.lacks_of(member).chain(waits).chain(of_device).chain(served_last).chain(cut_off).collect()
     }
 }

@@ -22,6 +22,8 @@ impl Array {
         match (new, &order.step) {
             (None, _) => {}
             (Some(new), ReplacementStep::ChangeOver) => new.changeover = Changeover::AtOnce,
+            (Some(new), ReplacementStep::Stay) => new.stays = true,
+            (Some(new), ReplacementStep::GoOn) => new.stays = false,
             (Some(_), ReplacementStep::GiveUp(reason)) if has_old => self.drop_replacement(index, reason),
             // The old device has left meanwhile: there is no other one.
             (Some(_), ReplacementStep::GiveUp(_)) => {}
@@ -59,6 +61,7 @@ impl Array {
         let member = self.core.member_mut(index);
         let holds = member.holds_replacement();
         let Some(new) = &mut member.replacement else { return false };
+        let stays = new.stays;
         match (new.changeover, complete && holds) {
             (Changeover::WhenTold, true) => {
                 new.changeover = Changeover::Held;
@@ -74,29 +77,14 @@ impl Array {
             (Changeover::Held, false) => new.changeover = Changeover::WhenTold,
             _ => {}
         }
-        holds
+        holds || stays
     }
 
     /// A member that was missing is in service again.
     fn join(&mut self, index: MemberIndex) {
         self.looks.forget_with(&mut self.damage, &self.core, index);
         self.damage.tell_lacking(&mut self.core, index, Which::Primary);
-        let member = self.core.member_mut(index);
-        member.progress = None;
-        member.state = MemberState::Online;
-        member.reason = None;
-        self.core.count_members();
-        self.ask_log();
-        self.pages.joined(index, Which::Primary, self.core.now);
-        // No batch may be written before the epoch with this member is complete.
-        self.supers.note_join();
-        self.core.notice(
-            NoticeKind::MemberRebuilt,
-            NoticeLevel::Info,
-            Some(index),
-            format!("member {index} is rebuilt and online"),
-        );
-        self.core.notice_if_whole();
+        self.take_in(index, Which::Primary);
     }
 
     /// The new device of a member takes the place of the old one.
@@ -110,22 +98,29 @@ impl Array {
         let member = self.core.member_mut(index);
         let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
         member.counters = Default::default();
+        // The old device stays until the exchange is on disk: until then a restart would look for it.
+        self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
+        self.take_in(index, Which::Replacement);
+    }
+
+    /// The device of a member is complete and in service; it was built as this one.
+    fn take_in(&mut self, index: MemberIndex, built_as: Which) {
+        let member = self.core.member_mut(index);
         let was = std::mem::replace(&mut member.state, MemberState::Online);
         member.progress = None;
         member.reason = None;
         self.core.count_members();
-        // The old device stays until the exchange is on disk: until then a restart would look for it.
-        self.core.roster.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
         self.ask_log();
-        self.pages.joined(index, Which::Replacement, self.core.now);
-        // Recorded like a loss: the old device must not count as current once it misses a write.
+        self.pages.joined(index, built_as, self.core.now);
+        // No batch may be written before the epoch with this device is complete: an old one must not count as
+        // current once it misses a write.
         self.supers.note_join();
-        self.core.notice(
-            NoticeKind::MemberReplaced,
-            NoticeLevel::Info,
-            Some(index),
-            format!("member {index} is replaced and online"),
-        );
+        let (kind, how) = match built_as {
+            Which::Primary => (NoticeKind::MemberRebuilt, "rebuilt"),
+            Which::Replacement => (NoticeKind::MemberReplaced, "replaced"),
+        };
+        let text = format!("member {index} is {how} and online");
+        self.core.notice(kind, NoticeLevel::Info, Some(index), text);
         // Where its old device was in service, the member was not missing.
         if was != MemberState::Online {
             self.core.notice_if_whole();

@@ -76,8 +76,11 @@ const REQUESTS: [Request; 25] = [
         replace(TARGET, NewDevice { bytes: 1 << 20, ..sim.add_blank_disk() })
     }),
     ("replace one that is not there", |sim| replace(MemberIndex(9), sim.add_blank_disk())),
-    ("cancel", |_| AdminRequest::CancelReplace { member: TARGET }),
-    ("cancel of one that is not there", |_| AdminRequest::CancelReplace { member: MemberIndex(9) }),
+    ("cancel", |_| AdminRequest::CancelReplace { member: TARGET, device: None }),
+    ("cancel of one that is not there", |_| AdminRequest::CancelReplace {
+        member: MemberIndex(9),
+        device: None,
+    }),
     ("pace", |_| AdminRequest::Pace { rebuild_min: 1 << 20, rebuild_max: 0 }),
     ("scrub", |_| AdminRequest::ScrubStart),
     ("pause", |_| AdminRequest::ScrubPause),

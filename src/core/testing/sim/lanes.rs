@@ -9,13 +9,15 @@ use super::front::{Arrived, Front, Outcome};
 use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{Completion, DeviceId, IoOp, IoToken, Pool};
 use crate::format::{LanePart, MemberState};
-use crate::units::{BlockHash, ByteOffset, LaneIndex, Timestamp, VolumeOffset};
+use crate::units::{BlockHash, ByteOffset, LaneIndex, MemberIndex, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayState, JobDone, LaneCut, LaneNotices,
-    MemberStatus, NoticeKind, OutOfStep, PlainVolume, ReplacementStatus, RequestId, ViewReader, Volume,
-    VolumeEvent, VolumeOutput, VolumeStatus, merge_outcomes, merge_status, out_of_step, replacement_orders,
+    MemberStatus, NoticeKind, OutOfStep, PlainVolume, ReplacementOrder, ReplacementStatus, ReplacementStep,
+    RequestId, ViewReader, Volume, VolumeEvent, VolumeOutput, VolumeStatus, merge_outcomes, merge_status,
+    new_device_of, out_of_step, replacement_orders,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use uuid::Uuid;
 
 /// Bits of a lane's handle of a device, or token, below those that name the lane.
 const DEVICE_BITS: u32 = 24;
@@ -144,6 +146,10 @@ impl SimLanes {
             }
             VolumeEvent::Tick => {
                 self.order_replacements();
+                // Lanes that have kept something may not need it any more.
+                if !std::mem::take(&mut self.keeper.told).is_empty() {
+                    self.bring_into_step();
+                }
                 (0..self.cut.count()).for_each(|lane| self.post(lane, VolumeEvent::Tick));
             }
             VolumeEvent::ReadElsewhere => {
@@ -206,6 +212,26 @@ impl SimLanes {
             }
             self.post(lane, VolumeEvent::Admin(id, request));
         }
+    }
+
+    /// Tells the lanes what becomes of the device that they build for a member.
+    pub(super) fn order_replacement(
+        &mut self,
+        now: Timestamp,
+        (member, step): (MemberIndex, &ReplacementStep),
+        out: &mut VolumeOutput,
+    ) {
+        let device = self.new_device_of(member).expect("a new device");
+        for lane in (0..self.cut.count()).map(LaneIndex) {
+            let order = ReplacementOrder { member, device, step: step.clone() };
+            self.give(now, lane, VolumeEvent::Replacement(order), out);
+        }
+    }
+
+    /// The new device of a member that lanes build.
+    pub(super) fn new_device_of(&self, member: MemberIndex) -> Option<Uuid> {
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        new_device_of(&statuses, member)
     }
 
     /// The result of a dry run of a request, in the words of each lane.
@@ -339,7 +365,7 @@ impl SimLanes {
                 }
             }
             ArrayAction::WritesLost => {
-                if self.notices.writes_lost(lane) {
+                if lane.0 == 0 || !is_off(Mutation::LostWritesOfALaneUntold) {
                     self.front.say(lane, Outcome::WritesLost);
                 }
             }
@@ -349,20 +375,17 @@ impl SimLanes {
     /// Has lanes let go of devices that have left another one.
     fn bring_into_step(&mut self) {
         let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
-        for OutOfStep { lane, member, device, state, lacks } in out_of_step(&statuses) {
-            // A lane may have been started without it, and others not.
-            let stays = state == MemberState::Missing && lacks.is_none();
-            if stays || !self.keeper.told.insert((lane.0, disk_of(device).0)) {
+        for OutOfStep { lane, member, device, why } in out_of_step(&statuses) {
+            if !self.keeper.told.insert((lane.0, disk_of(device).0)) {
                 continue;
             }
             self.keeper.requests += 1;
             let id = RequestId(self.keeper.requests);
             self.post(
                 lane.0,
-                match (state, lacks) {
-                    (MemberState::Missing, Some(lacks)) => VolumeEvent::LeftElsewhere(device, lacks),
-                    (MemberState::Offline, _) => VolumeEvent::Admin(id, AdminRequest::Offline { member }),
-                    _ => VolumeEvent::Admin(id, AdminRequest::Fail { member }),
+                match why {
+                    Some(why) => VolumeEvent::LeftElsewhere(device, why),
+                    None => VolumeEvent::Admin(id, AdminRequest::Offline { member }),
                 },
             );
         }
@@ -374,15 +397,14 @@ impl SimLanes {
         if self.is_one() || !self.keeper.looks_at_replacements {
             return;
         }
-        let is_asked = |event: &VolumeEvent| matches!(event, VolumeEvent::Admin(..));
+        let is_asked =
+            |event: &VolumeEvent| matches!(event, VolumeEvent::Admin(..) | VolumeEvent::Replacement(_));
         if !self.admin.is_empty() || self.inboxes.iter().flatten().any(is_asked) {
             return;
         }
         let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
-        if statuses.iter().any(|status| status.state == ArrayState::Failed) {
-            return;
-        }
-        self.keeper.looks_at_replacements = false;
+        // One that has failed is waited for.
+        self.keeper.looks_at_replacements = statuses.iter().any(|status| status.state == ArrayState::Failed);
         for (lane, order) in replacement_orders(&statuses) {
             self.post(lane.0, VolumeEvent::Replacement(order));
         }

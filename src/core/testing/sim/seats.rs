@@ -7,8 +7,8 @@ use super::lanes::{Turn, handle_in};
 use super::{HungEnd, SimArray, new_uuid};
 use crate::block_io::DeviceId;
 use crate::format::{RegionKind, Role};
-use crate::units::{LaneIndex, VolumeOffset};
-use crate::volume::{AdminRequest, LaneCut, NewDevice, RequestId, for_lane};
+use crate::units::{LaneIndex, MemberIndex, VolumeOffset};
+use crate::volume::{AdminRequest, LaneCut, NewDevice, ReplacementStep, RequestId, for_lane};
 use std::ops::Range;
 
 /// How far lanes run apart.
@@ -71,6 +71,14 @@ impl SimArray {
         self.carry_out(output);
     }
 
+    /// Tells the lanes what becomes of the device that they build for a member.
+    pub fn order_replacement(&mut self, member: MemberIndex, step: &ReplacementStep) {
+        self.deliver_all();
+        let mut output = std::mem::take(&mut self.output);
+        self.volume.order_replacement(self.now, (member, step), &mut output);
+        self.carry_out(output);
+    }
+
     /// An administrator's request in the words of each lane: a new device has a window, and a superblock, for
     /// each.
     pub(in crate::testing) fn words_of_lanes(&self, request: &AdminRequest) -> Vec<AdminRequest> {
@@ -97,8 +105,14 @@ impl SimArray {
                 known_zero: device.known_zero,
             }
         };
+        let request = match *request {
+            AdminRequest::CancelReplace { member, device: None } => {
+                AdminRequest::CancelReplace { member, device: self.volume.new_device_of(member) }
+            }
+            _ => request.clone(),
+        };
         let lanes = (0..self.volume.cut().count()).map(LaneIndex);
-        lanes.map(|lane| for_lane(request, device.map(|device| of_lane(lane, device)))).collect()
+        lanes.map(|lane| for_lane(&request, device.map(|device| of_lane(lane, device)))).collect()
     }
 
     /// The lane of a byte of the volume, where it is there, and the bytes from there on that are in that

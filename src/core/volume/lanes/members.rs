@@ -2,16 +2,17 @@
 //!
 //! Each lane judges its own operations, so a device that fails is noticed by the lanes that use it at that
 //! moment. That is safe, as no lane counts on another one; but a device is one thing, which is brought back
-//! or replaced as a whole. So whoever drives the lanes takes it out of the others, too, as if an
-//! administrator had: a lane that needs it to serve refuses that, and keeps it.
+//! or replaced as a whole. So whoever drives the lanes has the others let go of it, too: a lane that may need
+//! it to read something keeps it. So does one in which nothing has happened to it, where others were started
+//! without it: perhaps their superblocks are damaged.
 
-use crate::array::{MemberCondition, MemberStatus, VolumeStatus};
+use crate::array::{LetGo, MemberCondition, MemberStatus, VolumeStatus};
 use crate::block_io::DeviceId;
 use crate::format::MemberState;
 use crate::units::{LaneIndex, MemberIndex};
 
 /// A lane that still has a member which others are without.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfStep {
     /// Which lane.
     pub lane: LaneIndex,
@@ -19,10 +20,8 @@ pub struct OutOfStep {
     pub member: MemberIndex,
     /// Its device there.
     pub device: DeviceId,
-    /// Its state in the other lane: failed, offline or missing.
-    pub state: MemberState,
-    /// What it lacks, if it has left another lane for that, and comes back by itself.
-    pub lacks: Option<MemberCondition>,
+    /// Why the others are without it; none where an administrator has taken it offline.
+    pub why: Option<LetGo>,
 }
 
 /// The members to take out of lanes, because others are without the same device.
@@ -35,16 +34,17 @@ pub fn out_of_step(of_lane: &[VolumeStatus]) -> Vec<OutOfStep> {
         let is_in = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
         for (lane, own) in (0..).map(LaneIndex).zip(members()) {
             let Some(device) = own.device.filter(|_| is_in(own.state)) else { continue };
-            let gone = members().find(|other| !is_in(other.state) && other.uuid == own.uuid);
-            let lacks =
-                members().filter(|other| !is_in(other.state) && other.uuid == own.uuid).find_map(lack);
-            all.extend(gone.map(|gone| OutOfStep {
-                lane,
-                member: own.index,
-                device,
-                state: gone.state,
-                lacks,
-            }));
+            let others = || members().filter(|other| !is_in(other.state) && other.uuid == own.uuid);
+            let in_state = |state| others().find(|other| other.state == state);
+            let why = match (in_state(MemberState::Offline), in_state(MemberState::Faulted)) {
+                (Some(_), _) => None,
+                (None, Some(failed)) => Some(LetGo::Failed(failed.reason.clone())),
+                (None, None) => match others().find_map(lack) {
+                    Some(lacks) => Some(LetGo::Lacks(lacks)),
+                    None => continue,
+                },
+            };
+            all.push(OutOfStep { lane, member: own.index, device, why });
         }
     }
     all
@@ -63,6 +63,7 @@ mod tests {
     use super::*;
     use crate::testing::{SimArray, SimShape};
     use crate::volume::AdminRequest;
+    use std::slice::from_ref;
     use uuid::Uuid;
 
     #[test]
@@ -73,22 +74,21 @@ mod tests {
         let out = sim.status();
         assert_eq!(out_of_step(&[whole.clone(), whole.clone()]), []);
         assert_eq!(out_of_step(&[out.clone(), out.clone()]), []);
-        let wanted = OutOfStep {
-            lane: LaneIndex(1),
-            member: MemberIndex(1),
-            device: DeviceId(1),
-            state: MemberState::Offline,
-            lacks: None,
-        };
-        assert_eq!(out_of_step(&[out.clone(), whole.clone()]), [wanted]);
+        let wanted = OutOfStep { lane: LaneIndex(1), member: MemberIndex(1), device: DeviceId(1), why: None };
+        assert_eq!(out_of_step(&[out.clone(), whole.clone()]), from_ref(&wanted));
         let mut full = out.clone();
         let member = &mut full.members[1];
         (member.state, member.returns) = (MemberState::Missing, true);
         member.conditions = vec![MemberCondition::Full];
-        let wanted = OutOfStep { state: MemberState::Missing, lacks: Some(MemberCondition::Full), ..wanted };
-        assert_eq!(out_of_step(&[full.clone(), whole.clone()]), [wanted]);
+        let wanted = OutOfStep { why: Some(LetGo::Lacks(MemberCondition::Full)), ..wanted };
+        assert_eq!(out_of_step(&[full.clone(), whole.clone()]), from_ref(&wanted));
         full.members[1].returns = false;
-        assert_eq!(out_of_step(&[full, whole.clone()])[0].lacks, None);
+        assert_eq!(out_of_step(&[full.clone(), whole.clone()]), [], "perhaps it was started without");
+        let mut failed = full.clone();
+        failed.members[1].state = MemberState::Faulted;
+        let reason = failed.members[1].reason.clone();
+        let wanted = OutOfStep { lane: LaneIndex(2), why: Some(LetGo::Failed(reason)), ..wanted };
+        assert_eq!(out_of_step(&[full, failed, whole.clone()]), [wanted]);
         let mut other = whole;
         other.members[1].uuid = Uuid::from_u128(5);
         assert_eq!(out_of_step(&[out, other]), []);

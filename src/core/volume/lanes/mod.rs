@@ -16,6 +16,6 @@ mod status;
 pub use members::{OutOfStep, out_of_step};
 pub use notices::LaneNotices;
 pub use outcomes::{for_lane, merge_outcomes};
-pub use replacements::replacement_orders;
+pub use replacements::{new_device_of, replacement_orders};
 pub use requests::{Begun, Joined, LaneRequest, LaneRequests, PartId, WholeRequest};
 pub use status::merge_status;

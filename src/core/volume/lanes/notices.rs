@@ -7,7 +7,6 @@
 //! Where it is not sure that a notice repeats another lane's, it is told: one notice too many is better than
 //! one that is missing.
 
-use crate::array::mutation::{Mutation, is_off};
 use crate::array::{ArrayNotice, NoticeKind, NoticeLevel, VolumeStatus};
 use crate::format::MemberState;
 use crate::units::{LaneIndex, MemberIndex};
@@ -201,13 +200,6 @@ impl LaneNotices {
             }
             Manner::AllIn => self.out.is_empty().then_some(notice),
         }
-    }
-
-    /// Whether clients are to be told that writes are lost which they had not flushed, as a lane says:
-    /// always. Each lane may have lost others.
-    #[must_use]
-    pub fn writes_lost(&self, lane: LaneIndex) -> bool {
-        lane.0 == 0 || !is_off(Mutation::LostWritesOfALaneUntold)
     }
 
     /// Keeps count of the lanes that members are out of, and forgets what was said of a member that leaves or

@@ -21,7 +21,7 @@ pub fn for_lane(request: &AdminRequest, device: Option<NewDevice>) -> AdminReque
         AdminRequest::Online { member, .. } => AdminRequest::Online { member, device: device() },
         AdminRequest::Replace { member, .. } => AdminRequest::Replace { member, device: device() },
         AdminRequest::Pace { rebuild_min, rebuild_max } => AdminRequest::Pace { rebuild_min, rebuild_max },
-        AdminRequest::CancelReplace { member } => AdminRequest::CancelReplace { member },
+        AdminRequest::CancelReplace { member, device } => AdminRequest::CancelReplace { member, device },
         AdminRequest::ScrubStart => AdminRequest::ScrubStart,
         AdminRequest::ScrubPause => AdminRequest::ScrubPause,
         AdminRequest::ScrubStop => AdminRequest::ScrubStop,
@@ -76,6 +76,7 @@ fn is_done_already(refusal: &AdminRefusal) -> bool {
             | AdminRefusal::RepairAlready
             | AdminRefusal::InAlready { .. }
             | AdminRefusal::OthersFirst { .. }
+            | AdminRefusal::NotBeingReplaced { .. }
     )
 }
 
@@ -113,6 +114,16 @@ mod tests {
         let later = Err(AdminRefusal::OthersFirst { array: "a".into(), member, first: MemberSet::default() });
         assert_eq!(merge_outcomes([later.clone(), done("a"), has_it.clone()]), done("a"));
         assert_eq!(merge_outcomes([later.clone(), has_it]), later);
+    }
+
+    #[test]
+    fn a_replacement_is_cancelled_where_it_is_built_unless_a_lane_has_changed_over() {
+        let member = MemberIndex(1);
+        let without = Err(AdminRefusal::NotBeingReplaced { member });
+        assert_eq!(merge_outcomes([without.clone(), done("a")]), done("a"));
+        assert_eq!(merge_outcomes([without.clone(), without.clone()]), without);
+        let changes_over = Err(AdminRefusal::ChangesOver { array: "a".into(), member });
+        assert_eq!(merge_outcomes([without, done("a"), changes_over.clone()]), changes_over);
     }
 
     #[test]

@@ -8,12 +8,14 @@
 //! old one. What lanes are told follows from their states alone. So after a crash between the first
 //! changeover and the last one, the lanes that still have both devices finish the build and change over, if
 //! the new device is there.
+//!
+//! A lane that has failed, and has the new device, is waited for: it may come back without.
 
 use crate::array::{
-    GIVEN_UP, MemberStatus, ReplacementOrder, ReplacementStatus, ReplacementStep, VolumeStatus,
+    ArrayState, GIVEN_UP, MemberStatus, ReplacementOrder, ReplacementStatus, ReplacementStep, VolumeStatus,
 };
 use crate::format::MemberState;
-use crate::units::LaneIndex;
+use crate::units::{LaneIndex, MemberIndex};
 use uuid::Uuid;
 
 /// How far a lane is with a new device of a member.
@@ -34,6 +36,7 @@ enum Stage {
 #[must_use]
 pub fn replacement_orders(of_lane: &[VolumeStatus]) -> Vec<(LaneIndex, ReplacementOrder)> {
     let width = of_lane.first().filter(|_| of_lane.len() > 1).map_or(0, |lane| lane.members.len());
+    let has_failed = of_lane.iter().any(|lane| lane.state == ArrayState::Failed);
     let mut all = Vec::new();
     for at in 0..width {
         let members: Vec<&MemberStatus> = of_lane.iter().map(|lane| &lane.members[at]).collect();
@@ -45,7 +48,7 @@ pub fn replacement_orders(of_lane: &[VolumeStatus]) -> Vec<(LaneIndex, Replaceme
             let stages: Vec<Stage> = members.iter().map(|member| stage(member, device)).collect();
             let step = match stages.iter().position(|stage| *stage == Stage::Without) {
                 Some(lane) => ReplacementStep::GiveUp(why_without(lane, members[lane])),
-                None if stages.contains(&Stage::Builds) => continue,
+                None if stages.contains(&Stage::Builds) || has_failed => continue,
                 None => ReplacementStep::ChangeOver,
             };
             // A lane without the old device has no other one.
@@ -59,6 +62,13 @@ pub fn replacement_orders(of_lane: &[VolumeStatus]) -> Vec<(LaneIndex, Replaceme
         }
     }
     all
+}
+
+/// The device that lanes build beside the old one of a member, if they do.
+#[must_use]
+pub fn new_device_of(of_lane: &[VolumeStatus], member: MemberIndex) -> Option<Uuid> {
+    let mut members = of_lane.iter().filter_map(|lane| lane.members.get(usize::from(member.0)));
+    members.find_map(|member| member.replacement).map(|new| new.uuid)
 }
 
 fn stage(member: &MemberStatus, device: Uuid) -> Stage {
@@ -85,7 +95,6 @@ mod tests {
     use super::*;
     use crate::block_io::DeviceId;
     use crate::testing::{SimArray, SimShape};
-    use crate::units::MemberIndex;
 
     const OLD: Uuid = Uuid::from_u128(1);
     const NEW: Uuid = Uuid::from_u128(2);
@@ -154,6 +163,20 @@ mod tests {
         let mut of_lane = lanes([Has, Holds, Holds]);
         of_lane[0].members[1].state = MemberState::Rebuilding;
         assert_eq!(told(&of_lane), (vec![], None));
+    }
+
+    #[test]
+    fn a_lane_that_has_failed_is_waited_for_unless_it_is_without_the_new_device() {
+        use Stage::{Has, Holds, Without};
+        let failed = |stages| {
+            let mut of_lane = lanes(stages);
+            of_lane[2].state = ArrayState::Failed;
+            told(&of_lane)
+        };
+        assert_eq!(failed([Holds, Holds, Holds]), (vec![], None));
+        assert_eq!(failed([Has, Holds, Holds]), (vec![], None));
+        let give_up = Some(ReplacementStep::GiveUp("lane 2 is without it".into()));
+        assert_eq!(failed([Holds, Holds, Without]), (vec![0, 1], give_up));
     }
 
     #[test]

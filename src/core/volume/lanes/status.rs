@@ -95,6 +95,9 @@ fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberSta
     conditions.sort_unstable();
     conditions.dedup();
     let is_out = |member: &&MemberStatus| badness(member.state) > badness(MemberState::Rebuilding);
+    // It may be back in the lanes that were without it.
+    let is_kept = members().any(|member| is_out(&member));
+    conditions.retain(|condition| *condition != MemberCondition::KeptByLanes || is_kept);
     MemberStatus {
         index: speaker.index,
         uuid: speaker.uuid,
