@@ -471,11 +471,22 @@ fn let_go_first(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let is_full = members.iter().any(|member| member.conditions.contains(&Condition::Full));
     let room = if is_full { "Make room where it is full. " } else { "" };
     let told: Vec<String> = members.iter().map(|member| command_back(array, member)).collect();
-    let name = &array.name;
+    let (name, first) = (&array.name, members[0].index);
+    let is_needed = members.iter().any(|member| member.conditions.contains(&Condition::KeptByLanes));
+    let needed = match is_needed {
+        true => {
+            format!(
+                " Not before the other members are back, or mended: a lane needs it to read something, and would be without it. Until \
+                 then 'calpe replace {name} {first} NEW' is safe."
+            )
+        }
+        false => {
+            format!(" Where 'calpe offline' is refused, replace it: 'calpe replace {name} {first} NEW'.")
+        }
+    };
     format!(
-        "{room}Other lanes have it in service, on a filesystem where they must let go of it before it can come back: {}. Where a lane          needs it, so that 'calpe offline' is refused, replace it: 'calpe replace {name} {} NEW'. ({})",
+        "{room}Other lanes have it in service, on a filesystem where they must let go of it before it can come back: {}.{needed} ({})",
         told.join(", "),
-        members[0].index,
         names(members)
     )
 }
@@ -1294,6 +1305,10 @@ mod tests {
         let action = explain(&array).action;
         assert!(action.contains(back) && action.contains("'calpe replace tank 0 NEW'"), "{action}");
         assert!(action.contains("Bring it back with 'calpe online tank 1'"), "{action}");
+        assert!(action.contains("Where 'calpe offline' is refused"), "{action}");
+        array.members[0].conditions.push(Condition::KeptByLanes);
+        let action = explain(&array).action;
+        assert!(action.contains("Not before the other members are back"), "a lane needs it: {action}");
         // It does not come back by itself where lanes have it.
         array.members[0].conditions = vec![Condition::Full, Condition::Returning, Condition::HeldAlone];
         let action = explain(&array).action;

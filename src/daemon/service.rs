@@ -34,6 +34,7 @@ use crate::tls::{CertificateFacts, Peer, ServerTls};
 use calpe_core::volume::{ArrayState, LogState, NoticeLevel};
 use calpe_gpu::GpuConfig;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,11 +48,24 @@ const PAYLOAD_SHARE: u64 = 2;
 /// Fewest cores with which there are several reactors: below, jobs and clients need the others.
 const REACTOR_CORES_MIN: usize = 4;
 
-/// One for each core: where all are busy they do their jobs themselves.
+/// Descriptors of this process for each reactor by default: it takes a few itself, and clients and members
+/// need some.
+const REACTOR_DESCRIPTORS: u64 = 16;
+
+/// One for each core, as far as there are descriptors: where all cores are busy reactors do their jobs
+/// themselves.
 fn default_reactors() -> usize {
-    match std::thread::available_parallelism().map_or(1, usize::from) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(limit, _)| limit);
+    reactors_for(cores, descriptors)
+}
+
+/// The default for so many cores and descriptors.
+fn reactors_for(cores: usize, descriptors: u64) -> usize {
+    let most = usize::try_from(descriptors / REACTOR_DESCRIPTORS).unwrap_or(usize::MAX);
+    match cores {
         cores if cores < REACTOR_CORES_MIN => 1,
-        cores => cores.min(MAX_REACTORS),
+        cores => cores.min(MAX_REACTORS).min(most).max(1),
     }
 }
 
@@ -379,5 +393,19 @@ impl Daemon {
     pub(super) fn begin_stop(&self) {
         // A full counter has the same effect.
         let _ = self.stop.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_reactor_for_each_core_as_far_as_there_are_descriptors() {
+        let cases = [(1, 1024, 1), (3, 1024, 1), (4, 1024, 4), (16, 1024, 16), (256, 1024, 64)];
+        for (cores, descriptors, reactors) in cases {
+            assert_eq!(reactors_for(cores, descriptors), reactors, "{cores} cores");
+        }
+        assert_eq!((reactors_for(1000, u64::MAX), reactors_for(16, 10)), (MAX_REACTORS, 1));
     }
 }

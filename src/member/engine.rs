@@ -17,6 +17,7 @@
 
 use super::aside::Aside;
 use super::attached::{Attached, Look};
+use super::copying::Copying;
 use super::error::fault_kind;
 use super::flight::Flight;
 use super::inbox::Inbox;
@@ -49,16 +50,6 @@ const SURE_BYTES: usize = 4096;
 
 /// Longest range zeroed on the calling thread on a memory-backed file; freeing more pages takes too long.
 const INLINE_ZERO_MAX: u64 = 4 << 20;
-
-/// Smallest transfer on a memory-backed file that may be handed to a worker thread, in bytes: the
-/// hand-over costs a few microseconds, the copying four times that.
-const OFFLOAD_BYTES_MIN: usize = 32 << 10;
-
-/// Bytes of transfers that may wait for this thread before further ones are handed to workers.
-const INLINE_BYTES_MAX: usize = 128 << 10;
-
-/// Most transfers with workers at one time; beyond that this thread copies, too.
-const OFFLOADED_MAX: usize = 16;
 
 /// Longest time counted between two turns of the caller's loop, in nanoseconds.
 const TURN_NANOS_MAX: u64 = 1_000_000_000;
@@ -102,19 +93,6 @@ pub(crate) struct MemberIo {
     closing: Vec<DeviceId>,
 }
 
-/// Who copies to and from memory-backed files.
-#[derive(Debug)]
-struct Copying {
-    /// Bytes of transfers that wait to be run on this thread.
-    inline_bytes: usize,
-    /// Transfers that workers are running.
-    offloaded: usize,
-    /// Whether there is another core for workers.
-    has_workers: bool,
-    /// Whether it is free for them at present.
-    may_offload: bool,
-}
-
 /// Operations of an owner that have not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stragglers {
@@ -132,7 +110,6 @@ impl MemberIo {
     /// `readers`: threads that may read its devices beside it.
     #[must_use]
     pub(crate) fn new(tag: u32, pool: &Pool, readers: usize) -> MemberIo {
-        let has_workers = std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1);
         MemberIo {
             readers,
             tag: u64::from(tag) << 32,
@@ -141,7 +118,7 @@ impl MemberIo {
             devices: Vec::new(),
             flights: Slab::new(),
             ready: ReadyQueue::default(),
-            copying: Copying { inline_bytes: 0, offloaded: 0, has_workers, may_offload: has_workers },
+            copying: Copying::new(),
             inbox: None,
             remote_in_flight: 0,
             awaited: 0,
@@ -154,12 +131,12 @@ impl MemberIo {
 
     /// Has workers copy large transfers of memory-backed files from now on, or does not.
     pub(crate) fn copy_elsewhere(&mut self, is_room: bool) {
-        self.copying.may_offload = self.copying.has_workers && is_room;
+        self.copying.use_workers(is_room);
     }
 
     /// Whether workers are copying.
     pub(crate) fn is_copied_elsewhere(&self) -> bool {
-        self.copying.offloaded > 0
+        self.copying.has_offloaded()
     }
 
     /// Prepares for remote devices while descriptors are available.
@@ -381,7 +358,7 @@ impl MemberIo {
         match self.ready.pop()? {
             Ready::Finished(done) => Some(done),
             Ready::Inline(key) => {
-                self.copying.inline_bytes -= self.flights[key].bytes();
+                self.copying.ran_inline(self.flights[key].bytes());
                 Some(self.execute_inline(key))
             }
         }
@@ -582,20 +559,12 @@ impl MemberIo {
         }
     }
 
-    /// Shares the copying between this thread and workers: few bytes are copied here, where it
-    /// costs least; transfers that would have to wait for that go to workers at the same time.
+    /// Has a worker copy a transfer, or lets it wait for this thread.
     fn start_in_memory(&mut self, ring: &mut Ring, key: usize) {
-        let bytes = self.flights[key].bytes();
-        let offload = self.copying.may_offload
-            && bytes >= OFFLOAD_BYTES_MIN
-            && self.copying.inline_bytes >= INLINE_BYTES_MAX
-            && self.copying.offloaded < OFFLOADED_MAX;
-        if offload {
+        if self.copying.offloads(self.flights[key].bytes()) {
             self.flights[key].offloaded = true;
-            self.copying.offloaded += 1;
             self.push(ring, key);
         } else {
-            self.copying.inline_bytes += bytes;
             let (owner, may_wait) = (self.flights[key].owner, self.flights[key].may_wait);
             match may_wait {
                 true => self.ready.push_later(owner, key),
@@ -756,7 +725,9 @@ impl MemberIo {
     /// Removes an operation that has ended from the tables.
     fn end(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) -> MemberCompletion {
         let flight = self.flights.remove(key);
-        self.copying.offloaded -= usize::from(flight.offloaded);
+        if flight.offloaded {
+            self.copying.ran_elsewhere();
+        }
         let attached = self.attached(flight.device).expect("open while in flight");
         attached.depth -= u32::from(attached.is_limited() && flight.since.is_some());
         let result = match flight.op {
@@ -1072,13 +1043,13 @@ mod tests {
                 let buf = bench.pool.alloc(len);
                 bench.submit(n, IoOp::Read { offset: ByteOffset(n * len as u64), buf });
             }
-            assert!(!bench.members.copying.may_offload || bench.members.copying.offloaded == OFFLOADED_MAX);
+            assert!(bench.members.copying.offloads_no_more());
             for _ in 0..count {
                 let Completion { token, result } = bench.wait();
                 let Ok(IoValue::Data(buf)) = result else { panic!("{result:?}") };
                 assert!(buf.iter().all(|&b| b == turn ^ token.0 as u8), "{token:?}");
             }
-            assert_eq!((bench.members.copying.offloaded, bench.members.copying.inline_bytes), (0, 0));
+            assert!(bench.members.copying.is_over());
         }
     }
 

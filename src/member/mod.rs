@@ -9,6 +9,7 @@
 mod access;
 mod aside;
 mod attached;
+mod copying;
 mod created;
 mod device;
 mod engine;

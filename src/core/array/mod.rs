@@ -300,6 +300,7 @@ impl Array {
                 reason: seat.reason,
                 away: None,
                 cut_off: false,
+                has_left: false,
                 kept: None,
             })
             .collect();

@@ -80,6 +80,9 @@ pub struct MemberStatus {
     pub reason: Option<String>,
     /// Other troubles that a person should know of.
     pub conditions: Vec<MemberCondition>,
+    /// A device of it has left service since the start of the array; otherwise a member that is out was so
+    /// before.
+    pub has_left: bool,
     /// It is out of service for a reason that passes: it may be brought back when that is over, without a
     /// request.
     pub returns: bool,

@@ -243,10 +243,10 @@ impl Slab {
 
     fn give_back(&self, page: usize, order: u32) {
         if !self.shelves.put(page, order) {
-            let mut surplus = self.shelves.take_surplus(order);
-            surplus.push(page);
+            let (surplus, of_order) = self.shelves.take_surplus(order);
             let mut buddy = self.buddy.lock().unwrap_or_else(PoisonError::into_inner);
-            surplus.into_iter().for_each(|page| buddy.free(page, order));
+            surplus.into_iter().for_each(|page| buddy.free(page, of_order));
+            buddy.free(page, order);
         }
     }
 }

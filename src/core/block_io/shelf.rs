@@ -89,22 +89,25 @@ impl Shelves {
         has_room
     }
 
-    /// How many ranges of 2^`order` pages a shelf that has none is to be given beside the one that is wanted.
+    /// How many ranges of 2^`order` pages a shelf that has none is to be given beside the one that is
+    /// wanted.
     pub(super) fn refill(&self, order: u32) -> usize {
         if order as usize >= ORDERS { 0 } else { (self.pages_max >> order) / REFILL_PART }
     }
 
-    /// Takes half of the ranges of 2^`order` pages from this thread's shelf, which has no room for another.
-    pub(super) fn take_surplus(&self, order: u32) -> Vec<usize> {
+    /// Takes from this thread's shelf, which has no room for a range of 2^`order` pages, half of the ranges of
+    /// the order of which it has the most pages. Returns them with their order.
+    pub(super) fn take_surplus(&self, order: u32) -> (Vec<usize>, u32) {
         if order as usize >= ORDERS {
-            return Vec::new();
+            return (Vec::new(), order);
         }
         let mut shelf = lock(&self.all[mine()]);
         let Shelf { ranges, pages } = &mut *shelf;
-        let ranges = &mut ranges[order as usize];
+        let most = (0..ORDERS).max_by_key(|&order| ranges[order].len() << order).unwrap_or(0);
+        let ranges = &mut ranges[most];
         let surplus = ranges.split_off(ranges.len() / 2);
-        *pages -= surplus.len() << order;
-        surplus
+        *pages -= surplus.len() << most;
+        (surplus, most as u32)
     }
 
     /// Takes everything down: calls `free` with each range and its order.
@@ -142,10 +145,10 @@ mod tests {
     fn a_full_shelf_gives_half_of_what_it_has_of_an_order_and_is_refilled_in_part() {
         let shelves = Shelves::new(PART * 64);
         assert_eq!([0, 1, 3, 4, 9].map(|order| shelves.refill(order)), [8, 4, 1, 0, 0]);
-        assert!((0..60).all(|page| shelves.put(page, 0)) && shelves.put(64, 2) && !shelves.put(68, 0));
-        assert_eq!(shelves.take_surplus(0), (30..60).collect::<Vec<_>>());
-        assert_eq!(shelves.take_surplus(2), [64], "the only one");
-        assert_eq!(shelves.take_surplus(9), [0; 0], "none are kept");
-        assert!((100..134).all(|page| shelves.put(page, 0)) && !shelves.put(134, 0), "64 again");
+        assert!((0..60).all(|page| shelves.put(page, 0)) && shelves.put(64, 2) && !shelves.put(68, 2));
+        assert_eq!(shelves.take_surplus(2), ((30..60).collect::<Vec<_>>(), 0), "single pages are the most");
+        assert!((0..7).all(|nth| shelves.put(68 + 4 * nth, 2)) && !shelves.put(96, 3));
+        assert_eq!(shelves.take_surplus(3), (vec![80, 84, 88, 92], 2));
+        assert_eq!(shelves.take_surplus(9), (vec![], 9), "none are kept");
     }
 }

@@ -38,6 +38,7 @@ pub fn bare_member(index: MemberIndex, state: MemberState) -> MemberStatus {
         counters: MemberCounters::default(),
         reason: None,
         conditions: Vec::new(),
+        has_left: false,
         returns: false,
         lacking: Vec::new(),
     }

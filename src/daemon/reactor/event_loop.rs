@@ -85,6 +85,9 @@ const LOOK_NANOS: u64 = 1_000_000_000;
 /// memory-backed members would keep the sockets waiting for ever.
 const ADVANCES_PER_TURN: usize = 16;
 
+/// How long they are given it in a turn at most, in nanoseconds, give or take one look: sockets wait as long.
+const ADVANCES_NANOS: u64 = 2_000_000;
+
 /// How long completions are handled in a turn at least, in nanoseconds, although there is much to send: a
 /// quarter of what clients may spend of it, and of what they have spent where there are very many of them.
 /// Otherwise requests that need no member could keep those that do waiting for ever.
@@ -297,7 +300,8 @@ impl Reactor {
         let began = clock::now();
         let least = COMPLETION_NANOS_MIN.max(began.nanos_since(self.now) / 4);
         for _ in 0..ADVANCES_PER_TURN {
-            if self.clients.turn().is_urgent() && clock::now().nanos_since(began) >= least {
+            let spent = clock::now().nanos_since(began);
+            if spent >= ADVANCES_NANOS || self.clients.turn().is_urgent() && spent >= least {
                 break;
             }
             let may_go_on = self.arrays.advance(self.sockets.ring(), self.now);

@@ -139,23 +139,27 @@ enum What {
 
 #[derive(Default)]
 struct Waiting {
-    clients: Line,
-    background: Line,
+    clients: Line<Task>,
+    background: Line<Task>,
     /// Jobs of clients taken since the last one of a pass.
     passed_over: u32,
     is_closing: bool,
 }
 
 /// Jobs of all arrays, which take turns.
-#[derive(Default)]
-struct Line {
-    tasks: HashMap<ArrayId, VecDeque<Task>>,
+pub(super) struct Line<T> {
+    tasks: HashMap<ArrayId, VecDeque<T>>,
     turns: VecDeque<ArrayId>,
 }
 
-impl Line {
-    fn push(&mut self, task: Task) {
-        let array = task.array;
+impl<T> Default for Line<T> {
+    fn default() -> Line<T> {
+        Line { tasks: HashMap::new(), turns: VecDeque::new() }
+    }
+}
+
+impl<T> Line<T> {
+    pub(super) fn push(&mut self, array: ArrayId, task: T) {
         let tasks = self.tasks.entry(array).or_default();
         if tasks.is_empty() {
             self.turns.push_back(array);
@@ -163,7 +167,7 @@ impl Line {
         tasks.push_back(task);
     }
 
-    fn pop(&mut self) -> Option<Task> {
+    pub(super) fn pop(&mut self) -> Option<T> {
         let array = self.turns.pop_front()?;
         let tasks = self.tasks.get_mut(&array)?;
         let task = tasks.pop_front();
@@ -175,15 +179,17 @@ impl Line {
         task
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty()
     }
 
-    /// Drops the jobs of one reactor.
-    fn drop_of(&mut self, returns: &Arc<Returns>) {
-        for tasks in self.tasks.values_mut() {
-            tasks.retain(|task| !Arc::ptr_eq(&task.returns, returns));
-        }
+    /// All of them, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.tasks.values().flatten()
+    }
+
+    fn retain(&mut self, is_kept: impl Fn(&T) -> bool) {
+        self.tasks.values_mut().for_each(|tasks| tasks.retain(&is_kept));
         self.tasks.retain(|_, tasks| !tasks.is_empty());
         let tasks = &self.tasks;
         self.turns.retain(|array| tasks.contains_key(array));
@@ -194,7 +200,7 @@ impl Waiting {
     fn push(&mut self, task: Task) {
         let is_of_pass = matches!(&task.what, What::Job(job) if job.urgency == Urgency::Background);
         let line = if is_of_pass { &mut self.background } else { &mut self.clients };
-        line.push(task);
+        line.push(task.array, task);
     }
 
     /// The next job: a client's first, but every eighth one from a pass, if one waits, because a pass is
@@ -269,8 +275,9 @@ impl JobPool {
     /// Drops the jobs that wait for a thread and whose results nobody will take.
     pub(super) fn drop_of(&self, returns: &Arc<Returns>) {
         let mut waiting = lock(&self.shared.waiting);
-        waiting.clients.drop_of(returns);
-        waiting.background.drop_of(returns);
+        let is_of_another = |task: &Task| !Arc::ptr_eq(&task.returns, returns);
+        waiting.clients.retain(is_of_another);
+        waiting.background.retain(is_of_another);
     }
 }
 
@@ -380,7 +387,7 @@ mod tests {
             waiting.push(task(&pool, (3, 50 + key), Urgency::Client, &ended));
         }
         waiting.push(task(&pool, (2, 10), Urgency::Client, &other));
-        waiting.clients.drop_of(&ended);
+        waiting.clients.retain(|task| !Arc::ptr_eq(&task.returns, &ended));
         assert_eq!(order(&mut waiting), [0, 10, 1, 2, 3]);
         assert!(waiting.clients.is_empty() && waiting.clients.tasks.is_empty());
     }

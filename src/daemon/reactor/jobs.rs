@@ -3,11 +3,11 @@
 //!
 //! The reactor does the work itself where the volume serves a single request, since handing a job to a thread
 //! and back takes longer than coding a stripe; and where reactors keep the cores busy, since a thread would
-//! take the core of another one and find in no cache what it works on. The jobs of one turn are offered to the
-//! GPUs together, so that one launch can do them all. Small jobs of clients gather until they fill the
+//! take the core of another one and find in no cache what it works on. The jobs of one turn are offered to
+//! the GPUs together, so that one launch can do them all. Small jobs of clients gather until they fill the
 //! processor's registers side by side, or until there is nothing else to do. Must not know what the work is.
 
-use super::job_pool::{Errand, ErrandDone, Job, JobDone, JobPool, Owner, Returned, Returns};
+use super::job_pool::{Errand, ErrandDone, Job, JobDone, JobPool, Line, Owner, Returned, Returns};
 use super::mailbox::Mailbox;
 use super::orders::ArrayId;
 use calpe_core::codec::BlockHasher;
@@ -27,7 +27,8 @@ const SMALL_BYTES: usize = 64 << 10;
 /// of the copy of a block, and that copy leaves the block in the cache.
 const CRC_BYTES: usize = 1 << 20;
 
-/// Most input of a job that the reactor does itself although there are threads: half a millisecond of its time.
+/// Most input of a job that the reactor does itself although there are threads: half a millisecond of its
+/// time.
 const HERE_BYTES_MAX: usize = 2 << 20;
 
 /// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
@@ -46,7 +47,7 @@ pub(super) struct Jobs {
     done: VecDeque<JobDone>,
     /// Large jobs that this thread does, one at a time: what one has coded is written before the next one
     /// takes its place in the cache.
-    here: VecDeque<Job>,
+    here: Line<Job>,
     /// Results of errands.
     errands: Vec<ErrandDone>,
     /// Whether threads do jobs of clients.
@@ -85,7 +86,7 @@ impl Jobs {
             small_bytes: 0,
             outstanding: 0,
             done: VecDeque::new(),
-            here: VecDeque::new(),
+            here: Line::default(),
             errands: Vec::new(),
             uses_threads: true,
         }
@@ -190,7 +191,7 @@ impl Jobs {
 
     /// Does one of the large jobs that are done here. Returns whether there was one.
     pub(super) fn do_one(&mut self) -> bool {
-        let job = self.here.pop_front();
+        let job = self.here.pop();
         let any = job.is_some();
         self.done.extend(job.map(Job::run));
         any
@@ -210,7 +211,7 @@ impl Jobs {
     fn give_threads(&mut self, job: Job) {
         let may_be_here = job.urgency != Urgency::Background && job.work.input_bytes() <= HERE_BYTES_MAX;
         if self.pool.threads() == 0 || (!self.uses_threads && may_be_here) {
-            self.here.push_back(job);
+            self.here.push(job.owner.lane.array(), job);
             return;
         }
         self.outstanding += 1;

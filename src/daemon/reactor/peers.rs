@@ -47,7 +47,7 @@ impl Peers {
             mailboxes: mailboxes?,
             directory: Arc::default(),
             bell: Arc::default(),
-            memory: Arc::new(Memory::new(payload_bytes)),
+            memory: Arc::new(Memory::new(payload_bytes, count)),
             large_place: Arc::default(),
             jobs: Arc::new(JobPool::new()?),
             pulse: Pulse { turned: (0..count).map(|_| AtomicU64::new(0)).collect() },

@@ -327,11 +327,15 @@ pub(super) struct Memory {
     bytes: AtomicUsize,
     taken: AtomicUsize,
     clients: AtomicUsize,
+    /// Bytes that each reactor takes to spare; it gives back what is more than twice that.
+    spare: usize,
 }
 
 impl Memory {
-    pub(super) fn new(bytes: usize) -> Memory {
-        Memory { bytes: AtomicUsize::new(bytes), ..Memory::default() }
+    /// Memory of this size for the clients of so many reactors.
+    pub(super) fn new(bytes: usize, reactors: usize) -> Memory {
+        let spare = (bytes / (2 * SPARES_PART * reactors.max(1))).min(SPARE);
+        Memory { bytes: AtomicUsize::new(bytes), spare, ..Memory::default() }
     }
 
     /// Sets the number of clients that share it.
@@ -353,9 +357,11 @@ impl Memory {
         fair.max(GUARANTEED.saturating_sub(held))
     }
 
-    /// Whether clients that hold more than their share keep others from theirs.
-    fn is_scarce(&self) -> bool {
-        self.taken.load(Ordering::Relaxed) + self.share() > self.bytes.load(Ordering::Relaxed)
+    /// Whether clients that hold more than their share keep others from theirs, where `spare` bytes of what
+    /// is taken are held by none.
+    fn is_scarce(&self, spare: usize) -> bool {
+        let taken = self.taken.load(Ordering::Relaxed).saturating_sub(spare);
+        taken + self.share() > self.bytes.load(Ordering::Relaxed)
     }
 
     /// Adds memory for one client alone.
@@ -377,10 +383,12 @@ impl Memory {
     }
 }
 
-/// Most bytes that a reactor takes from the memory, or leaves there, beside those that its clients need: what
-/// it has taken is counted for all reactors together, and counting every request there would cost each core
-/// a cache miss.
+/// Bytes that a reactor takes from the memory beside those that its clients need: what it has taken is
+/// counted for all reactors together, and counting every request there would cost each core a cache miss.
 const SPARE: usize = 64 << 10;
+
+/// Part of the memory that all reactors together may keep to spare, as a divisor.
+const SPARES_PART: usize = 16;
 
 /// How much memory each connection of a reactor holds.
 #[derive(Debug)]
@@ -390,8 +398,8 @@ pub(super) struct Accounts {
     held: Vec<usize>,
     /// Sum of `held`.
     held_by_all: usize,
-    /// Bytes taken from the memory that no connection here holds, up to twice [`SPARE`]; none where none
-    /// holds anything.
+    /// Bytes taken from the memory that no connection here holds, up to twice [`Memory::spare`]; none where
+    /// none holds anything.
     spare: usize,
 }
 
@@ -430,7 +438,7 @@ impl Accounts {
 
     /// Whether a connection holds more than its share and thereby keeps others from theirs.
     pub(super) fn is_hoarding(&self, key: ConnectionId) -> bool {
-        self.memory.is_scarce() && self.held[key.0] > self.memory.share()
+        self.memory.is_scarce(self.spare) && self.held[key.0] > self.memory.share()
     }
 
     /// Charges memory to a connection.
@@ -438,8 +446,9 @@ impl Accounts {
         self.held[key.0] += bytes;
         self.held_by_all += bytes;
         if self.spare < bytes {
-            self.memory.take(bytes - self.spare + SPARE);
-            self.spare = bytes + SPARE;
+            let spare = self.memory.spare;
+            self.memory.take(bytes - self.spare + spare);
+            self.spare = bytes + spare;
         }
         self.spare -= bytes;
     }
@@ -449,7 +458,7 @@ impl Accounts {
         self.held[key.0] -= bytes;
         self.held_by_all -= bytes;
         self.spare += bytes;
-        let kept = if self.held_by_all > 0 { SPARE } else { 0 };
+        let kept = if self.held_by_all > 0 { self.memory.spare } else { 0 };
         if self.spare > 2 * kept {
             self.memory.give_back(self.spare - kept);
             self.spare = kept;
@@ -524,7 +533,7 @@ mod tests {
 
     #[test]
     fn one_client_gets_half_and_a_hundred_a_hundredth_each() {
-        let memory = Memory::new(128 * MIB);
+        let memory = Memory::new(128 * MIB, 1);
         memory.set_clients(1);
         assert_eq!(memory.allowed(0, 0), 64 * MIB);
         memory.take(64 * MIB);
@@ -535,7 +544,7 @@ mod tests {
         memory.take(64 * MIB);
         assert_eq!(memory.allowed(0, 0), GUARANTEED);
         assert_eq!(memory.allowed(GUARANTEED - 1, 0), 1);
-        assert!(memory.is_scarce());
+        assert!(memory.is_scarce(0));
     }
 
     #[test]
@@ -555,7 +564,7 @@ mod tests {
         fn what_reactors_keep_to_spare_is_bounded_and_is_theirs(
             steps in prop::collection::vec((0..3usize, 0..2usize, 0..400usize), 0..300),
         ) {
-            let memory = Arc::new(Memory::new(MIB));
+            let memory = Arc::new(Memory::new(MIB, 3));
             memory.set_clients(6);
             let mut reactors: Vec<Accounts> = (0..3).map(|_| Accounts::new(Arc::clone(&memory))).collect();
             reactors.iter_mut().for_each(|accounts| (0..2).for_each(|key| accounts.enter(ConnectionId(key))));
@@ -568,10 +577,10 @@ mod tests {
                 let held: usize = reactors.iter().flat_map(|accounts| &accounts.held).sum();
                 let spare: usize = reactors.iter().map(|accounts| accounts.spare).sum();
                 prop_assert_eq!(memory.taken.load(Ordering::Relaxed), held + spare);
-                prop_assert!(held <= MIB + 6 * GUARANTEED);
+                prop_assert!(held <= MIB + 6 * GUARANTEED && spare <= MIB / SPARES_PART);
                 for accounts in &reactors {
                     prop_assert_eq!(accounts.held_by_all, accounts.held.iter().sum::<usize>());
-                    prop_assert!(accounts.spare <= 2 * SPARE);
+                    prop_assert!(accounts.spare <= 2 * memory.spare);
                     prop_assert!(accounts.held_by_all > 0 || accounts.spare == 0);
                 }
             }
@@ -582,7 +591,7 @@ mod tests {
         fn all_together_have_no_more_than_there_is_and_each_its_guarantee(
             bytes in 0..200 * MIB, takes in prop::collection::vec(0..300usize, 0..2000),
         ) {
-            let memory = Memory::new(bytes);
+            let memory = Memory::new(bytes, 1);
             let mut held = vec![0; 300];
             for (at, client) in takes.into_iter().enumerate() {
                 memory.set_clients((at / 4 + 1).min(300));

@@ -307,8 +307,10 @@ pub(in crate::array) struct Member {
     pub away: Option<MemberCondition>,
     /// Whether the member left because its file ended too early.
     pub cut_off: bool,
-    /// The device that this lane has kept although another one has let go of it.
-    pub kept: Option<DeviceId>,
+    /// Whether a device of it has left service since the start.
+    pub has_left: bool,
+    /// The device that this lane has kept although another one has let go of it, and when it last did so.
+    pub kept: Option<(DeviceId, Timestamp)>,
 }
 
 impl Member {

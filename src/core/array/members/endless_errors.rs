@@ -4,7 +4,6 @@
 //! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks which are
 //! set aside. Must not know how errors are counted.
 
-use crate::array::blocks::Why;
 use crate::array::members::bad_blocks::Excess;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, Core, NoticeKind, NoticeLevel, Owner};
@@ -108,11 +107,16 @@ impl Array {
         if is_off(Mutation::LetsGoOfWhatItNeeds) {
             return false;
         }
-        let is_online = self.core.member(index).state == MemberState::Online;
         // The blocks beside one that cannot be decoded can be read from their own members alone; its own may
-        // be this one.
-        let is_unreadable = || self.damage.iter().any(|(_, why)| why == Why::Unreadable);
-        self.has_set_aside(index) || is_online && (!self.may_spare(index) || is_unreadable())
+        // be this one. Those that were listed before the start are looked at first.
+        let is_unreadable = || self.damage.iter().any(|(_, why)| !why.counts_as_zeroes());
+        let is_unknown = || self.damage.has_due() || self.pages.count_given_up() > 0;
+        let is_needed = || match self.core.member(index).state {
+            MemberState::Online => !self.may_spare(index),
+            // What has been built of it may be needed where others have become bad since.
+            _ => self.bad.unlisted(index) > 0 || !self.bad.blocks(index).is_empty(),
+        };
+        self.has_set_aside(index) || is_unreadable() || is_unknown() || is_needed()
     }
 
     /// Whether all that is known can be read without a member in service: each row and page that is listed as

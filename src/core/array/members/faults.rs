@@ -19,6 +19,10 @@ use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex, Timesta
 /// Begins the reason of a member that left because another lane was without it; why follows.
 const LET_GO: &str = "another lane of the array has let go of it: ";
 
+/// How long it holds that a lane keeps a device that another one has let go of, in nanoseconds: it is told so
+/// once a second for as long as that is so.
+const KEPT_NANOS: u64 = 10_000_000_000;
+
 impl Array {
     /// Judges the fault of an I/O before its owner learns of the end, where the I/O alone shows what the
     /// fault counts for.
@@ -249,7 +253,9 @@ impl Array {
 
     /// Keeps a device that another lane has let go of.
     fn keep_here(&mut self, index: MemberIndex, device: DeviceId) {
-        if self.core.member_mut(index).kept.replace(device) != Some(device) {
+        let is_news = !self.is_kept_here(index);
+        self.core.member_mut(index).kept = Some((device, self.core.now));
+        if is_news {
             let text = format!(
                 "a lane of the array has let go of member {index}, and another one keeps it in service: without it blocks could not be \
                  read, as too many others are out, or have errors. Bring them back, or replace them; 'calpe online' brings member {index} \
@@ -257,6 +263,15 @@ impl Array {
             );
             self.core.notice(NoticeKind::MemberKept, NoticeLevel::Warning, Some(index), text);
         }
+    }
+
+    /// Whether the device of a member has been kept like that of late.
+    fn is_kept_here(&self, index: MemberIndex) -> bool {
+        let member = self.core.member(index);
+        let device = member.device.map(|device| device.id);
+        member
+            .kept
+            .is_some_and(|(kept, told)| device == Some(kept) && self.core.now.nanos_since(told) < KEPT_NANOS)
     }
 
     /// `out_of_reach`: the device cannot be reached, and nothing else is known against it.
@@ -291,6 +306,7 @@ impl Array {
         member.progress = None;
         member.away = None;
         member.cut_off = false;
+        member.has_left = true;
         member.reason = Some(reason.clone());
         self.core.count_members();
         let member = self.core.member_mut(index);
@@ -401,6 +417,7 @@ impl Array {
             counters: member.counters,
             reason: member.reason.clone(),
             conditions: self.conditions(MemberIndex(at as u16)),
+            has_left: member.has_left,
             returns: member.away.is_some(),
             lacking: self.damage.lacking_of(member),
         };
@@ -413,8 +430,7 @@ impl Array {
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let is_unmended = kept.is_none() && self.bad.has_unmended(index);
         let not_mended = is_unmended.then_some(MemberCondition::NotMended);
-        let is_kept_here = member.kept.is_some() && member.kept == member.device.map(|device| device.id);
-        let by_lanes = is_kept_here.then_some(MemberCondition::KeptByLanes);
+        let by_lanes = self.is_kept_here(index).then_some(MemberCondition::KeptByLanes);
         let lacks =
             (self.damage.slots_lacking(&self.core, index) > 0).then_some(MemberCondition::LacksBlocks);
         let slow = self.core.paces.is_slow(index).then_some(MemberCondition::Slow);

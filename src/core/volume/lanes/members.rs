@@ -4,7 +4,8 @@
 //! moment. That is safe, as no lane counts on another one; but a device is one thing, which is brought back
 //! or replaced as a whole. So whoever drives the lanes has the others let go of it, too: a lane that may need
 //! it to read something keeps it. So does one in which nothing has happened to it, where others were started
-//! without it: perhaps their superblocks are damaged.
+//! without it: perhaps their superblocks are damaged; or a lane kept the device before the start, and what it
+//! needs it for will be known when it meets that again.
 
 use crate::array::{LetGo, MemberCondition, MemberStatus, VolumeStatus};
 use crate::block_io::DeviceId;
@@ -35,11 +36,12 @@ pub fn out_of_step(of_lane: &[VolumeStatus]) -> Vec<OutOfStep> {
         for (lane, own) in (0..).map(LaneIndex).zip(members()) {
             let Some(device) = own.device.filter(|_| is_in(own.state)) else { continue };
             let others = || members().filter(|other| !is_in(other.state) && other.uuid == own.uuid);
-            let in_state = |state| others().find(|other| other.state == state);
+            let in_state =
+                |state| others().filter(|other| other.state == state).max_by_key(|other| other.has_left);
             let why = match (in_state(MemberState::Offline), in_state(MemberState::Faulted)) {
                 (Some(_), _) => None,
-                (None, Some(failed)) => Some(LetGo::Failed(failed.reason.clone())),
-                (None, None) => match others().find_map(lack) {
+                (None, Some(failed)) if failed.has_left => Some(LetGo::Failed(failed.reason.clone())),
+                (None, _) => match others().find_map(lack) {
                     Some(lacks) => Some(LetGo::Lacks(lacks)),
                     None => continue,
                 },
@@ -88,7 +90,10 @@ mod tests {
         failed.members[1].state = MemberState::Faulted;
         let reason = failed.members[1].reason.clone();
         let wanted = OutOfStep { lane: LaneIndex(2), why: Some(LetGo::Failed(reason)), ..wanted };
-        assert_eq!(out_of_step(&[full, failed, whole.clone()]), [wanted]);
+        let mut before = failed.clone();
+        before.members[1].has_left = false;
+        assert_eq!(out_of_step(&[before.clone(), failed, whole.clone()]), [wanted]);
+        assert_eq!(out_of_step(&[full, before, whole.clone()]), [], "it had failed before the start");
         let mut other = whole;
         other.members[1].uuid = Uuid::from_u128(5);
         assert_eq!(out_of_step(&[out, other]), []);

@@ -45,7 +45,7 @@ pub fn replacement_orders(of_lane: &[VolumeStatus]) -> Vec<(LaneIndex, Replaceme
         devices.sort_unstable();
         devices.dedup();
         for device in devices {
-            let stages: Vec<Stage> = members.iter().map(|member| stage(member, device)).collect();
+            let stages: Vec<Stage> = of_lane.iter().map(|lane| stage(lane, at, device)).collect();
             let step = match stages.iter().position(|stage| *stage == Stage::Without) {
                 Some(lane) => ReplacementStep::GiveUp(why_without(lane, members[lane])),
                 None if stages.contains(&Stage::Builds) || has_failed => continue,
@@ -71,13 +71,17 @@ pub fn new_device_of(of_lane: &[VolumeStatus], member: MemberIndex) -> Option<Uu
     members.find_map(|member| member.replacement).map(|new| new.uuid)
 }
 
-fn stage(member: &MemberStatus, device: Uuid) -> Stage {
+/// `at`: the member's index.
+fn stage(lane: &VolumeStatus, at: usize, device: Uuid) -> Stage {
+    let member = &lane.members[at];
     match (member.replacement.filter(|new| new.uuid == device), member.state) {
         (Some(ReplacementStatus { is_held: true, .. }), _) => Stage::Holds,
         (Some(_), _) => Stage::Builds,
         (None, MemberState::Online) if member.uuid == device => Stage::Has,
         // Where the old device was missing, the new one is built in its place.
         (None, MemberState::Rebuilding) if member.uuid == device => Stage::Builds,
+        // It may come back, with this device.
+        (None, _) if member.uuid == device && lane.state == ArrayState::Failed => Stage::Builds,
         (None, _) => Stage::Without,
     }
 }
@@ -175,6 +179,9 @@ mod tests {
         };
         assert_eq!(failed([Holds, Holds, Holds]), (vec![], None));
         assert_eq!(failed([Has, Holds, Holds]), (vec![], None));
+        let mut of_lane = lanes([Holds, Holds, Has]);
+        (of_lane[2].state, of_lane[2].members[1].state) = (ArrayState::Failed, MemberState::Missing);
+        assert_eq!(told(&of_lane), (vec![], None), "it has no other device, and may come back with this one");
         let give_up = Some(ReplacementStep::GiveUp("lane 2 is without it".into()));
         assert_eq!(failed([Holds, Holds, Without]), (vec![0, 1], give_up));
     }

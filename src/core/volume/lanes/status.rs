@@ -112,6 +112,7 @@ fn merge_member(cut: &LaneCut, of_lane: &[VolumeStatus], at: usize) -> MemberSta
             .or_else(|| speaker.reason.clone())
             .or_else(|| members().find_map(|member| member.reason.clone())),
         conditions,
+        has_left: members().any(|member| member.has_left),
         // One lane that must not have it back without a request keeps it out.
         returns: speaker.returns && members().filter(is_out).all(|member| member.returns),
         lacking: merge_lacking(cut, of_lane, at),
@@ -297,6 +298,7 @@ mod tests {
             counters: MemberCounters::default(),
             reason: None,
             conditions: Vec::new(),
+            has_left: false,
             returns: false,
             lacking: Vec::new(),
         }
