@@ -66,6 +66,7 @@ pub(super) struct LargePlace {
 struct Holder {
     connection: ConnectionId,
     bytes: usize,
+    /// Since when it has the place and others wait for it, as far as has been seen.
     since: Timestamp,
 }
 
@@ -135,13 +136,13 @@ impl LargePlace {
     /// payload, if others wait.
     pub(super) fn look_after(&mut self, connections: &mut Connections, now: Timestamp) {
         self.became_free(connections, now);
-        let Some(Holder { connection: key, bytes, since }) = self.holder else { return };
-        let limit = START_NANOS + BYTE_NANOS * bytes as u64;
-        let is_sending = connections[key].is_receiving();
         let is_wanted = !self.queue.is_empty() || self.token.is_wanted.load(Ordering::SeqCst);
-        if is_wanted && is_sending && now.nanos_since(since) > limit {
-            tracing::debug!(connection = %key, "client took too long to send a payload that others wait for");
-            connections.break_off(key);
+        let Some(Holder { connection: key, bytes, since }) = &mut self.holder else { return };
+        if !is_wanted || !connections[*key].is_receiving() {
+            *since = now;
+        } else if now.nanos_since(*since) > START_NANOS + BYTE_NANOS * *bytes as u64 {
+            tracing::info!(connection = %key, bytes, "client takes too long to send a payload that others wait for");
+            connections.break_off(*key);
         }
     }
 }
