@@ -95,8 +95,8 @@ impl Shelves {
         if order as usize >= ORDERS { 0 } else { (self.pages_max >> order) / REFILL_PART }
     }
 
-    /// Takes from this thread's shelf, which has no room for a range of 2^`order` pages, half of the ranges of
-    /// the order of which it has the most pages. Returns them with their order.
+    /// Takes from this thread's shelf, which has no room for a range of 2^`order` pages, half of the ranges
+    /// of the order of which it has the most pages. Returns them with their order.
     pub(super) fn take_surplus(&self, order: u32) -> (Vec<usize>, u32) {
         if order as usize >= ORDERS {
             return (Vec::new(), order);
