@@ -105,7 +105,8 @@ impl Shelves {
         let Shelf { ranges, pages } = &mut *shelf;
         let most = (0..ORDERS).max_by_key(|&order| ranges[order].len() << order).unwrap_or(0);
         let ranges = &mut ranges[most];
-        let surplus = ranges.split_off(ranges.len() / 2);
+        // Those that were kept last are taken first, while caches have them.
+        let surplus: Vec<usize> = ranges.drain(..ranges.len().div_ceil(2)).collect();
         *pages -= surplus.len() << most;
         (surplus, most as u32)
     }
@@ -146,9 +147,9 @@ mod tests {
         let shelves = Shelves::new(PART * 64);
         assert_eq!([0, 1, 3, 4, 9].map(|order| shelves.refill(order)), [8, 4, 1, 0, 0]);
         assert!((0..60).all(|page| shelves.put(page, 0)) && shelves.put(64, 2) && !shelves.put(68, 2));
-        assert_eq!(shelves.take_surplus(2), ((30..60).collect::<Vec<_>>(), 0), "single pages are the most");
+        assert_eq!(shelves.take_surplus(2), ((0..30).collect::<Vec<_>>(), 0), "single pages are the most");
         assert!((0..7).all(|nth| shelves.put(68 + 4 * nth, 2)) && !shelves.put(96, 3));
-        assert_eq!(shelves.take_surplus(3), (vec![80, 84, 88, 92], 2));
+        assert_eq!(shelves.take_surplus(3), (vec![64, 68, 72, 76], 2));
         assert_eq!(shelves.take_surplus(9), (vec![], 9), "none are kept");
     }
 }
