@@ -321,7 +321,6 @@ fn members_that_different_lanes_are_without_come_back_while_the_others_have_them
     assert!(code == 0 && told["good"] == true, "{told:#}");
 }
 
-/// A range that several lanes have, some of it or all of it in whole stripes.
 /// Lanes cannot share a file on a filesystem that may keep its callers waiting.
 #[test]
 fn a_member_that_lanes_have_to_let_go_of_first_is_told_with_what_brings_it_back() {
@@ -349,6 +348,7 @@ fn a_member_that_lanes_have_to_let_go_of_first_is_told_with_what_brings_it_back(
     serve.stop();
 }
 
+/// A range that several lanes have, some of it or all of it in whole stripes.
 #[test]
 fn zeroes_that_lie_in_several_lanes_are_all_zeroes_or_refused() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -27,6 +27,7 @@ use calpe_core::volume::{ClientError, ClientReply, Joined, LaneCut};
 use nix::sys::socket::{Shutdown, shutdown};
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,7 +256,7 @@ impl Clients {
             Next::Request(request) => {
                 let charge = charge_of(&request);
                 let is_long = request.command != Command::Read
-                    && is_long(connection.array().map(|array| &***array), &request);
+                    && is_long(connection.array().map(Deref::deref), &request);
                 self.connections.accounts().take(key, charge);
                 if is_long {
                     self.longs.begin(&mut self.connections, key, request, LongKind::NoPayload, charge);

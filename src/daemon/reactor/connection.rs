@@ -591,7 +591,8 @@ impl Connection {
 
     /// Takes its seat at its array.
     pub(super) fn take_seat(&mut self, requester: Requester) {
-        let seat = |array: &ChosenArray| Seat::take(Arc::clone(array), Session::new(requester, &self.link));
+        let seat =
+            |array: &ChosenArray| Seat::take(Arc::clone(array.listed()), Session::new(requester, &self.link));
         self.place.seat = self.place.array.as_ref().map(seat);
     }
 

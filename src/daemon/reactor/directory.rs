@@ -292,12 +292,17 @@ impl ChosenArray {
     pub(super) fn new(listed: &Arc<Listed>) -> ChosenArray {
         ChosenArray(Arc::new(Chosen(Arc::clone(listed))))
     }
+
+    /// The array as all clients have it.
+    pub(super) fn listed(&self) -> &Arc<Listed> {
+        &self.0.0
+    }
 }
 
 impl Deref for ChosenArray {
-    type Target = Arc<Listed>;
+    type Target = Listed;
 
-    fn deref(&self) -> &Arc<Listed> {
+    fn deref(&self) -> &Listed {
         &self.0.0
     }
 }

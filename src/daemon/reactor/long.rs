@@ -252,7 +252,7 @@ impl Longs {
         let Long { kind, flushing, .. } = self.all[long];
         let rest = self.all[long].rest();
         let array = connections[key].array().cloned();
-        let array = array.as_ref().map(|array| &***array);
+        let array = array.as_deref();
         let (request, payload, charge) = match kind {
             _ if flushing => (rest, None, 0),
             LongKind::NoPayload => {
