@@ -4,7 +4,7 @@
 use calpe_core::block_io::IoOp;
 use calpe_core::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
 use calpe_core::testing::{Random, SimArray, SimShape};
-use calpe_core::units::VolumeOffset;
+use calpe_core::units::{MemberIndex, VolumeOffset};
 use calpe_core::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
 use std::ops::Range;
 
@@ -132,11 +132,120 @@ fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
     }
 }
 
+/// Bytes written to the data of members, and bytes of payload in their logs.
+fn data_and_log(array: &mut Checked, writes: &[(u32, u64, usize)]) -> (usize, usize) {
+    let in_place = array.sim.data_region();
+    let bytes = |range: &Range<u64>, less: usize| -> usize {
+        let of_range = writes.iter().filter(|(_, offset, _)| range.contains(offset));
+        of_range.map(|(_, _, len)| len.saturating_sub(less)).sum()
+    };
+    // What is logged of these stripes fits into one block of header, and so does a note.
+    (bytes(&in_place, 0), bytes(&array.log, BLOCK))
+}
+
+#[test]
+fn a_large_part_is_written_once_with_the_rest_of_its_stripe() {
+    for (offset, len) in
+        [(0, 3 * CHUNK), (CHUNK + 512, 2 * CHUNK), (CHUNK / 2, 3 * CHUNK), (2 * CHUNK, 2 * CHUNK)]
+    {
+        let mut array = Checked::filled(4, 2, ChecksumKind::Blake3);
+        array.put(5 * 4 * CHUNK, 1, BLOCK);
+        array.writes();
+        array.put(2 * 4 * CHUNK + offset, 2, len);
+        let writes = array.writes();
+        assert_eq!(data_and_log(&mut array, &writes), (6 * CHUNK, 0), "{len} bytes at {offset}: {writes:?}");
+        array.verify();
+        array.assert_scrub_clean();
+        let mut array = array.restarted();
+        array.verify();
+        array.assert_scrub_clean();
+    }
+}
+
+#[test]
+fn the_first_large_part_of_a_stripe_leaves_the_rest_unwritten() {
+    let shape = SimShape::new(4, 2, CHUNK as u32, 8).logged(ChecksumKind::Blake3, RING);
+    let mut sim = SimArray::create(shape, 9);
+    sim.write(CHUNK as u64, &[7; 2 * CHUNK]).expect("written");
+    sim.settle();
+    let written = sim
+        .disks
+        .values()
+        .filter(|disk| disk.peek(sim.data_region().start, CHUNK).iter().any(|&byte| byte != 0));
+    assert_eq!(written.count(), 2 + 2, "two columns of data, and parity");
+    for lost in 0..2 {
+        sim.admin(AdminRequest::Fail { member: MemberIndex(lost) }).expect("it can be failed");
+        let read = sim.read(0, 4 * CHUNK).expect("it can be read");
+        assert!(read[..CHUNK].iter().chain(&read[3 * CHUNK..]).all(|&byte| byte == 0));
+        assert!(read[CHUNK..3 * CHUNK].iter().all(|&byte| byte == 7));
+    }
+}
+
+#[test]
+fn a_large_part_goes_through_the_log_where_the_rest_cannot_be_had_or_has_no_slot() {
+    // A part of this length would be written with its stripe.
+    let len = 3 * CHUNK;
+    let mut array = Checked::filled(4, 2, ChecksumKind::Blake3);
+    let first = array.sim.data_region().start;
+    // No block of the first row of a slot can be read.
+    for disk in array.sim.disks.values_mut() {
+        disk.bad_blocks.insert(first / BLOCK as u64);
+    }
+    array.put(0, 2, len);
+    let writes = array.writes();
+    assert!(data_and_log(&mut array, &writes).1 >= len, "it is logged: {writes:?}");
+    assert_eq!(array.sim.read(0, len).expect("what was written can be read"), array.model[..len]);
+    array.sim.settle();
+
+    // No free slot is spared for it where few are left.
+    let shape = SimShape::new(4, 2, CHUNK as u32, 8).logged(ChecksumKind::Blake3, RING);
+    let mut sim = SimArray::create(SimShape { free_slots: Some(0), ..shape }, 9);
+    sim.write(0, &vec![1; shape.volume_bytes as usize]).expect("the first writes need none");
+    sim.write(0, &vec![2; len]).expect("written through the log");
+    sim.settle();
+    assert!(sim.read(0, len).expect("it can be read").iter().all(|&byte| byte == 2));
+}
+
+#[test]
+fn requests_of_a_stream_are_gathered_into_whole_stripes() {
+    // (Bytes of a request, where the stream begins in its stripe.)
+    for (len, start) in [(3 * CHUNK, 0), (3 * CHUNK, 512), (4 * CHUNK, CHUNK), (6 * CHUNK, 2 * BLOCK)] {
+        let mut array = Checked::filled(4, 2, ChecksumKind::Blake3);
+        array.put(7 * 4 * CHUNK, 1, BLOCK);
+        array.writes();
+        let stripes = 6;
+        let (mut at, end) = (start, stripes * 4 * CHUNK);
+        let mut ids = Vec::new();
+        while at < end {
+            let len = len.min(end - at);
+            array.model[at..at + len].fill(at as u8 | 1);
+            ids.push(array.sim.submit_write(at as u64, &vec![at as u8 | 1; len], false));
+            at += len;
+        }
+        let writes = array.writes();
+        let (data, logged) = data_and_log(&mut array, &writes);
+        // The first stripe shows that it is a stream: its parts are written for themselves.
+        let gathered = (stripes - 1) * 6 * CHUNK;
+        assert!(
+            data <= gathered + 3 * 6 * CHUNK && data >= gathered,
+            "{len} at {start}: {data} bytes of data"
+        );
+        assert!(logged <= 2 * 6 * CHUNK, "{len} at {start}: {logged} bytes in logs");
+        for id in ids {
+            array.sim.poll(id).expect("it has ended").expect("it is written");
+        }
+        array.verify();
+        let mut array = array.restarted();
+        array.verify();
+        array.assert_scrub_clean();
+    }
+}
+
 #[test]
 fn as_many_writes_gather_in_a_ring_before_they_go_in_place_however_many_members_take_part_in_each() {
     // An eighth of a ring holds the images of this many chunks, with room for headers.
     let writes = RING as usize / 8 / CHUNK - 1;
-    for (data, parity) in [(4, 2), (8, 3), (20, 10), (8, 40)] {
+    for (data, parity) in [(4, 2), (8, 3), (20, 10), (40, 40)] {
         let mut array = Checked::filled(data, parity, ChecksumKind::Crc32c);
         let in_place = array.sim.data_region();
         for chunk in 0..writes {

@@ -232,9 +232,34 @@ fn cost_of_a_replacement() -> Option<String> {
     sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
 }
 
+/// Wrong bytes that are read without an error after a write of three columns of four, in a stripe in which two
+/// blocks of a row are damaged and one may be.
+fn wrong_after_a_large_write() -> Option<String> {
+    for (one, other) in (0..5).flat_map(|one| (0..one).map(move |other| (one, other))) {
+        let mut sim = trouble::filled(4, 1);
+        let before = sim.read(3 * trouble::CHUNK as u64, trouble::CHUNK).expect("it is filled");
+        for disk in [one, other] {
+            let start = sim.data_region().start;
+            sim.disks.get_mut(&disk).expect("a disk").flip(start, 4);
+        }
+        sim.write(0, &[9; 3 * trouble::CHUNK]).expect("what is lost is set aside");
+        for block in 0..trouble::CHUNK / 4096 {
+            let bytes = block * 4096..(block + 1) * 4096;
+            match sim.read((3 * trouble::CHUNK + bytes.start) as u64, 4096) {
+                Ok(read) if read[..] != before[bytes] => {
+                    return Some(format!("block {block}, with disks {one} and {other} damaged"));
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    None
+}
+
 fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
     let cost = || match mutation {
         Mutation::JoinsLacking => cost_of_a_replacement(),
+        Mutation::TakesAlongWhatIsMissing => wrong_after_a_large_write(),
         _ => cost_of_read_errors(mutation),
     };
     assert_eq!(cost(), None, "{} while it is kept", mutation.name());
@@ -279,6 +304,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         Mutation::NoPatience
         | Mutation::LostWithoutEvidence
         | Mutation::RebuildWritesWhatItLacks
+        | Mutation::TakesAlongWhatIsMissing
         | Mutation::JoinsLacking => return hunt_by_read_errors(mutation),
         Mutation::NoUpdateCount
         | Mutation::CompleteOfItself

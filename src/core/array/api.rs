@@ -42,6 +42,15 @@ pub enum StripeRequest {
         /// Done only when on stable storage.
         fua: bool,
     },
+    /// Write a whole stripe.
+    WriteStripe {
+        /// Which stripe.
+        stripe: StripeIndex,
+        /// Its k * chunk bytes of user data, one part after the other.
+        parts: Vec<Buf>,
+        /// Done only when on stable storage.
+        fua: bool,
+    },
     /// Make whole stripes read as zeroes.
     Zero {
         /// First stripe.

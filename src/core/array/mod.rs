@@ -431,6 +431,9 @@ impl Array {
             StripeRequest::Write { stripe, offset, data, fua } => {
                 self.start_logged_write(id, stripe, offset, data, fua)
             }
+            StripeRequest::WriteStripe { stripe, parts, fua } => {
+                self.start_stripe_write(id, stripe, parts, fua)
+            }
             // Checkpoints give its space back.
             StripeRequest::Zero { first, count } => self.start_discard(id, first, count),
             StripeRequest::Flush => self.redo.start_flush(&mut self.core, id),

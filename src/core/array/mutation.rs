@@ -112,6 +112,9 @@ mutations! {
     /// W3: a slot is used again before the record that freed it is durable; a crash finds the new data under
     /// the old stripe.
     ReuseBeforeDurable "reuse-before-durable",
+    /// T2: a write that takes the rest of its stripe along takes what it could not read, too; blocks that are
+    /// lost read as zeroes.
+    TakesAlongWhatIsMissing "takes-along-what-is-missing",
     /// R4: a fresh record leaves older images of its slot in force; replay overwrites the fresh data with
     /// them.
     FreshDoesNotVoid "fresh-does-not-void",

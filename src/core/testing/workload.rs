@@ -33,7 +33,7 @@ pub struct Workload {
     pub operations: u64,
     /// Writes of a few sectors to a few blocks.
     pub small_writes: u64,
-    /// Writes of whole stripes, one to three.
+    /// Writes of whole stripes, one to three, some of them in pieces.
     pub stripe_writes: u64,
     /// Writes of any range.
     pub other_writes: u64,
@@ -408,7 +408,36 @@ impl Run {
         Ok(Ok(self))
     }
 
+    /// Writes one to three stripes in pieces, as a client does whose requests are smaller than a stripe.
+    fn stream(&mut self) {
+        let (sectors, stripe) = (self.oracle.sectors() as u64, self.stripe_sectors);
+        let first = self.random.below(sectors.div_ceil(stripe)) * stripe;
+        let end = (first + stripe * (1 + self.random.below(3))).min(sectors);
+        let mut pieces = Vec::new();
+        let mut at = first;
+        while at < end {
+            // Usually of a quarter to the whole of a stripe, and not aligned to anything.
+            let count = (stripe / 4 + 1 + self.random.below(stripe)).min(end - at);
+            pieces.push((at as usize, count as usize));
+            at += count;
+        }
+        if self.random.one_in(3) {
+            pieces.reverse();
+        }
+        for (first, count) in pieces {
+            if !self.oracle.is_busy(first, count) {
+                self.write(first, count);
+            }
+            if self.random.one_in(6) {
+                self.sim.step();
+            }
+        }
+    }
+
     fn client(&mut self, kind: usize) {
+        if kind == 2 && self.random.one_in(4) {
+            return self.stream();
+        }
         let sectors = self.oracle.sectors() as u64;
         let stripe = self.stripe_sectors;
         let (first, count) = match kind {
@@ -445,16 +474,18 @@ impl Run {
             }
             _ if self.oracle.is_busy(first, count) => {}
             6 => self.zero(first, count),
-            _ => {
-                let fua = self.random.one_in(self.workload.fua_one_in);
-                let written = self.oracle.begin_write(first, count);
-                let bytes = Oracle::bytes_of(&written);
-                let id = self.sim.submit_write((first * SECTOR_BYTES) as u64, &bytes, fua);
-                let word = if fua { ", FUA" } else { "" };
-                self.note(format!("write {} to sectors {first}+{count}{word}, request {id}", written.value));
-                self.pending.push((id, Pending::Write { written, fua }));
-            }
+            _ => self.write(first, count),
         }
+    }
+
+    fn write(&mut self, first: usize, count: usize) {
+        let fua = self.random.one_in(self.workload.fua_one_in);
+        let written = self.oracle.begin_write(first, count);
+        let bytes = Oracle::bytes_of(&written);
+        let id = self.sim.submit_write((first * SECTOR_BYTES) as u64, &bytes, fua);
+        let word = if fua { ", FUA" } else { "" };
+        self.note(format!("write {} to sectors {first}+{count}{word}, request {id}", written.value));
+        self.pending.push((id, Pending::Write { written, fua }));
     }
 
     fn read(&mut self, first: usize, count: usize) {

@@ -7,6 +7,7 @@
 mod api;
 mod cut;
 mod driven;
+mod gather;
 mod lanes;
 mod plain;
 

@@ -10,6 +10,7 @@ use super::api::{
 };
 use super::cut::refuses;
 use super::driven::DrivenArray;
+use super::gather::{Gather, Offered, WritePart};
 use super::{LaneCut, PartLen, ViewReader, Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
 use crate::array::{
@@ -33,6 +34,8 @@ pub struct PlainVolume {
     /// The whole volume of which it is one lane's.
     whole: (LaneCut, LaneIndex),
     requests: Slab<Request>,
+    /// Parts of writes that wait for others of their stripe.
+    gather: Gather,
     /// Requests that were refused at once.
     refused: Vec<(RequestId, ClientError)>,
     /// One stripe of zeroes, for the ends of zeroing requests that are not whole stripes; allocated at first
@@ -107,6 +110,7 @@ impl PlainVolume {
             stripe_bytes,
             whole,
             requests: Slab::new(),
+            gather: Gather::new(stripe_bytes as usize),
             refused: Vec::new(),
             zeroes: None,
             named: ("request", None),
@@ -195,9 +199,39 @@ impl PlainVolume {
     }
 
     fn submit(&mut self, now: Timestamp, request: usize, place: usize, stripe_request: StripeRequest) {
-        self.requests[request].pending += 1;
-        let id = StripeRequestId((request as u64) << PLACE_BITS | place as u64);
+        let id = self.begin_part(request, place);
         self.driven.submit(now, id, stripe_request);
+    }
+
+    /// Names a part of a request.
+    fn begin_part(&mut self, request: usize, place: usize) -> StripeRequestId {
+        self.requests[request].pending += 1;
+        StripeRequestId((request as u64) << PLACE_BITS | place as u64)
+    }
+
+    /// Writes a part, alone or with others of its stripe.
+    fn write_part(&mut self, now: Timestamp, part: WritePart) {
+        let range = part.offset..part.offset + part.data.len();
+        let earlier = self.gather.disturb(part.stripe, &range);
+        self.submit_parts(now, earlier);
+        match self.gather.offer(now, part) {
+            Offered::Alone(part) => self.submit_parts(now, [part]),
+            Offered::Apart(parts) => self.submit_parts(now, parts),
+            Offered::Kept => {}
+            Offered::Whole(parts) => {
+                let (stripe, fua) = (parts[0].stripe, parts.iter().any(|part| part.fua));
+                let bytes = parts.iter().map(|part| part.data.clone()).collect();
+                let id = self.gather.begin_whole(parts);
+                self.driven.submit(now, id, StripeRequest::WriteStripe { stripe, parts: bytes, fua });
+            }
+        }
+    }
+
+    /// Has the array write parts one by one.
+    fn submit_parts(&mut self, now: Timestamp, parts: impl IntoIterator<Item = WritePart>) {
+        for WritePart { id, stripe, offset, data, fua } in parts {
+            self.driven.submit(now, id, StripeRequest::Write { stripe, offset, data, fua });
+        }
     }
 
     fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
@@ -218,8 +252,9 @@ impl PlainVolume {
         let request = self.start(id, Kind::Write);
         let mut at = 0;
         for (place, (stripe, within, len)) in self.parts(offset.0, data.len() as u64).enumerate() {
-            let part = StripeRequest::Write { stripe, offset: within, data: data.slice(at..at + len), fua };
-            self.submit(now, request, place, part);
+            let id = self.begin_part(request, place);
+            let part = WritePart { id, stripe, offset: within, data: data.slice(at..at + len), fua };
+            self.write_part(now, part);
             at += len;
         }
     }
@@ -250,6 +285,8 @@ impl PlainVolume {
             if left.start.is_multiple_of(self.stripe_bytes) && whole > 0 {
                 let count = whole.min(ZERO_RUN_STRIPES);
                 left.start += count * self.stripe_bytes;
+                let kept = self.gather.disturb_run(&(stripe..stripe + count));
+                self.submit_parts(now, kept);
                 let first = StripeIndex(stripe);
                 self.submit(now, request, 0, StripeRequest::Zero { first, count });
                 continue;
@@ -258,13 +295,10 @@ impl PlainVolume {
             let len = (self.stripe_bytes - within).min(left.end - left.start);
             left.start += len;
             let data = self.zero_buf(len as usize);
-            let stripe = StripeIndex(stripe);
-            self.submit(
-                now,
-                request,
-                0,
-                StripeRequest::Write { stripe, offset: within as usize, data, fua: false },
-            );
+            let (stripe, offset) = (StripeIndex(stripe), within as usize);
+            let kept = self.gather.disturb(stripe, &(offset..offset + data.len()));
+            self.submit_parts(now, kept);
+            self.submit(now, request, 0, StripeRequest::Write { stripe, offset, data, fua: false });
         }
     }
 
@@ -285,6 +319,26 @@ impl PlainVolume {
         let first = offset.0 / self.stripe_bytes;
         let end = (offset.0 + len).div_ceil(self.stripe_bytes);
         (StripeIndex(first), end - first)
+    }
+
+    /// Takes the end of what the array did.
+    fn ended(
+        &mut self,
+        now: Timestamp,
+        id: StripeRequestId,
+        result: Result<StripeReply, ClientError>,
+        out: &mut VolumeOutput,
+    ) {
+        let Some(parts) = self.gather.end_whole(id) else {
+            self.gather.ended(id);
+            return self.part_done(now, id, result, out);
+        };
+        match result {
+            // What keeps the stripe from being written as a whole need not concern each part.
+            Err(ClientError::Io | ClientError::NoSpace) => self.submit_parts(now, parts),
+            Err(error) => parts.iter().for_each(|part| self.part_done(now, part.id, Err(error), out)),
+            Ok(_) => parts.iter().for_each(|part| self.part_done(now, part.id, Ok(StripeReply::Done), out)),
+        }
     }
 
     fn part_done(
@@ -368,12 +422,18 @@ impl Volume for PlainVolume {
         if let Some((id, request)) = self.driven.take(now, event) {
             self.client(now, id, request);
         }
+        if self.driven.is_stopping() {
+            let kept = self.gather.take_all();
+            self.submit_parts(now, kept);
+        }
     }
 
     fn settle(&mut self, now: Timestamp, out: &mut VolumeOutput) {
         out.replies.extend(self.refused.drain(..).map(|(id, error)| (id, Err(error))));
+        let overdue = self.gather.overdue(now);
+        self.submit_parts(now, overdue);
         while let Some((id, result)) = self.driven.next_ended() {
-            self.part_done(now, id, result, out);
+            self.ended(now, id, result, out);
         }
         self.driven.pass_on(now, self.requests.is_empty(), out);
     }
@@ -388,7 +448,7 @@ impl Volume for PlainVolume {
     }
 
     fn due(&self) -> Option<Timestamp> {
-        self.driven.array().due()
+        [self.driven.array().due(), self.gather.due()].into_iter().flatten().min()
     }
 
     fn damage_revision(&self) -> u64 {

@@ -547,7 +547,10 @@ impl Core {
 pub(in crate::array) fn changes_nothing(request: &StripeRequest) -> bool {
     match request {
         StripeRequest::Read { .. } | StripeRequest::Extents { .. } | StripeRequest::Health { .. } => true,
-        StripeRequest::Write { .. } | StripeRequest::Zero { .. } | StripeRequest::Flush => false,
+        StripeRequest::Write { .. }
+        | StripeRequest::WriteStripe { .. }
+        | StripeRequest::Zero { .. }
+        | StripeRequest::Flush => false,
     }
 }
 

@@ -27,8 +27,10 @@ mod records;
 mod room;
 mod stripe;
 mod unreadable;
+mod widen;
 
 use unreadable::Way;
+use widen::TakenAlong;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -83,7 +85,14 @@ struct ParityWork {
 }
 
 /// The write of a whole stripe.
+#[derive(Default)]
 struct WholeStripe {
+    /// A part is to become a whole stripe, with what it leaves as it is.
+    widens: bool,
+    /// That was tried.
+    was_tried: bool,
+    /// What was taken along.
+    along: TakenAlong,
     /// The free slot that it goes to, locked as such.
     target: Option<SlotIndex>,
     /// Writes under way, and the member of each.
@@ -97,6 +106,8 @@ struct WholeStripe {
 enum Work {
     /// New bytes at an offset of the stripe.
     Data { offset: usize, data: Buf },
+    /// A whole stripe, by column, for a free slot.
+    Stripe { columns: Vec<Buf> },
     /// Discards `left` whole stripes, from this one on.
     Discard { left: u64 },
     /// Reads a block that is set aside, and writes it again if its member still has its content.
@@ -118,6 +129,8 @@ enum Stage {
     Edges,
     /// Reading what new parity is computed from.
     Old,
+    /// Reading the rest of the stripe, which goes to a free slot with what is new.
+    Rest,
     /// Waits for a free slot, and for the gate.
     Slot,
     SlotLock,
@@ -129,6 +142,14 @@ enum Stage {
     Join,
     /// In a batch; waits until that is written or durable.
     Logged,
+}
+
+impl Stage {
+    /// Whether operations or a job are under way, whose ends take the write on.
+    fn has_io(self) -> bool {
+        use Stage::{Code, Edges, Old, Repay, Rest, Stripe};
+        matches!(self, Edges | Old | Rest | Code | Stripe | Repay)
+    }
 }
 
 struct StripeWrite {
@@ -169,7 +190,7 @@ impl Array {
         let slot = SlotIndex(stripe.0);
         let repays = match work {
             Work::Repay { column, row } => Some((stripe, column as u16, row as u32)),
-            Work::Data { .. } | Work::Discard { .. } => None,
+            Work::Data { .. } | Work::Stripe { .. } | Work::Discard { .. } => None,
         };
         let mut write = Box::new(LoggedWrite {
             request: WriteRequest { id, fua, since: self.core.now, expired: None },
@@ -185,7 +206,7 @@ impl Array {
             fetch: Fetch::new(slot, FetchRules::default()),
             parity: ParityWork { plans: Vec::new(), way: Way::Usual, unreadable_since: None },
             records: Vec::new(),
-            whole: WholeStripe { target: None, pending: 0, writes: Vec::new(), short: None },
+            whole: WholeStripe::default(),
         });
         self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
@@ -197,7 +218,7 @@ impl Array {
     /// failure.
     pub(in crate::array) fn advance_logged_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         loop {
-            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
+            if write.stage.has_io() {
                 return Flow::Wait;
             }
             if self.core.is_failed() || write.life != self.redo.lives() {
@@ -223,7 +244,8 @@ impl Array {
                 Stage::Join => self.join_write(key, write),
                 Stage::Logged if self.redo.is_waiting(key) => Flow::Wait,
                 Stage::Logged => return self.acknowledge_logged(key, write),
-                Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay => Flow::Wait,
+                Stage::Edges | Stage::Old | Stage::Rest => Flow::Wait,
+                Stage::Code | Stage::Stripe | Stage::Repay => Flow::Wait,
             };
             if flow == Flow::Finished || write.stage == before {
                 return flow;
@@ -233,12 +255,17 @@ impl Array {
 
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_to_free_slot(&self, write: &LoggedWrite) -> bool {
+        self.core.is_whole(write) && self.stripes_go_to_free_slots()
+    }
+
+    fn stripes_go_to_free_slots(&self) -> bool {
         let record = self.core.manifest_blocks(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
-        self.core.is_whole(write) && self.core.full_stripe_fresh() && self.redo.fits_ring(record)
+        self.core.full_stripe_fresh() && self.redo.fits_ring(record)
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.core.load.last_write = self.core.now;
+        write.whole.widens = self.pays_as_stripe(write);
         let demand = self.demand_of_write(write);
         if !self.redo.admits(demand) {
             if let Some(error) = self.core.lasting_shortage() {
@@ -256,11 +283,13 @@ impl Array {
     }
 
     /// Rows that the write locks for itself: all where the stripe holds no data yet, since its first write
-    /// decides about every block.
+    /// decides about every block, and where all blocks move.
     fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
         match &write.task.work {
             Work::Data { offset, data }
-                if self.pages.holds_data(write.stripe) && !self.core.is_whole(write) =>
+                if self.pages.holds_data(write.stripe)
+                    && !self.core.is_whole(write)
+                    && !write.whole.widens =>
             {
                 self.core.rows_of(*offset, data.len())
             }
@@ -302,7 +331,10 @@ impl Array {
             write.stage = Stage::Slot;
             return Flow::Wait;
         }
-        let rows = if first { 0..self.core.map.chunk } else { rows };
+        if first && write.whole.widens {
+            return self.fetch_rest(key, write);
+        }
+        let rows = if first || write.whole.widens { 0..self.core.map.chunk } else { rows };
         let pages = self.pages.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
         write.pages = PageHold::of_client(pages, write.life);
         write.stage = Stage::Pages;
@@ -316,6 +348,14 @@ impl Array {
             PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
             PagesHeld::All { .. } => {}
         }
+        if write.whole.widens {
+            return self.fetch_rest(key, write);
+        }
+        self.with_pages(key, write)
+    }
+
+    /// Reads old bytes, now that the pages are here.
+    fn with_pages(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         if let Work::Repay { column, row } = write.task.work {
             return self.read_set_aside(key, write, column, row);
         }
@@ -503,6 +543,7 @@ impl Array {
         }
         let flow = match write.stage {
             Stage::Edges => self.merge_edges(key, write),
+            Stage::Rest => self.rest_fetched(key, write),
             _ => self.fetched_old(key, write),
         };
         if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
@@ -554,7 +595,11 @@ impl Array {
 
 impl Core {
     fn is_whole(&self, write: &LoggedWrite) -> bool {
-        matches!(&write.task.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
+        match &write.task.work {
+            Work::Data { offset, data } => *offset == 0 && data.len() == self.map.stripe_bytes(),
+            Work::Stripe { .. } => true,
+            Work::Discard { .. } | Work::Repay { .. } => false,
+        }
     }
 
     /// Without checksums nothing tells which blocks were never written, so the first write of a stripe writes

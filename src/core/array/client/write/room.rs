@@ -28,25 +28,26 @@ impl Array {
     /// The most that the write will add to overlay and log: a member gets one column of its rows.
     pub(super) fn demand_of_write(&self, write: &LoggedWrite) -> LogDemand {
         let manifest = |blocks, records| self.core.manifest_blocks(blocks, records);
+        let of_stripe = manifest(self.core.map.width() * self.core.map.chunk / BLOCK, 1);
         match &write.task.work {
             Work::Discard { .. } => LogDemand { bytes: 0, blocks: 1 },
             Work::Repay { .. } => {
                 let blocks = 1 + self.core.map.m;
                 LogDemand { bytes: blocks * BLOCK, blocks: 1 + manifest(self.core.map.width(), 1) }
             }
-            Work::Data { .. } if self.goes_to_free_slot(write) => LogDemand {
-                bytes: 0,
-                blocks: manifest(self.core.map.width() * self.core.map.chunk / BLOCK, 1),
-            },
+            Work::Data { .. } | Work::Stripe { .. } if self.goes_to_free_slot(write) => {
+                LogDemand { bytes: 0, blocks: of_stripe }
+            }
+            Work::Stripe { .. } => unreachable!("a stripe by column goes to a free slot"),
             Work::Data { offset, data } => {
                 let rows = self.core.rows_of(*offset, data.len()).len() / BLOCK;
                 let blocks = data.len() / BLOCK + 2 + self.core.map.m * rows;
                 // The first write of a stripe without checksums writes all of it, and where blocks are set
                 // aside each row has a record of its own.
-                LogDemand {
-                    bytes: blocks * BLOCK,
-                    blocks: rows + manifest(self.core.map.width() * rows, rows.max(3)),
-                }
+                let in_log = rows + manifest(self.core.map.width() * rows, rows.max(3));
+                // One that is to become a whole stripe may have to go this way all the same.
+                let whole = if write.whole.widens { of_stripe } else { 0 };
+                LogDemand { bytes: blocks * BLOCK, blocks: in_log.max(whole) }
             }
         }
     }

@@ -5,15 +5,34 @@ use crate::array::Core;
 use crate::array::base::lock::{LockKey, LockMode};
 use crate::array::client::write::{Flow, LoggedWrite, Stage, StripeWrite, Work};
 use crate::array::pages::hold::PageHold;
-use crate::array::{Array, ClientError, FullStripe, Inflight, NoticeKind, NoticeLevel, Owner};
-use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::array::{
+    Array, ClientError, FullStripe, Inflight, NoticeKind, NoticeLevel, Owner, StripeRequestId,
+};
+use crate::block_io::{Buf, BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
-use crate::units::ROW_BYTES;
+use crate::units::{ROW_BYTES, StripeIndex};
 
 const BLOCK: usize = ROW_BYTES as usize;
 
 impl Array {
+    /// Starts the write of a whole stripe that is given in parts, one after the other.
+    pub(in crate::array) fn start_stripe_write(
+        &mut self,
+        id: StripeRequestId,
+        stripe: StripeIndex,
+        parts: Vec<Buf>,
+        fua: bool,
+    ) {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        assert_eq!(bytes, self.core.map.stripe_bytes(), "the parts of a whole stripe");
+        let work = match self.stripes_go_to_free_slots() {
+            true => Work::Stripe { columns: self.core.cut_into(self.core.map.chunk, &parts) },
+            false => Work::Data { offset: 0, data: self.core.cut_into(bytes, &parts).remove(0) },
+        };
+        self.start_logged(Some(id), stripe, work, fua);
+    }
+
     /// Finds the slot that a whole stripe goes to.
     pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.tell_log();
@@ -45,19 +64,21 @@ impl Array {
 
     /// Has the stripe coded and hashed, once.
     pub(super) fn code_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Data { data, .. } = &write.task.work else { unreachable!("a whole stripe has data") };
-        let data = data.clone();
+        let (k, chunk) = (self.core.map.k, self.core.map.chunk);
+        let columns: Vec<Buf> = match &write.task.work {
+            Work::Data { data, .. } => (0..k).map(|c| data.slice(c * chunk..(c + 1) * chunk)).collect(),
+            Work::Stripe { columns } => columns.clone(),
+            Work::Discard { .. } | Work::Repay { .. } => unreachable!("a whole stripe has data"),
+        };
         // The pages load while the job runs.
         self.hold_pages(key, &mut write.pages);
-        let (k, chunk) = (self.core.map.k, self.core.map.chunk);
         let bytes = self.core.map.width() * chunk;
         self.redo.begin_stripe(bytes);
         write.stage = Stage::Code;
-        let column = |column: usize| Column::Shared(data.slice(column * chunk..(column + 1) * chunk));
         let work = CodecJob {
             transform: Some(self.core.shape.encoding.clone()),
             hasher: Some(self.pages.log_hasher()),
-            inputs: (0..k).map(column).collect(),
+            inputs: columns.into_iter().map(Column::Shared).collect(),
             outputs: Outputs::Into((0..self.core.map.m).map(|_| self.core.pool.alloc(chunk)).collect()),
         };
         self.core.give_away(key, work, self.core.client_urgency());
@@ -77,10 +98,19 @@ impl Array {
         if !self.core.is_failed() && write.life == self.redo.lives() {
             let columns = coded.inputs.into_iter().map(Column::into_shared);
             let images = (0..).zip(columns.chain(coded.outputs.into_iter().map(BufMut::freeze))).collect();
-            let (stripe, old_slot, hashes) = (write.stripe, write.slot, coded.hashes);
+            let (stripe, old_slot, mut hashes) = (write.stripe, write.slot, coded.hashes);
+            if !write.whole.along.agrees(&mut hashes) {
+                // Something has changed it in memory.
+                self.redo.end_stripe();
+                return match self.goes_through_log(key, write) {
+                    true => self.advance_logged_write(key, write),
+                    false => unreachable!("only a part takes the rest of its stripe along"),
+                };
+            }
             let record = FreshRecord { stripe, slot: target, old_slot, hashes };
             write.records = vec![(LogRecord::Fresh(record), images)];
-            for column in 0..self.core.map.width() {
+            let rows = self.core.map.chunk / BLOCK;
+            for column in (0..self.core.map.width()).filter(|c| !write.whole.along.is_unwritten(*c, rows)) {
                 let member = self.core.member_at(target, column);
                 for device in self.core.targets(member, target).collect::<Vec<_>>() {
                     write.whole.writes.push(StripeWrite { member, device, column, retried: false });
@@ -107,6 +137,9 @@ impl Array {
         if let Some(error) = write.whole.short {
             if self.core.stop.hurried {
                 return self.end_logged_write(key, write, Err(ClientError::Stopping));
+            }
+            if self.goes_through_log(key, write) {
+                return Flow::Wait;
             }
             let text = format!("a whole stripe could not be written ({error}); nothing of it was changed");
             self.core.notice(NoticeKind::WriteFailed, NoticeLevel::Error, None, text);
@@ -148,6 +181,34 @@ impl Array {
 }
 
 impl Core {
+    /// Cuts bytes that are given in parts, one after the other, into pieces of `len` bytes. A piece that lies
+    /// in several parts is copied.
+    fn cut_into(&self, len: usize, parts: &[Buf]) -> Vec<Buf> {
+        let mut pieces = Vec::new();
+        let mut joined: Option<(BufMut, usize)> = None;
+        for part in parts {
+            let mut at = 0;
+            while at < part.len() {
+                let rest = part.len() - at;
+                if joined.is_none() && rest >= len {
+                    pieces.push(part.slice(at..at + len));
+                    at += len;
+                    continue;
+                }
+                let (mut piece, filled) = joined.take().unwrap_or_else(|| (self.pool.alloc(len), 0));
+                let count = rest.min(len - filled);
+                piece[filled..filled + count].copy_from_slice(&part[at..at + count]);
+                at += count;
+                if filled + count == len {
+                    pieces.push(piece.freeze());
+                } else {
+                    joined = Some((piece, filled + count));
+                }
+            }
+        }
+        pieces
+    }
+
     /// Whether whole stripes go to free slots.
     pub(super) fn full_stripe_fresh(&self) -> bool {
         self.config.full_stripe == FullStripe::Fresh

@@ -1,0 +1,208 @@
+//! Large writes of parts of a stripe, written as whole stripes: what they leave as it is, is read, verified
+//! and goes with them to a free slot. That moves fewer bytes than to write their part and new parity twice,
+//! to the log and in place.
+//!
+//! All rows are locked, since all blocks move. Blocks that were never written stay so. Where a block cannot
+//! be had, where there is no slot to spare or no room, the write goes through the log as every other one.
+
+use crate::array::client::fetch::{Fetch, FetchRules, Fetched};
+use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Way, Work};
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::{Array, Core};
+use crate::block_io::{Buf, BufMut};
+use crate::units::BlockHash;
+use std::ops::Range;
+
+/// What a stripe takes along that its write left as it was.
+#[derive(Default)]
+pub(super) struct TakenAlong {
+    /// Hashes of the data blocks, by column, then row; none for a block that is new. A block that was never
+    /// written has the hash that says so.
+    pub(super) hashes: Vec<Option<BlockHash>>,
+}
+
+impl TakenAlong {
+    /// Whether the first `rows` blocks of a column, which are all it has, were never written.
+    pub(super) fn is_unwritten(&self, column: usize, rows: usize) -> bool {
+        let of_column = self.hashes.get(column * rows..(column + 1) * rows);
+        of_column.is_some_and(|hashes| hashes.iter().all(|hash| *hash == Some(BlockHash::UNWRITTEN)))
+    }
+
+    /// Puts the hashes of blocks that were never written among those of what is to be written. False: a block
+    /// is not what it was when it was verified.
+    pub(super) fn agrees(&self, hashes: &mut [BlockHash]) -> bool {
+        for (hash, known) in hashes.iter_mut().zip(&self.hashes) {
+            match known {
+                Some(BlockHash::UNWRITTEN) => *hash = BlockHash::UNWRITTEN,
+                Some(known) if known != hash => return false,
+                Some(_) | None => {}
+            }
+        }
+        true
+    }
+}
+
+impl Array {
+    /// Whether the write had better go to a free slot with the rest of its stripe: that moves at least a
+    /// sixth fewer bytes, manifests included.
+    pub(super) fn pays_as_stripe(&self, write: &LoggedWrite) -> bool {
+        let Work::Data { offset, data } = &write.task.work else { return false };
+        if self.core.is_whole(write)
+            || write.whole.was_tried
+            || write.task.rest.is_some()
+            || write.parity.way != Way::Usual
+            || self.pages.checksums().is_none()
+            || !self.stripes_go_to_free_slots()
+        {
+            return false;
+        }
+        let entry = self.pages.map_entry(write.stripe);
+        let has_own_slot = entry.epoch == 0 && !entry.holds_data;
+        let reserve = self.core.map.slots - self.core.shape.geometry.stripes();
+        if !has_own_slot && self.pages.stripes().free_slots() <= reserve / 2 {
+            return false;
+        }
+        let map = &self.core.map;
+        let (k, m, width) = (map.k, map.m, map.width());
+        let rows = self.core.rows_of(*offset, data.len()).len();
+        // Each member's piece of the log names every block that a record changes.
+        let manifest = |bytes: usize| bytes / BLOCK * size_of::<BlockHash>() * width;
+        let part = data.len() + m * rows;
+        let (old, rest) = match entry.holds_data {
+            true => (part.min((k * rows).saturating_sub(data.len())), k * map.chunk - data.len()),
+            false => (0, 0),
+        };
+        let through_log = 2 * part + manifest(part) + old;
+        let as_stripe = data.len() + m * map.chunk + manifest(width * map.chunk) + 2 * rest;
+        6 * as_stripe <= 5 * through_log
+    }
+
+    /// Reads what the write leaves as it is.
+    pub(super) fn fetch_rest(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Data { offset, data } = &write.task.work else {
+            unreachable!("a part of a stripe is data")
+        };
+        write.stage = Stage::Rest;
+        let rules = FetchRules { in_service_only: true, ..FetchRules::default() };
+        write.fetch = Fetch::new(write.slot, rules);
+        if self.pages.holds_data(write.stripe) {
+            let new = *offset..*offset + data.len();
+            for column in 0..self.core.map.k {
+                for rows in self.core.rest_of_column(column, &new) {
+                    let buf = self.core.pool.alloc(rows.len() * BLOCK);
+                    write.fetch.want(column, rows, buf);
+                }
+            }
+        }
+        match self.fetch(key, &mut write.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.rest_fetched(key, write),
+        }
+    }
+
+    /// Makes a whole stripe of the write and of what was read.
+    pub(super) fn rest_fetched(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        write.whole.widens = false;
+        write.whole.was_tried = true;
+        let missing = write.fetch.take_missing();
+        if !missing.is_empty() && !is_off(Mutation::TakesAlongWhatIsMissing) {
+            return self.with_pages(key, write);
+        }
+        let Work::Data { offset, data } = &write.task.work else {
+            unreachable!("a part of a stripe is data")
+        };
+        let new = *offset..*offset + data.len();
+        if missing.is_empty() {
+            write.whole.along = self.taken_along(write, &new);
+        }
+        let mut read = write.fetch.take().into_iter().peekable();
+        let chunk = self.core.map.chunk;
+        let column = |column: usize| {
+            let bytes = column * chunk..(column + 1) * chunk;
+            let covered = bytes.start.max(new.start)..bytes.end.min(new.end);
+            if covered == bytes {
+                return data.slice(covered.start - new.start..covered.end - new.start);
+            }
+            let mut parts: Vec<(Range<usize>, BufMut)> = Vec::new();
+            while let Some((_, rows, buf)) = read.next_if(|(c, ..)| *c == column) {
+                parts.push((rows, buf));
+            }
+            if covered.is_empty() && parts.len() == 1 {
+                return parts.remove(0).1.freeze();
+            }
+            // Without parts the stripe held nothing.
+            let mut whole = self.core.pool.alloc_zeroed(chunk);
+            for (rows, buf) in parts {
+                whole[rows.start * BLOCK..rows.end * BLOCK].copy_from_slice(&buf);
+            }
+            if !covered.is_empty() {
+                let from = covered.start - new.start..covered.end - new.start;
+                whole[covered.start - bytes.start..covered.end - bytes.start].copy_from_slice(&data[from]);
+            }
+            whole.freeze()
+        };
+        let columns: Vec<Buf> = (0..self.core.map.k).map(column).collect();
+        let work = std::mem::replace(&mut write.task.work, Work::Stripe { columns });
+        if let Work::Data { offset, data } = work {
+            write.task.asked.get_or_insert((offset, data));
+        }
+        self.release_pages(&mut write.pages);
+        write.stage = Stage::Slot;
+        Flow::Wait
+    }
+
+    /// Hashes of the blocks outside of `new`.
+    fn taken_along(&self, write: &LoggedWrite, new: &Range<usize>) -> TakenAlong {
+        let (chunk, rows) = (self.core.map.chunk, self.core.map.chunk / BLOCK);
+        let holds_data = self.pages.holds_data(write.stripe);
+        let hash = |at: usize| {
+            let start = at / rows * chunk + at % rows * BLOCK;
+            if start < new.end && new.start < start + BLOCK {
+                return None;
+            }
+            match holds_data {
+                true => self.pages.block_hash(write.slot, at % rows, at / rows),
+                false => Some(BlockHash::UNWRITTEN),
+            }
+        };
+        TakenAlong { hashes: (0..self.core.map.k * rows).map(hash).collect() }
+    }
+
+    /// Goes on through the log with a part that could not be written with the rest of its stripe. False: it
+    /// is no part.
+    pub(super) fn goes_through_log(&mut self, key: usize, write: &mut LoggedWrite) -> bool {
+        let Some((offset, data)) = write.task.asked.take() else { return false };
+        if let Some(target) = write.whole.target
+            && target != write.slot
+        {
+            self.pages.give_back_slot(target);
+        }
+        self.release_write(key, write);
+        write.task.work = Work::Data { offset, data };
+        write.whole.along = TakenAlong::default();
+        write.whole.writes.clear();
+        write.whole.short = None;
+        write.records.clear();
+        write.stage = Stage::Room;
+        self.wake_waiting_for_room();
+        true
+    }
+}
+
+impl Core {
+    /// Rows of a column, in blocks, that are not new as a whole: at most two runs.
+    fn rest_of_column(
+        &self,
+        column: usize,
+        new: &Range<usize>,
+    ) -> impl Iterator<Item = Range<usize>> + use<> {
+        let bytes = column * self.map.chunk..(column + 1) * self.map.chunk;
+        let covered = bytes.start.max(new.start)..bytes.end.min(new.end);
+        let runs = match covered.is_empty() {
+            true => [0..self.map.chunk, 0..0],
+            false => [0..covered.start - bytes.start, covered.end - bytes.start..self.map.chunk],
+        };
+        let blocks = |run: Range<usize>| run.start / BLOCK..run.end.div_ceil(BLOCK);
+        runs.into_iter().filter(|run| !run.is_empty()).map(blocks)
+    }
+}
