@@ -30,7 +30,7 @@ mod unreadable;
 mod widen;
 
 use unreadable::Way;
-use widen::TakenAlong;
+use widen::{Coded, TakenAlong};
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -93,6 +93,8 @@ struct WholeStripe {
     was_tried: bool,
     /// What was taken along.
     along: TakenAlong,
+    /// Parity and hashes, where they were computed when that was verified.
+    coded: Option<Coded>,
     /// The free slot that it goes to, locked as such.
     target: Option<SlotIndex>,
     /// Writes under way, and the member of each.

@@ -75,6 +75,10 @@ impl Array {
         let bytes = self.core.map.width() * chunk;
         self.redo.begin_stripe(bytes);
         write.stage = Stage::Code;
+        if let Some((outputs, hashes)) = write.whole.coded.take() {
+            let inputs = columns.into_iter().map(Column::Shared).collect();
+            return self.stripe_coded(key, write, CodedColumns { inputs, outputs, hashes });
+        }
         let work = CodecJob {
             transform: Some(self.core.shape.encoding.clone()),
             hasher: Some(self.pages.log_hasher()),

@@ -5,8 +5,9 @@
 //! All rows are locked, since all blocks move. Blocks that were never written stay so. Where a block cannot
 //! be had, where there is no slot to spare or no room, the write goes through the log as every other one.
 
-use crate::array::client::fetch::{Fetch, FetchRules, Fetched};
-use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Way, Work};
+use crate::array::client::fetch::{Blended, Fetch, FetchRules, Fetched};
+use crate::array::client::plan::{Band, ParityPath};
+use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Way, Work, parity};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, Core};
 use crate::block_io::{Buf, BufMut};
@@ -39,6 +40,21 @@ impl TakenAlong {
             }
         }
         true
+    }
+}
+
+/// Parity of a stripe, and the hashes of all its blocks, by column, then row.
+pub(super) type Coded = (Vec<BufMut>, Vec<BlockHash>);
+
+impl TakenAlong {
+    /// What the job that verified it has computed of it and of what is new.
+    fn coded(&self, blended: Blended) -> Coded {
+        let Blended { known_hashes, outputs, output_hashes } = blended;
+        let mut new = known_hashes.into_iter();
+        let data =
+            self.hashes.iter().map(|known| known.or_else(|| new.next()).expect("each new block is hashed"));
+        let hashes = data.chain(output_hashes).collect();
+        (outputs, hashes)
     }
 }
 
@@ -93,6 +109,12 @@ impl Array {
                     write.fetch.want(column, rows, buf);
                 }
             }
+            if let Some(band) = self.core.whole_columns(&new) {
+                let new_bytes = |column: usize| self.core.new_bytes(&band, *offset, data, column);
+                let codec = &self.core.shape.codec;
+                let blend = parity::blend_of_band(codec, &band, &ParityPath::ReconstructWrite, new_bytes);
+                write.fetch.blend(blend);
+            }
         }
         match self.fetch(key, &mut write.fetch) {
             Fetched::Wait => Flow::Wait,
@@ -115,8 +137,9 @@ impl Array {
         if missing.is_empty() {
             write.whole.along = self.taken_along(write, &new);
         }
-        let mut read = write.fetch.take().into_iter().peekable();
         let chunk = self.core.map.chunk;
+        write.whole.coded = write.fetch.take_blended().map(|blended| write.whole.along.coded(blended));
+        let mut read = write.fetch.take().into_iter().peekable();
         let column = |column: usize| {
             let bytes = column * chunk..(column + 1) * chunk;
             let covered = bytes.start.max(new.start)..bytes.end.min(new.end);
@@ -190,6 +213,14 @@ impl Array {
 }
 
 impl Core {
+    /// The band of a write that covers whole columns, where there is parity: it is computed in the same pass
+    /// over memory that verifies the others.
+    fn whole_columns(&self, new: &Range<usize>) -> Option<Band> {
+        let chunk = self.map.chunk;
+        let is_whole = new.start.is_multiple_of(chunk) && new.end.is_multiple_of(chunk) && self.map.m > 0;
+        is_whole.then(|| Band { rows: 0..chunk, columns: new.start / chunk..new.end / chunk })
+    }
+
     /// Rows of a column, in blocks, that are not new as a whole: at most two runs.
     fn rest_of_column(
         &self,
