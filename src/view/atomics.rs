@@ -1,9 +1,9 @@
 //! The atomics of the view: those of std, or of the model checker in its builds; and memory full of them.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use loom::sync::atomic::AtomicU64;
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use std::sync::atomic::AtomicU64;
 #[cfg(not(loom))]
 use zerocopy::{FromZeros, KnownLayout};
 

@@ -1,6 +1,7 @@
 //! What the owner of an array shows to readers on other threads, so that these can read blocks without asking
-//! it: where each stripe is, the hashes of the blocks of cached pages, which slots have newer images in the
-//! redo log, which device serves each member, and whether anything may be read here at all.
+//! it: where each stripe is, the hashes of the blocks of cached pages, which version of the other pages is
+//! the newest and where, which slots have newer images in the redo log, which device serves each member, and
+//! whether anything may be read here at all.
 //!
 //! One thread publishes ([`Publisher`]), any number look up ([`View`]); there are no locks, and all memory is
 //! taken when the view is made and stays where it is while anyone holds the view. A look-up answers or says
@@ -22,6 +23,12 @@
 //! * The member leaves, or its device is used for something else: the bytes match or they do not.
 //! * The array fails, or its log is replayed: the same.
 //!
+//! A page that is not in memory ([`Look::on_members`]) is read from a member like the data, and afterwards.
+//! Its version is named when no entry of it differs from that version in memory, and no longer: the owner
+//! names another place, or none, before it changes an entry. So the entries of the slot in that version are
+//! the block's hashes at the look-up, whenever they are read; a version never changes. What was read counts
+//! only if it proves to be exactly that version.
+//!
 //! Bytes that do not match go to the owner, which reads under its lock and mends. Where there is no hash, or
 //! one as short as a CRC, the ticket of the look-up is compared after the read ([`View::still`]): all of
 //! these but mending change a word of the ticket before they touch the device; a checkpoint did when the slot
@@ -32,6 +39,8 @@
 //!   through a lock or a system call, which orders it after these stores.
 //! * A slot shows images before anything else of the write that makes them is published, and until they are
 //!   in place, flushed and forgotten; or until no stripe with data is in the slot.
+//! * A page is named as being on the members while it is not in memory, its newest version is known, and that
+//!   was flushed there.
 //! * A member's device is shown while the member is in service and whole, and no longer.
 //!
 //! This crate knows numbers: stripes, slots, pages, entries, members. It must not know of arrays, geometry,

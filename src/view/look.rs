@@ -90,6 +90,13 @@ impl Look<'_> {
         (frame.sequence().load(Acquire) == sequence || is_off(Rule::FrameIsComparedAgain)).then_some(())
     }
 
+    /// The owner's name for the newest version of a page that is not in memory, and for where that is on the
+    /// members. The entries of the slot in that version are their hashes: what [`Look::hashes`] would return.
+    #[must_use]
+    pub fn on_members(&self, page: u64) -> Option<u64> {
+        self.view.on_members(page)
+    }
+
     /// Ends the look-up. All that it returned was true at one moment since it began, if there is a ticket.
     #[must_use]
     pub fn end(self) -> Option<Ticket> {

@@ -33,15 +33,32 @@ fn entry_of(slot: u64) -> (u64, usize) {
     (slot / 2, (slot % 2) as usize)
 }
 
-/// What both threads share besides the view: devices, and which version of stripe 0 is acknowledged.
+/// The word of a page that is not in memory: its newest version, and in which of its two places that is.
+fn placed(version: u64, place: u64) -> u64 {
+    1 << 63 | version << 1 | place
+}
+
+/// What a place of page 0 on the members holds: a version of the page, and the content that it has a hash of
+/// for slot 0.
+fn page(version: u64, content: u64) -> u64 {
+    version << 32 | content
+}
+
+/// What both threads share besides the view: devices, the places of page 0 on them, and which version of
+/// stripe 0 is acknowledged.
 struct World {
     disks: [[AtomicU64; 3]; 2],
+    page: [AtomicU64; 2],
     acknowledged: AtomicU64,
 }
 
 impl World {
     fn put(&self, disk: usize, slot: u64, content: u64) {
         self.disks[disk][slot as usize].store(content, Release);
+    }
+
+    fn put_page(&self, place: usize, bytes: u64) {
+        self.page[place].store(bytes, Release);
     }
 
     fn acknowledge(&self, version: u64) {
@@ -53,6 +70,8 @@ impl World {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Check {
     Hash,
+    /// The same, and at first page 0 is not in memory.
+    HashAway,
     /// There are no hashes: the ticket is compared again.
     Ticket,
 }
@@ -61,13 +80,21 @@ enum Check {
 fn read(view: &View, world: &World, check: Check) -> Option<u64> {
     let look = view.look(0)?;
     let slot = look.slot();
-    let mut wanted = None;
-    if check == Check::Hash {
+    let (mut wanted, mut named) = (None, None);
+    if check != Check::Ticket {
         let (page, entry) = entry_of(slot);
-        look.hashes(page, std::iter::once(entry), |hash| wanted = Some(hash))?;
+        if look.hashes(page, std::iter::once(entry), |hash| wanted = Some(hash)).is_none() {
+            (wanted, named) = (None, Some(look.on_members(page)?));
+        }
     }
     let device = look.device(0)?;
     let ticket = look.end()?;
+    if let Some(word) = named {
+        let found = world.page[(word & 1) as usize].load(Acquire);
+        let is_named = placed(found >> 32, word & 1) == word;
+        wanted = is_named.then_some(hash(found & 0xffff_ffff));
+        wanted?;
+    }
     if let Some(wanted) = wanted {
         assert_eq!(wanted[0] / 100, 1, "the look-up returned a hash of another stripe");
         assert_eq!(wanted, hash(wanted[0]), "the look-up returned halves of two hashes");
@@ -81,16 +108,22 @@ fn read(view: &View, world: &World, check: Check) -> Option<u64> {
 }
 
 /// An owner with stripe 0 in slot 0 and stripe 1 in slot 1, both in their first version.
-fn owner() -> (Publisher, Arc<World>) {
+fn owner(check: Check) -> (Publisher, Arc<World>) {
     let mut publisher = Publisher::new(SIZE);
     let cell = || AtomicU64::new(0);
     let disks = [[cell(), cell(), cell()], [cell(), cell(), cell()]];
-    let world = Arc::new(World { disks, acknowledged: AtomicU64::new(1) });
+    let page = [AtomicU64::new(page(1, content(0, 1))), cell()];
+    let world = Arc::new(World { disks, page, acknowledged: AtomicU64::new(1) });
     for stripe in 0..2 {
         world.put(0, stripe, content(stripe, 1));
         publisher.set_stripe(stripe, stripe, true, false);
     }
-    publisher.show_page(0, [hash(content(0, 1)), hash(content(1, 1))].into_iter());
+    match check {
+        Check::HashAway => publisher.place_page(0, placed(1, 0)),
+        Check::Hash | Check::Ticket => {
+            publisher.show_page(0, [hash(content(0, 1)), hash(content(1, 1))].into_iter());
+        }
+    }
     publisher.set_members(std::iter::once(Some(0)));
     publisher.serve(true);
     (publisher, world)
@@ -99,7 +132,7 @@ fn owner() -> (Publisher, Arc<World>) {
 /// Runs a script of the owner beside one read, in every order.
 fn explore(check: Check, script: impl Fn(&mut Publisher, &World) + Send + Sync + Copy + 'static) {
     loom::model(move || {
-        let (mut publisher, world) = owner();
+        let (mut publisher, world) = owner(check);
         let (view, readers_world) = (Arc::clone(publisher.view()), Arc::clone(&world));
         let reader = thread::spawn(move || {
             let floor = readers_world.acknowledged.load(Acquire);
@@ -183,6 +216,44 @@ fn give_frame_away(publisher: &mut Publisher, _: &World) {
     publisher.show_page(1, [hash(content(1, 2)), hash(content(1, 3))].into_iter());
 }
 
+/// Page 0 is pushed out of memory, and is loaded again.
+fn push_out_and_load(publisher: &mut Publisher, _: &World) {
+    publisher.place_page(0, placed(1, 0));
+    publisher.show_page(0, [hash(content(0, 1)), hash(content(1, 1))].into_iter());
+}
+
+/// A block whose page is not in memory is overwritten. The device loses that write, and still holds the old
+/// block, for which the old version of the page vouches.
+fn lose_a_write(publisher: &mut Publisher, world: &World) {
+    publisher.hide_page(0);
+    publisher.set_images(0, true);
+    world.acknowledge(2);
+    world.put_page(1, page(2, content(0, 2)));
+    publisher.set_images(0, false);
+    publisher.place_page(0, placed(2, 1));
+}
+
+/// A page that is not in memory has changed twice when it is named again: its newest version is where the
+/// named one was.
+fn change_page_twice(publisher: &mut Publisher, world: &World) {
+    publisher.hide_page(0);
+    publisher.set_images(0, true);
+    world.acknowledge(3);
+    world.put(0, 0, content(0, 3));
+    world.put_page(0, page(3, content(0, 3)));
+    publisher.set_images(0, false);
+    publisher.place_page(0, placed(3, 0));
+}
+
+/// Stripe 0 moves from a slot whose page is not in memory, and stripe 1 is written there.
+fn reuse_with_the_page_away(publisher: &mut Publisher, world: &World) {
+    publisher.set_stripe(0, 2, true, false);
+    publisher.hide_page(0);
+    world.put(0, 0, content(1, 2));
+    world.put_page(1, page(2, content(1, 2)));
+    publisher.place_page(0, placed(2, 1));
+}
+
 /// Another device takes the member's place, and the old one is used for something else.
 fn exchange_member(publisher: &mut Publisher, world: &World) {
     world.put(1, 0, content(0, 1));
@@ -250,6 +321,29 @@ fn a_frame_that_is_given_to_another_page_is_not_read_for_the_first() {
 }
 
 #[test]
+fn a_page_that_is_not_in_memory_vouches_for_what_it_said_at_the_look_up() {
+    explore(Check::HashAway, push_out_and_load);
+    explore(Check::HashAway, lose_a_write);
+    explore(Check::HashAway, change_page_twice);
+    explore(Check::HashAway, reuse_with_the_page_away);
+    is_needed(Rule::MapIsComparedAgain, Check::HashAway, reuse_with_the_page_away);
+    is_noticed(Check::HashAway, |publisher, world| {
+        // The page changes while an older version of it is named.
+        publisher.set_images(0, true);
+        world.acknowledge(2);
+        publisher.set_images(0, false);
+    });
+    is_noticed(Check::HashAway, |publisher, world| {
+        // The old version is named when the page leaves memory.
+        publisher.hide_page(0);
+        publisher.set_images(0, true);
+        world.acknowledge(2);
+        publisher.set_images(0, false);
+        publisher.place_page(0, placed(1, 0));
+    });
+}
+
+#[test]
 fn a_device_that_has_left_is_not_believed() {
     explore(Check::Hash, exchange_member);
     explore(Check::Ticket, exchange_member);
@@ -290,7 +384,7 @@ fn nothing_is_read_of_a_life_that_has_ended() {
 #[test]
 fn nothing_is_read_while_a_request_of_a_client_that_is_gone_is_under_way() {
     loom::model(|| {
-        let (publisher, world) = owner();
+        let (publisher, world) = owner(Check::Ticket);
         let (view, readers_world) = (Arc::clone(publisher.view()), Arc::clone(&world));
         let orphan = publisher.view().orphan();
         let reader = thread::spawn(move || read(&view, &readers_world, Check::Ticket));

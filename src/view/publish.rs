@@ -4,7 +4,7 @@
 
 use crate::Hash;
 use crate::rules::{Rule, is_off};
-use crate::shared::{BUSY, CLOSED, GENERATION, IMAGES, Size, View, map_word, slot_of};
+use crate::shared::{BUSY, CLOSED, GENERATION, IMAGES, ON_MEMBERS, Size, View, map_word, slot_of};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -126,20 +126,38 @@ impl Publisher {
                     self.used += 1;
                     self.used - 1
                 }
-                None => return,
+                None => return self.hide_page(page),
             },
         };
         self.fill(frame, page + 1, entries);
-        self.view.frame_of[page as usize].store(frame + 1, Release);
+        self.set_page(page, u64::from(frame) + 1);
     }
 
-    /// Shows a page no more.
+    /// Shows a page no more, neither in memory nor on the members.
     pub fn hide_page(&mut self, page: u64) {
-        if let Some(frame) = self.view.frame_of(page) {
-            self.view.frame_of[page as usize].store(0, Release);
+        let frame = self.view.frame_of(page);
+        self.set_page(page, 0);
+        if let Some(frame) = frame {
             self.fill(frame, 0, std::iter::empty());
             self.free.push(frame);
         }
+    }
+
+    /// Shows of a page that is not in memory its newest version and where that is, in one word that must have
+    /// its upper bit set. As long as that is shown no entry of the page may change.
+    ///
+    /// # Panics
+    /// When the upper bit is not set.
+    pub fn place_page(&mut self, page: u64, word: u64) {
+        assert!(word & ON_MEMBERS != 0, "{word:x} is the word of a frame");
+        self.hide_page(page);
+        self.set_page(page, word);
+    }
+
+    /// What [`Publisher::place_page`] shows of a page, if it is not in memory.
+    #[must_use]
+    pub fn placed(&self, page: u64) -> Option<u64> {
+        self.view.on_members(page)
     }
 
     /// Closes the service, and shows no stripe, image or page any more.
@@ -156,10 +174,16 @@ impl Publisher {
                 word.store((now - now % GENERATION).wrapping_add(GENERATION), Release);
             }
         }
-        for frame in 0..self.used {
-            if let Some(page) = self.view.frame(frame).page().load(Relaxed).checked_sub(1) {
-                self.hide_page(page);
-            }
+        for page in 0..self.view.size.pages {
+            self.hide_page(page);
+        }
+    }
+
+    /// Sets where the hashes of a page are.
+    fn set_page(&self, page: u64, word: u64) {
+        let place = &self.view.pages[page as usize];
+        if place.load(Relaxed) != word {
+            place.store(word, Release);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Must not know the order in which they are read or written: see `look.rs` and `publish.rs`.
 
-use crate::atomics::{AtomicU32, AtomicU64, zeroes};
+use crate::atomics::{AtomicU64, zeroes};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
@@ -26,6 +26,11 @@ pub struct Size {
 /// Most words for generations of slots: 8 MiB. With more slots several share a word, at the cost of more
 /// questions to the owner: a slot with images hides those that share its word.
 const GENERATIONS_MAX: u64 = 1 << 20;
+
+/// Of the word of a page, which is 0 while readers have to ask for it: it is not in memory, and the other
+/// bits are the owner's name for its newest version and for where that is on the members. Without this bit
+/// the word is the frame that shows the page + 1.
+pub(crate) const ON_MEMBERS: u64 = 1 << 63;
 
 /// Words of a frame before its hashes: its sequence, which is odd while it changes, and its page + 1.
 const FRAME_HEAD: usize = 2;
@@ -57,8 +62,8 @@ pub struct View {
     orphans: AtomicU64,
     pub(crate) map: Box<[AtomicU64]>,
     pub(crate) slots: Box<[AtomicU64]>,
-    /// For each page its frame + 1, or 0.
-    pub(crate) frame_of: Box<[AtomicU32]>,
+    /// For each page where its hashes are; see [`ON_MEMBERS`].
+    pub(crate) pages: Box<[AtomicU64]>,
     pub(crate) frames: Box<[AtomicU64]>,
     /// For each member the device that serves it + 1, or 0.
     pub(crate) members: Box<[AtomicU64]>,
@@ -72,10 +77,10 @@ impl Size {
     /// Bytes of memory that the view takes once all of it was used.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let words = [self.stripes, self.generations(), u64::from(self.members)];
+        let words = [self.stripes, self.generations(), self.pages, u64::from(self.members)];
         let words = words.into_iter().fold(0, u64::saturating_add).saturating_mul(8);
         let frames = u64::from(self.frames).saturating_mul(self.frame_bytes());
-        words.saturating_add(frames).saturating_add(self.pages.saturating_mul(4))
+        words.saturating_add(frames)
     }
 
     /// Bytes of each page that is shown.
@@ -104,7 +109,7 @@ impl View {
             orphans: AtomicU64::new(0),
             map: zeroes(len(size.stripes)),
             slots: zeroes(len(size.generations())),
-            frame_of: zeroes(len(size.pages)),
+            pages: zeroes(len(size.pages)),
             frames: zeroes(frames * size.frame_words()),
             members: zeroes(usize::from(size.members)),
         }
@@ -141,7 +146,20 @@ impl View {
 
     /// The frame that shows a page.
     pub(crate) fn frame_of(&self, page: u64) -> Option<u32> {
-        self.frame_of[page as usize].load(Acquire).checked_sub(1)
+        let word = self.pages[page as usize].load(Acquire);
+        if word & ON_MEMBERS == 0 { Some(word.checked_sub(1)? as u32) } else { None }
+    }
+
+    /// The owner's name for the newest version of a page that is not in memory.
+    pub(crate) fn on_members(&self, page: u64) -> Option<u64> {
+        let word = self.pages[page as usize].load(Acquire);
+        (word & ON_MEMBERS != 0).then_some(word)
+    }
+
+    /// Pages of hashes that are shown at a time, at most.
+    #[must_use]
+    pub fn frames(&self) -> u32 {
+        self.size.frames
     }
 }
 

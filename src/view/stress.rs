@@ -145,7 +145,7 @@ fn readers_beside_an_owner_return_nothing_old_and_nothing_of_others() {
 fn the_size_counts_all_memory() {
     let size = Size { stripes: 100, slots: 120, pages: 50, frames: 10, entries: 252, members: 6 };
     assert_eq!(size.frame_bytes(), 4096);
-    assert_eq!(size.bytes(), (100 + 120 + 6) * 8 + 10 * 4096 + 50 * 4);
+    assert_eq!(size.bytes(), (100 + 120 + 50 + 6) * 8 + 10 * 4096);
 }
 
 #[test]
@@ -202,13 +202,24 @@ fn what_readers_must_ask_the_owner_for_is_not_answered() {
     publisher.hide_page(1);
     publisher.show_page(0, std::iter::empty());
     assert!(publisher.shows(0) && !publisher.shows(1) && view.still(&ticket));
+    publisher.place_page(1, 1 << 63 | 5);
+    publisher.place_page(0, 1 << 63 | 7);
+    assert_eq!([publisher.placed(0), publisher.placed(1)], [Some(1 << 63 | 7), Some(1 << 63 | 5)]);
+    publisher.show_page(1, std::iter::empty());
+    assert!(publisher.shows(1) && !publisher.shows(0), "a page that is placed has no frame");
+    let look = view.look(0).expect("it is shown");
+    assert_eq!([look.on_members(0), look.on_members(1)], [Some(1 << 63 | 7), None]);
+    assert_eq!(look.hashes(0, std::iter::once(0), |_| ()), None);
+    publisher.show_page(0, std::iter::empty());
+    assert_eq!((publisher.placed(0), publisher.shows(0)), (None, false), "in memory, and there is one frame");
     drop(view.orphan());
     publisher.serve(true);
     assert!(view.still(&ticket), "nothing changed");
+    publisher.place_page(0, 1 << 63);
     publisher.serve(false);
     publisher.serve(true);
     assert!(!view.still(&ticket), "the service was closed meanwhile");
     publisher.forget_all();
     publisher.serve(true);
-    assert!(view.look(0).is_none() && !publisher.shows(0));
+    assert!(view.look(0).is_none() && !publisher.shows(1) && publisher.placed(0).is_none());
 }

@@ -2,8 +2,8 @@
 //! believed.
 
 use crate::scenes::cold_pages::{
-    a_device_that_joins_without_pages, copies_that_lost_a_write, one_trouble_after_another, shape,
-    with_an_eighth_of_the_pages, writes_of_pages_cut_off,
+    a_device_that_joins_without_pages, copies_that_lost_a_write, old_blocks_and_pages_read_elsewhere,
+    one_trouble_after_another, shape, with_an_eighth_of_the_pages, writes_of_pages_cut_off,
 };
 use calpe_core::block_io::IoOp;
 use calpe_core::testing::{Random, SimArray};
@@ -103,6 +103,14 @@ fn a_write_of_a_page_that_was_read_from_one_copy_spares_the_newest_version() {
         for seed in 0..2 {
             writes_of_pages_cut_off(shape(data, parity), seed).expect("all is there");
         }
+    }
+}
+
+#[test]
+fn old_blocks_are_not_read_elsewhere_by_old_pages() {
+    for seed in 0..5 {
+        old_blocks_and_pages_read_elsewhere(shape(2, 1), seed).expect("nothing old");
+        old_blocks_and_pages_read_elsewhere(shape(3, 2), seed).expect("nothing old");
     }
 }
 

@@ -103,6 +103,9 @@ fn hunt_by_cold_pages(mutation: Mutation) -> Result<String, String> {
         let scene = || match mutation {
             Mutation::AnyVersionBelieved => cold_pages::copies_that_lost_a_write(shape, seed),
             Mutation::NewestWrittenOver => cold_pages::writes_of_pages_cut_off(shape, seed),
+            Mutation::ViewPagePlaceKept | Mutation::ViewPageVersionNotCompared => {
+                cold_pages::old_blocks_and_pages_read_elsewhere(shape, seed)
+            }
             _ => cold_pages::a_device_that_joins_without_pages(shape, seed),
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
@@ -285,6 +288,9 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::ViewDiscardLate
         | Mutation::ViewMembersLate
         | Mutation::ViewTicketNotCompared => return hunt_by_reads_elsewhere(mutation),
+        Mutation::ViewPagePlaceKept | Mutation::ViewPageVersionNotCompared => {
+            return hunt_by_cold_pages(mutation);
+        }
         Mutation::UnreadTakenForOld
         | Mutation::UnreadTakenForLost
         | Mutation::UnreadWrittenOver

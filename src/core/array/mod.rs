@@ -89,7 +89,7 @@ pub use status::{
     PageCacheStatus, ReplacementStatus, Rest, ScrubResult, VolumeStatus,
 };
 use std::collections::VecDeque;
-pub use view_reader::{AskArray, PlanExtent, ReadPiece, ReadPlan, ViewReader};
+pub use view_reader::{AskArray, PlanExtent, PlannedPage, ReadPiece, ReadPlan, ViewReader};
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

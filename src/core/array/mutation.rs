@@ -221,6 +221,12 @@ mutations! {
     /// Readers on other threads do not look at their ticket after the read, and take another stripe's bytes
     /// where no hash tells.
     ViewTicketNotCompared "view-ticket-not-compared",
+    /// Readers on other threads are shown the old version of a page, and where it is, while the page is
+    /// cached and changes; they take old bytes that it vouches for.
+    ViewPagePlaceKept "view-page-place-kept",
+    /// Readers on other threads take the hashes of a page from a copy that shows another version than the one
+    /// that the view names; they take old bytes that it vouches for.
+    ViewPageVersionNotCompared "view-page-version-not-compared",
     /// Lanes: a flush goes to one lane only; a power cut takes what the others have acknowledged.
     FlushForgetsALane "flush-forgets-a-lane",
     /// Lanes: a request that reads nothing is answered when the first of its parts has ended.

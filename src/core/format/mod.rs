@@ -41,7 +41,9 @@ pub use log::{
     MAX_HEADER_BLOCKS, Manifest, NO_PLACE, SegmentError, SegmentHeader,
 };
 pub use member_set::MemberSet;
-pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
+pub use page::{
+    HashedPage, MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry,
+};
 pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
 pub use superblock::{
     ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberState, Region, RegionKind,

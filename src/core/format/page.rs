@@ -36,6 +36,10 @@ pub struct Page {
     pub entries: Box<[[u8; 16]; PAGE_ENTRIES]>,
 }
 
+/// A page where it was read, whose hash is known to be right; see [`Page::take_hash`].
+#[derive(Clone, Copy, Debug)]
+pub struct HashedPage<'a>(&'a RawPage);
+
 /// Why bytes are not a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PageError {
@@ -113,6 +117,13 @@ impl Page {
         zerocopy::transmute!(raw)
     }
 
+    /// Takes the hash out of the bytes of a page. What is left hashes to it, with the array's key, if the
+    /// bytes are a page of the array: so the pages of many reads can be hashed side by side.
+    pub fn take_hash(bytes: &mut [u8; PAGE_BYTES]) -> [u8; 16] {
+        let (hash, _) = bytes.split_first_chunk_mut().expect("a page is longer");
+        std::mem::take(hash)
+    }
+
     /// Reads a page.
     ///
     /// # Errors
@@ -130,6 +141,29 @@ impl Page {
         let entries = Box::new(raw.entries);
         let paired = raw.flags.get() & PAIRED != 0;
         Ok(Page { sequence: raw.sequence.get(), epoch: raw.epoch.get(), paired, entries })
+    }
+}
+
+impl<'a> HashedPage<'a> {
+    /// A page out of bytes that have the hash of a page of this array; none if it is another page.
+    #[must_use]
+    pub fn of(array: Uuid, index: PageIndex, bytes: &'a [u8; PAGE_BYTES]) -> Option<HashedPage<'a>> {
+        let raw: &RawPage = zerocopy::transmute_ref!(bytes);
+        let is_counted = [raw.sequence, raw.epoch].iter().all(|count| count.get() < COUNT_END);
+        let is_this = raw.array == array.into_bytes() && raw.index.get() == index.0;
+        (is_this && is_counted).then_some(HashedPage(raw))
+    }
+
+    /// Sequence and epoch.
+    #[must_use]
+    pub fn version(&self) -> (u64, u64) {
+        (self.0.sequence.get(), self.0.epoch.get())
+    }
+
+    /// An entry.
+    #[must_use]
+    pub fn entry(&self, at: usize) -> [u8; 16] {
+        self.0.entries[at]
     }
 }
 
@@ -304,7 +338,7 @@ const PAIRED: u64 = 1;
 /// Flag of a map entry: it was set; without it the stripe was never written.
 const KNOWN_ENTRY: u8 = 2;
 
-#[derive(Clone, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawPage {
     hash: [u8; 16],
@@ -325,9 +359,11 @@ const _: () = {
 
 /// Hash of a page with the field for it zero.
 fn page_hash(key: &LogKey, page: &RawPage) -> [u8; 16] {
-    let bytes = page.as_bytes();
-    let zeroes = [0; size_of::<[u8; 16]>()];
-    let hash = key.hasher().update(&zeroes).update(&bytes[zeroes.len()..]).finalize();
+    // The four chunks of one piece are hashed side by side; with two pieces some are hashed alone.
+    let mut bytes = [0; PAGE_BYTES];
+    bytes.copy_from_slice(page.as_bytes());
+    Page::take_hash(&mut bytes);
+    let hash = blake3::keyed_hash(&key.0, &bytes);
     *hash.as_bytes().first_chunk().expect("a hash of 32 bytes")
 }
 

@@ -1,6 +1,6 @@
 //! A reader on another thread than the array's: it plans reads by the array's view, reads the disks itself
-//! some time later, a piece at a time, and answers what verifies. The oracle judges that as a read that began
-//! when it was planned.
+//! some time later, a piece or a page at a time, and answers what verifies. The oracle judges that as a read
+//! that began when it was planned.
 //!
 //! It has its own randomness, so that a load is the same with and without it. Must not ask the array.
 
@@ -8,7 +8,7 @@ use super::oracle::BLOCK_BYTES;
 use super::sim::disk_of;
 use super::{Floor, Oracle, Random, SimArray};
 use crate::units::{LaneIndex, VolumeOffset};
-use crate::volume::ReadPlan;
+use crate::volume::{PlannedPage, ReadPiece, ReadPlan};
 
 /// Most reads under way.
 const READS_MAX: usize = 4;
@@ -21,6 +21,8 @@ pub(super) struct Elsewhere {
     reads: Vec<ForeignRead>,
     /// Reads that verified.
     pub verified: u64,
+    /// Those of them whose hashes were read from members, too.
+    pub with_pages: u64,
     /// Reads that the array has to be asked for, because the view did not answer or the bytes did not verify.
     pub unplanned: u64,
     pub unverified: u64,
@@ -33,6 +35,9 @@ struct ForeignRead {
     first_block: usize,
     /// The moment of the plan on the oracle's clock.
     since: u64,
+    /// What is to be read: the pieces of the plan, and its pages before or behind these.
+    pieces: Vec<ReadPiece>,
+    pages_first: bool,
     /// The bytes read so far, by piece.
     bytes: Vec<Vec<u8>>,
     /// A piece is read in one step of so many.
@@ -42,7 +47,7 @@ struct ForeignRead {
 impl Elsewhere {
     pub(super) fn new(seed: u64) -> Elsewhere {
         let random = Random::new(seed ^ 0xe15e);
-        Elsewhere { random, reads: Vec::new(), verified: 0, unplanned: 0, unverified: 0 }
+        Elsewhere { random, reads: Vec::new(), verified: 0, with_pages: 0, unplanned: 0, unverified: 0 }
     }
 
     /// Forgets the reads under way: the process is gone.
@@ -59,7 +64,7 @@ impl Elsewhere {
             let pause = self.reads[at].pause;
             if self.random.one_in(pause) && self.go_on(at, sim) {
                 let read = self.reads.swap_remove(at);
-                self.end(&read, sim, oracle)?;
+                self.end(read, sim, oracle)?;
             }
         }
         if self.reads.len() < READS_MAX && self.random.one_in(3) {
@@ -83,8 +88,14 @@ impl Elsewhere {
             return oracle.end_read(since);
         }
         let pause = [1, 4, 40][self.random.index(3)];
+        let pages_first = !plan.pages().is_empty() && self.random.one_in(2);
+        let mut pieces = plan.pieces().to_vec();
+        let at = if pages_first { 0 } else { pieces.len() };
+        pieces.splice(at..at, plan.pages().iter().map(PlannedPage::piece));
         self.reads.push(ForeignRead {
             plan,
+            pieces,
+            pages_first,
             lane,
             first_block: first as usize,
             since,
@@ -96,7 +107,7 @@ impl Elsewhere {
     /// Reads the next piece of a read. Returns whether that was the last, or cannot be read.
     fn go_on(&mut self, at: usize, sim: &SimArray) -> bool {
         let read = &mut self.reads[at];
-        let piece = read.plan.pieces()[read.bytes.len()];
+        let piece = read.pieces[read.bytes.len()];
         let disk = sim.disks.get(&disk_of(piece.device).0);
         let start = disk.map_or(0, |disk| disk.window(read.lane).start) + piece.offset.0;
         let blocks = start / BLOCK_BYTES as u64..(start + piece.len as u64) / BLOCK_BYTES as u64;
@@ -105,22 +116,52 @@ impl Elsewhere {
         });
         let Some(disk) = disk else { return true };
         read.bytes.push(disk.peek(start, piece.len));
-        read.bytes.len() == read.plan.pieces().len()
+        read.bytes.len() == read.pieces.len()
     }
 
-    fn end(&mut self, read: &ForeignRead, sim: &SimArray, oracle: &mut Oracle) -> Result<(), String> {
+    fn end(&mut self, mut read: ForeignRead, sim: &SimArray, oracle: &mut Oracle) -> Result<(), String> {
         oracle.end_read(read.since);
-        let is_whole = read.bytes.len() == read.plan.pieces().len();
-        if !is_whole
-            || !sim.volume.view_reader(read.lane).verify(&read.plan, read.bytes.iter().map(Vec::as_slice))
-        {
+        let is_whole = read.bytes.len() == read.pieces.len();
+        let reader = sim.volume.view_reader(read.lane);
+        let is_right = is_whole && {
+            let (pages, pieces) = (read.plan.pages().len(), read.plan.pieces().len());
+            let at = if read.pages_first { 0 } else { pieces };
+            let mut pages: Vec<Vec<u8>> = read.bytes.splice(at..at + pages, []).collect();
+            reader.learn(&mut read.plan, &mut pages)
+                && reader.verify(&read.plan, read.bytes.iter().map(Vec::as_slice))
+        };
+        if !is_right {
             self.unverified += 1;
             return Ok(());
         }
         self.verified += 1;
+        self.with_pages += u64::from(!read.plan.pages().is_empty());
         let bytes = read.bytes.concat();
         let checked = oracle.check(read.first_block, &bytes, Floor::Answered(read.since));
         checked.map_err(|wrong| format!("a read on another thread: {wrong}"))
+    }
+}
+
+impl SimArray {
+    /// Reads blocks of a volume of one lane on another thread, at one moment. None: the array has to be
+    /// asked. Otherwise also whether pages were read for it. `turn` chooses among the copies of a page.
+    #[must_use]
+    pub fn read_elsewhere(&self, offset: u64, len: usize, turn: usize) -> Option<(Vec<u8>, bool)> {
+        let (reader, mut plan) = (self.view_reader(), ReadPlan::default());
+        reader.plan(VolumeOffset(offset), len, &mut plan).ok()?;
+        // Each time a page is planned that is another one.
+        for _ in 0..turn % 3 {
+            reader.plan(VolumeOffset(offset), len, &mut plan).ok()?;
+        }
+        let read = |piece: ReadPiece| {
+            let disk = self.disks.get(&disk_of(piece.device).0).filter(|disk| !disk.dead);
+            disk.map(|disk| disk.peek(piece.offset.0, piece.len))
+        };
+        let mut pages = plan.pages().iter().map(|page| read(page.piece())).collect::<Option<Vec<_>>>()?;
+        let bytes = plan.pieces().iter().copied().map(read).collect::<Option<Vec<_>>>()?;
+        let is_right =
+            reader.learn(&mut plan, &mut pages) && reader.verify(&plan, bytes.iter().map(Vec::as_slice));
+        is_right.then(|| (bytes.concat(), !pages.is_empty()))
     }
 }
 
@@ -169,6 +210,20 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_are_not_cached_are_read_with_the_data_and_reads_are_right() {
+        for (seed, checksum) in (30..).zip(&KINDS[1..]) {
+            let shape = SimShape::new(2, 2, 4096, 300).logged(*checksum, 256 << 10);
+            let shape = SimShape { page_cache: Some(4096), ..shape };
+            let few_writes =
+                Workload { small_writes: 4, stripe_writes: 3, other_writes: 1, ..Workload::MIXED };
+            let workload = Workload { operations: 200, reads: 20, pauses: 8, unreadable: 1, ..few_writes };
+            let load = run(shape, workload, seed, 20_000);
+            let with_pages = load.read_elsewhere_with_pages();
+            assert!(with_pages > 100, "{checksum:?}: {with_pages} reads with pages that were not cached");
+        }
+    }
+
+    #[test]
     fn an_array_that_has_failed_or_stops_is_asked_for_everything() {
         for checksum in KINDS {
             let shape = SimShape::new(2, 1, 4096, 4).logged(checksum, 256 << 10);
@@ -184,9 +239,7 @@ mod tests {
             };
             let planned = plan().expect("all of it is in place and known");
             let read = |planned: &ReadPlan| -> Vec<Vec<u8>> {
-                let piece = |piece: &crate::volume::ReadPiece| {
-                    sim.disks[&piece.device.0].peek(piece.offset.0, piece.len)
-                };
+                let piece = |piece: &ReadPiece| sim.disks[&piece.device.0].peek(piece.offset.0, piece.len);
                 planned.pieces().iter().map(piece).collect()
             };
             let mut bytes = read(&planned);

@@ -695,7 +695,6 @@ impl SimArray {
     }
 
     /// For reads of the first lane on other threads than the array's.
-    #[cfg(test)]
     pub(super) fn view_reader(&self) -> crate::volume::ViewReader {
         self.volume.view_reader(LaneIndex(0))
     }

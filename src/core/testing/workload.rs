@@ -326,6 +326,12 @@ impl Run {
         (self.elsewhere.verified, self.elsewhere.unplanned, self.elsewhere.unverified)
     }
 
+    /// How many of the verified ones took hashes from pages that were not cached.
+    #[cfg(test)]
+    pub(super) fn read_elsewhere_with_pages(&self) -> u64 {
+        self.elsewhere.with_pages
+    }
+
     /// Waits until every client request has ended.
     ///
     /// # Errors

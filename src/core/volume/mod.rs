@@ -13,8 +13,8 @@ mod plain;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, AskArray, Job, JobDone, LogState, MemberCondition, MemberCounters,
-    MemberStatus, OpKey, Orphan, PlanExtent, ReadPiece, ReadPlan, ReplacementStatus, Rest, STOPPED_CLEANLY,
-    ScrubResult, Urgency, ViewReader, VolumeStatus, Work, WorkDone,
+    MemberStatus, OpKey, Orphan, PlanExtent, PlannedPage, ReadPiece, ReadPlan, ReplacementStatus, Rest,
+    STOPPED_CLEANLY, ScrubResult, Urgency, ViewReader, VolumeStatus, Work, WorkDone,
 };
 pub use api::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,

@@ -47,6 +47,7 @@ mod stopping;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod touched;
 mod tunnels;
 mod watchdog;
 

@@ -3,6 +3,9 @@
 //! owner of the array like any other request: no look-up, an error, bytes that do not match, a device that
 //! does not answer soon.
 //!
+//! Where the hashes of a small read are not in memory, their page is read beside the data. Such a read goes
+//! to the owner now and then, so that pages that are worth it are kept in memory (`touched.rs`).
+//!
 //! Small reads from memory of one parse run are verified together, because hashing many blocks side by side
 //! is faster. Large ones are cut into portions, which threads without work take over; where cores are busy, a
 //! GPU hashes them as a whole.
@@ -14,12 +17,13 @@ use super::directory::ListedLane;
 use super::job_pool::{Errand, ErrandDone, Found};
 use super::jobs::Jobs;
 use super::orders::{ArrayId, LaneId, Order, ReactorId};
+use super::touched::Touched;
 use crate::member::{DeviceReads, Ring, SharedDevice};
 use calpe_core::block_io::{BufMut, DeviceId, Pool};
 use calpe_core::codec::BlockHasher;
 use calpe_core::nbd::Command;
 use calpe_core::units::{ROW_BYTES, Timestamp, VolumeOffset};
-use calpe_core::volume::{ReadPlan, ViewReader};
+use calpe_core::volume::{PlannedPage, ReadPiece, ReadPlan, ViewReader};
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -67,12 +71,20 @@ struct Devices {
     /// In the order of their ids.
     all: Vec<(DeviceId, Arc<SharedDevice>)>,
     are_memory: bool,
+    /// Pages that were read lately because they were not in memory.
+    touched: Touched,
 }
 
 impl Devices {
     fn find(&self, id: DeviceId) -> Option<&Arc<SharedDevice>> {
         let at = self.all.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         Some(&self.all[at].1)
+    }
+
+    /// Whether one of these pages should be kept in memory, for which the owner has to be asked.
+    fn are_worth_keeping(&mut self, pages: &[PlannedPage]) -> bool {
+        // All of them are noted.
+        pages.iter().fold(false, |is_one, page| self.touched.again(page.number()) | is_one)
     }
 }
 
@@ -81,6 +93,8 @@ impl Devices {
 struct Gathered {
     lanes: Vec<GatheredOfLane>,
     bytes: usize,
+    /// Buffers of pages, to be used again: as many as one round has needed.
+    spare_pages: Vec<BufMut>,
 }
 
 /// Those of one lane.
@@ -88,6 +102,8 @@ struct GatheredOfLane {
     lane: Arc<ListedLane>,
     plan: ReadPlan,
     reads: Vec<(Order, BufMut)>,
+    /// The pages of the plan.
+    pages: Vec<BufMut>,
 }
 
 impl Gathered {
@@ -95,8 +111,8 @@ impl Gathered {
     fn of(&mut self, lane: &Arc<ListedLane>) -> &mut GatheredOfLane {
         let at = self.lanes.iter().position(|other| Arc::ptr_eq(&other.lane, lane));
         let at = at.unwrap_or_else(|| {
-            let (lane, plan, reads) = (Arc::clone(lane), ReadPlan::default(), Vec::new());
-            self.lanes.push(GatheredOfLane { lane, plan, reads });
+            let (lane, plan) = (Arc::clone(lane), ReadPlan::default());
+            self.lanes.push(GatheredOfLane { lane, plan, reads: Vec::new(), pages: Vec::new() });
             self.lanes.len() - 1
         });
         &mut self.lanes[at]
@@ -121,7 +137,7 @@ struct Portion {
     plan: ReadPlan,
     /// The devices that are counted as being read for it; none where the kernel reads.
     files: Vec<Arc<SharedDevice>>,
-    /// The buffers of its pieces that have come, where the kernel reads.
+    /// The buffers of its pieces that have come, then those of pages, where the kernel reads.
     pieces: Vec<Option<BufMut>>,
     left: usize,
     failed: bool,
@@ -188,7 +204,8 @@ impl Reads {
         }
         let all = lane.devices().all();
         let are_memory = all.iter().all(|(_, device)| device.is_memory());
-        self.devices.insert(lane.id(), Devices { version, all, are_memory });
+        let touched = Touched::new(lane.reader().map_or(0, ViewReader::pages_kept_max));
+        self.devices.insert(lane.id(), Devices { version, all, are_memory, touched });
     }
 
     /// Forgets the devices of an array that is gone.
@@ -209,27 +226,41 @@ impl Reads {
             self.gathered.lanes.clear();
         }
         let (offset, len) = (VolumeOffset(order.request.offset), order.request.length as usize);
-        let GatheredOfLane { plan, reads, .. } = self.gathered.of(lane);
+        let mut spare_pages = std::mem::take(&mut self.gathered.spare_pages);
+        let GatheredOfLane { plan, reads, pages, .. } = self.gathered.of(lane);
         let before = plan.extent();
-        let first = plan.pieces().len();
+        let (first, first_page) = (plan.pieces().len(), pages.len());
         if reader.plan_also(offset, len, plan).is_err() {
+            self.gathered.spare_pages = spare_pages;
             return Some(order);
         }
         let mut order = order;
         let mut buf = order.payload.take().unwrap_or_else(|| self.pool.alloc(len));
-        let devices = &self.devices[&lane.id()];
+        let devices = self.devices.get_mut(&lane.id()).expect("they were refreshed");
+        let is_left_here = !devices.are_worth_keeping(&plan.pages()[first_page..]);
+        let read = |piece: &ReadPiece, target: &mut [u8]| {
+            devices.find(piece.device).is_some_and(|file| read_now(file, self.me, target, piece.offset.0))
+        };
         let mut at = 0;
-        for piece in &plan.pieces()[first..] {
-            let target = &mut buf[at..at + piece.len];
-            at += piece.len;
-            if !devices.find(piece.device).is_some_and(|file| read_now(file, self.me, target, piece.offset.0))
-            {
-                // What was gathered before is verified without.
-                plan.truncate(before);
-                return Some(order);
-            }
+        let is_read = is_left_here
+            && plan.pages()[first_page..].iter().map(PlannedPage::piece).all(|piece| {
+                pages.push(spare_pages.pop().unwrap_or_else(|| self.pool.alloc(piece.len)));
+                read(&piece, pages.last_mut().expect("one was pushed"))
+            })
+            && plan.pieces()[first..].iter().all(|piece| {
+                let target = &mut buf[at..at + piece.len];
+                at += piece.len;
+                read(piece, target)
+            });
+        if !is_read {
+            // What was gathered before is verified without.
+            plan.truncate(before);
+            spare_pages.extend(pages.drain(first_page..));
+            self.gathered.spare_pages = spare_pages;
+            return Some(order);
         }
         reads.push((order, buf));
+        self.gathered.spare_pages = spare_pages;
         self.gathered.bytes += len;
         if self.gathered.bytes >= GATHERED_BYTES_MAX {
             self.verify_gathered();
@@ -242,11 +273,15 @@ impl Reads {
         if self.gathered.bytes == 0 {
             return;
         }
-        let Gathered { lanes, bytes } = &mut self.gathered;
+        let Gathered { lanes, bytes, spare_pages } = &mut self.gathered;
+        let are_known = lanes.iter_mut().all(|GatheredOfLane { lane, plan, pages, .. }| {
+            pages.is_empty() || lane.reader().expect("it has planned them").learn(plan, pages)
+        });
         let plans = lanes.iter().map(|of| (of.lane.reader().expect("it has planned them"), &of.plan));
         let buffers = lanes.iter().flat_map(|of| of.reads.iter().map(|(_, buf)| &buf[..]));
-        let all_are_right = ViewReader::verify_all(plans, buffers);
-        for GatheredOfLane { lane, plan, reads } in lanes {
+        let all_are_right = are_known && ViewReader::verify_all(plans, buffers);
+        for GatheredOfLane { lane, plan, reads, pages } in lanes {
+            spare_pages.append(pages);
             for (order, buf) in reads.drain(..) {
                 // The owner finds out which is wrong.
                 self.ended.push_back(match all_are_right {
@@ -308,7 +343,7 @@ impl Reads {
             let bytes = plan.pieces().iter().map(|piece| piece.len).sum();
             let rest = buf.split_off(bytes);
             let part = std::mem::replace(&mut buf, rest);
-            let left = plan.pieces().len();
+            let left = files.len();
             let portion = Portion {
                 read,
                 nth,
@@ -346,15 +381,15 @@ impl Reads {
     ) -> Option<(ReadPlan, Vec<Arc<SharedDevice>>)> {
         let mut plan = self.spare.pop().unwrap_or_default();
         let mut files = Vec::new();
-        let is_planned = reader.plan(VolumeOffset(offset), len, &mut plan).is_ok();
-        let devices = &self.devices[&lane];
+        let devices = self.devices.get_mut(&lane).expect("they were refreshed");
+        let is_planned = reader.plan(VolumeOffset(offset), len, &mut plan).is_ok()
+            // Threads that copy memory read no pages.
+            && (plan.pages().is_empty() || !devices.are_memory && !devices.are_worth_keeping(plan.pages()));
         let begin = |id: DeviceId| {
             devices.find(id).filter(|file| !file.is_full(self.me.0, DEPTH_MAX) && file.begin(self.me.0))
         };
         let found = is_planned
-            && plan
-                .pieces()
-                .iter()
+            && pieces_of(&plan)
                 .all(|piece| begin(piece.device).map(|file| files.push(Arc::clone(file))).is_some());
         if !found {
             self.give_up(plan, &files);
@@ -419,12 +454,17 @@ impl Reads {
 
     /// Has the kernel read a portion.
     fn submit(&mut self, ring: &mut Ring, key: usize, mut buf: BufMut) {
-        let pieces: Vec<_> = self.portions[key].plan.pieces().to_vec();
+        let pieces: Vec<_> = pieces_of(&self.portions[key].plan).collect();
+        let of_data = self.portions[key].plan.pieces().len();
         self.portions[key].pieces = pieces.iter().map(|_| None).collect();
         let files = std::mem::take(&mut self.portions[key].files);
         for (nth, (piece, file)) in pieces.into_iter().zip(files).enumerate() {
-            let rest = buf.split_off(piece.len);
-            let buf = std::mem::replace(&mut buf, rest);
+            let buf = if nth < of_data {
+                let rest = buf.split_off(piece.len);
+                std::mem::replace(&mut buf, rest)
+            } else {
+                self.pool.alloc(piece.len)
+            };
             self.in_kernel.submit(ring, file, buf, piece.offset.0, (key, nth));
         }
     }
@@ -450,9 +490,10 @@ impl Reads {
             self.offer(jobs, reader, key, whole);
             return;
         }
-        let buffers = portion.pieces.iter().map(|piece| piece.as_deref().expect("all have come"));
-        let is_right = reader.verify(&portion.plan, buffers);
-        let pieces = std::mem::take(&mut portion.pieces).into_iter().flatten();
+        let mut pieces: Vec<BufMut> = std::mem::take(&mut portion.pieces).into_iter().flatten().collect();
+        let mut pages = pieces.split_off(portion.plan.pieces().len());
+        let is_right = reader.learn(&mut portion.plan, &mut pages)
+            && reader.verify(&portion.plan, pieces.iter().map(|piece| &piece[..]));
         let whole = is_right.then(|| self.pool.join(pieces));
         self.portion_ended(key, whole);
     }
@@ -495,6 +536,11 @@ impl Reads {
             self.ended.push_back(Ended::AskOwner(lane, order));
         }
     }
+}
+
+/// All that is read for a plan: the data, then pages.
+fn pieces_of(plan: &ReadPlan) -> impl Iterator<Item = ReadPiece> + '_ {
+    plan.pieces().iter().copied().chain(plan.pages().iter().map(PlannedPage::piece))
 }
 
 /// Reads from memory. Returns whether all bytes came.

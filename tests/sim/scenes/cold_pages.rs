@@ -101,6 +101,75 @@ pub(crate) fn copies_that_lost_a_write(shape: SimShape, seed: u64) -> Result<(),
     scrub(&mut sim, "after the old copies")
 }
 
+/// A member loses writes, of blocks and of the pages with their hashes, and has both as they were before. A
+/// reader on another thread returns neither what the old block holds while the page is in the cache, nor when
+/// it is not.
+pub(crate) fn old_blocks_and_pages_read_elsewhere(shape: SimShape, seed: u64) -> Result<(), String> {
+    let (_world, mut sim, mut model) = Scene::running(shape, seed);
+    drain(&mut sim);
+    touch(&mut sim, &mut model, 1, 0x51)?;
+    pass_over(&mut sim, &model, "before")?;
+    let member = (seed % u64::from(shape.width())) as u16;
+    let regions = [sim.pages_region(), sim.data_region()];
+    let (stripe, mut with_pages) = (bytes_of_stripe(&sim), 0);
+    for at in [3, 60, 150, 220] {
+        let blocks = (0..usize::from(shape.data)).map(|column| at * stripe + column * CHUNK + 2 * BLOCK);
+        let blocks: Vec<usize> = blocks.collect();
+        push_out(&mut sim, &model, at)?;
+        with_pages += read_blocks_elsewhere(&sim, &model, &blocks, "before the writes")?;
+        let old: Vec<Vec<u8>> = regions
+            .iter()
+            .map(|region| disk(&mut sim, member).peek(region.start, (region.end - region.start) as usize))
+            .collect();
+        for start in &blocks {
+            model[*start..start + BLOCK].fill(at as u8 ^ 0x99);
+            let written = sim.write(*start as u64, &model[*start..start + BLOCK]);
+            written.map_err(|error| format!("{error:?}"))?;
+        }
+        drain(&mut sim);
+        for (region, bytes) in regions.iter().zip(&old) {
+            disk(&mut sim, member).poke(region.start, bytes);
+        }
+        read_blocks_elsewhere(&sim, &model, &blocks, "with the page in the cache")?;
+        push_out(&mut sim, &model, at)?;
+        read_blocks_elsewhere(&sim, &model, &blocks, "with the page on the members")?;
+        verify(&mut sim, &model, "with old blocks and pages")?;
+        drain(&mut sim);
+    }
+    if with_pages == 0 {
+        return Err("no page was read elsewhere".into());
+    }
+    scrub(&mut sim, "after the old blocks")
+}
+
+/// Pushes the pages of a stripe out of the cache, by reads of others.
+fn push_out(sim: &mut SimArray, model: &[u8], at: usize) -> Result<(), String> {
+    let stripe = bytes_of_stripe(sim);
+    for other in [40, 80, 120, 160] {
+        let start = (at + other) % (model.len() / stripe) * stripe;
+        sim.read(start as u64, BLOCK).map_err(|error| format!("{error:?}"))?;
+    }
+    Ok(())
+}
+
+/// Reads blocks on another thread, with each copy of their page. Returns how many were read with their page.
+fn read_blocks_elsewhere(
+    sim: &SimArray,
+    model: &[u8],
+    blocks: &[usize],
+    when: &str,
+) -> Result<usize, String> {
+    let mut with_pages = 0;
+    for (start, copy) in blocks.iter().flat_map(|start| (0..3).map(move |copy| (*start, copy))) {
+        let Some((bytes, is_with_pages)) = sim.read_elsewhere(start as u64, BLOCK, copy) else { continue };
+        if bytes != model[start..start + BLOCK] {
+            return Err(format!("{when}: block {start} reads wrong elsewhere"));
+        }
+        with_pages += usize::from(is_with_pages);
+    }
+    Ok(with_pages)
+}
+
 /// Power is cut while every copy of some pages is being written, of pages that were read from one copy: every
 /// copy still shows the version before, which alone has the checksums of the blocks that were written last.
 pub(crate) fn writes_of_pages_cut_off(shape: SimShape, seed: u64) -> Result<(), String> {
@@ -317,8 +386,12 @@ fn load(sim: &mut SimArray, model: &mut [u8], random: &mut Random, when: &str) -
             let read = sim.read(start as u64, range.len());
             let read =
                 read.map_err(|error| format!("{when}: a read of {start}: {error:?}; {:?}", texts(sim)))?;
-            if read != model[range] {
+            if read != model[range.clone()] {
                 return Err(format!("{when}: {start} reads wrong; {:?}", texts(sim)));
+            }
+            let elsewhere = sim.read_elsewhere(start as u64, range.len(), start / BLOCK);
+            if elsewhere.is_some_and(|(bytes, _)| bytes != model[range]) {
+                return Err(format!("{when}: {start} reads wrong elsewhere; {:?}", texts(sim)));
             }
         }
     }

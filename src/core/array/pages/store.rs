@@ -34,7 +34,7 @@ pub(in crate::array) mod shown;
 mod sole;
 mod stripes;
 mod trust;
-mod versions;
+pub(in crate::array) mod versions;
 mod write_back;
 
 use crate::array::base::members::Which;
@@ -359,6 +359,16 @@ impl PageStore {
     /// Where the pages and their entries are.
     pub(in crate::array) fn layout(&self) -> &PageLayout {
         &self.site.layout
+    }
+
+    /// The key of the hashes of pages.
+    pub(in crate::array) fn key(&self) -> &LogKey {
+        &self.site.key
+    }
+
+    /// The array that pages must name.
+    pub(in crate::array) fn array(&self) -> Uuid {
+        self.site.array
     }
 
     /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`]. Unless it

@@ -31,42 +31,77 @@ const CHUNK_START: u8 = 1;
 const CHUNK_END: u8 = 2;
 const PARENT: u8 = 4;
 const ROOT: u8 = 8;
+const KEYED_HASH: u8 = 16;
+
+/// The initial words, and the flag of every node.
+type Words = ([u32; 8], u8);
 
 static PLATFORM: LazyLock<Platform> = LazyLock::new(Platform::detect);
 
+/// What the tree begins with (BLAKE3 paper, 2.3): the initial value, or a key.
+#[derive(Clone, Copy)]
+pub(super) enum Start<'k> {
+    Plain,
+    Keyed(&'k [u8; VALUE]),
+}
+
+impl Start<'_> {
+    /// The initial words and the flag of every node.
+    fn words(self) -> ([u32; 8], u8) {
+        match self {
+            Start::Plain => (IV, 0),
+            Start::Keyed(key) => {
+                let words = &key.as_chunks().0;
+                (from_fn(|at| u32::from_le_bytes(words[at])), KEYED_HASH)
+            }
+        }
+    }
+
+    /// The hash of one block.
+    fn one(self, block: &[u8; BLOCK]) -> blake3::Hash {
+        match self {
+            Start::Plain => blake3::hash(block),
+            Start::Keyed(key) => blake3::keyed_hash(key, block),
+        }
+    }
+}
+
 /// Calls back with the hash of each block, in order.
 pub(super) fn hash_each<'a>(
+    start: Start<'_>,
     mut blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK]>,
     mut tell: impl FnMut(&[u8; VALUE]),
 ) {
+    let words = start.words();
     while blocks.len() > 0 {
         // The kernel hashes a remainder with half the lanes at a time, so counts are cut to powers of two.
         let lanes = if blocks.len() >= LANES { LANES } else { 1 << blocks.len().ilog2() };
         if lanes < LANES_MIN {
-            blocks.by_ref().take(lanes).for_each(|block| tell(blake3::hash(block).as_bytes()));
+            blocks.by_ref().take(lanes).for_each(|block| tell(start.one(block).as_bytes()));
             continue;
         }
         let mut now = [&[0; BLOCK]; LANES];
         now.iter_mut().zip(blocks.by_ref().take(lanes)).for_each(|(lane, block)| *lane = block);
-        hash_lanes(&now[..lanes]).iter().take(lanes).for_each(&mut tell);
+        hash_lanes(words, &now[..lanes]).iter().take(lanes).for_each(&mut tell);
     }
 }
 
 /// Hashes at most [`LANES`] blocks; results beyond their number have no meaning.
-fn hash_lanes(blocks: &[&[u8; BLOCK]]) -> [[u8; VALUE]; LANES] {
+fn hash_lanes(words: Words, blocks: &[&[u8; BLOCK]]) -> [[u8; VALUE]; LANES] {
     let lanes = blocks.len();
     let mut chunks = [[[0; VALUE]; LANES]; CHUNKS];
     for (nth, values) in chunks.iter_mut().enumerate() {
         let inputs: [&[u8; CHUNK]; LANES] = from_fn(|lane| &blocks[lane.min(lanes - 1)].as_chunks().0[nth]);
-        compress(&inputs[..lanes], nth as u64, 0, CHUNK_START, CHUNK_END, values);
+        compress(words, &inputs[..lanes], nth as u64, 0, CHUNK_START, CHUNK_END, values);
     }
     let [first, second, third, fourth] = &chunks;
-    let (left, right) = (join(first, second, lanes, 0), join(third, fourth, lanes, 0));
-    join(&left, &right, lanes, ROOT)
+    let (left, right) = (join(words, first, second, lanes, 0), join(words, third, fourth, lanes, 0));
+    join(words, &left, &right, lanes, ROOT)
 }
 
 /// The parents of the values of two children each.
 fn join(
+    words: Words,
     left: &[[u8; VALUE]; LANES],
     right: &[[u8; VALUE]; LANES],
     lanes: usize,
@@ -79,11 +114,12 @@ fn join(
         node
     });
     let mut values = [[0; VALUE]; LANES];
-    compress(&nodes.each_ref()[..lanes], 0, PARENT, 0, root, &mut values);
+    compress(words, &nodes.each_ref()[..lanes], 0, PARENT, 0, root, &mut values);
     values
 }
 
 fn compress<const N: usize>(
+    (key, of_all): Words,
     inputs: &[&[u8; N]],
     counter: u64,
     flags: u8,
@@ -92,5 +128,5 @@ fn compress<const N: usize>(
     values: &mut [[u8; VALUE]; LANES],
 ) {
     let out = &mut values.as_flattened_mut()[..inputs.len() * VALUE];
-    PLATFORM.hash_many(inputs, &IV, counter, IncrementCounter::No, flags, start, end, out);
+    PLATFORM.hash_many(inputs, &key, counter, IncrementCounter::No, flags | of_all, start, end, out);
 }

@@ -44,11 +44,11 @@ impl PageStore {
     /// version is remembered if all of that is known: the next load then needs one of them.
     pub(super) fn leave(&mut self, page: PageIndex) {
         let Some(cached) = self.cached.remove(&page) else { return };
-        self.show(page);
         let version = version_of(&cached.page);
         let is_settled = cached.trust == Trust::Known && version.0 > 0 && !cached.dirty;
         let places = is_settled.then(|| self.newest_places(page, &cached)).flatten();
         self.versions.set_places(page, version, places);
+        self.show(page);
     }
 
     /// The places in which the copies of a page hold its newest version. None where that is not known of

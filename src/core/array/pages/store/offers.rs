@@ -83,6 +83,7 @@ impl PageStore {
         let is_behind = self.versions.is_behind(page, newest.as_ref().map(version_of), since);
         let tells = own.is_unreadable() || newest.is_some() && !is_behind;
         self.offers.insert(page, Offer { own, newest, is_behind });
+        self.show(page);
         tells
     }
 
@@ -130,6 +131,7 @@ impl PageStore {
         }
         self.void.all.insert((page, member, false));
         self.left_alone.insert(page);
+        self.show(page);
     }
 
     /// Whether copies on a device that is being built are to be written whole with the next write-back.

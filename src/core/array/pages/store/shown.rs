@@ -1,10 +1,13 @@
-//! What of the stripe map and of the cached pages readers on other threads see: all hashes of pages that are
-//! known, and where every stripe is. The view itself is `calpe_view`; each function here publishes one change
-//! whole.
+//! What of the stripe map and of the pages of hashes readers on other threads see: where every stripe is, all
+//! hashes of pages that are cached and known, and of pages that are not cached which version is the newest
+//! and where. The view itself is `calpe_view`; each function here publishes one change whole.
 //!
-//! Invariant: a page of hashes is shown only while it is cached and known. Must not know who reads.
+//! Invariants: a page of hashes is shown only while it is cached and known; its newest version is shown only
+//! while it is not cached, so that no entry can change, and while a load of one copy would be enough
+//! (`sole.rs`). Must not know who reads.
 
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::pages::store::versions::PlacedVersion;
 use crate::array::pages::store::{PageStore, Trust};
 use crate::format::{Geometry, PAGE_ENTRIES, PageIndex, PageLayout, hash_of_entry};
 use crate::units::{BlockHash, SlotIndex, StripeIndex};
@@ -58,16 +61,29 @@ impl PageStore {
         self.shown.forget_all();
     }
 
-    /// Shows a page of hashes as it is in the cache, if it may be shown, and else no more.
+    /// Shows a page of hashes as it is in the cache, if it may be shown; or, if it is not cached, its newest
+    /// version and where that is, if all of this is known; and else no more of it.
     pub(super) fn show(&mut self, page: PageIndex) {
         let Some(shown_as) = self.shown_as(page) else { return };
-        match self.cached.get(&page).filter(|cached| cached.trust == Trust::Known) {
-            Some(cached) => {
+        match self.cached.get(&page) {
+            Some(_) if is_off(Mutation::ViewPagePlaceKept) && self.shown.placed(shown_as).is_some() => {}
+            Some(cached) if cached.trust == Trust::Known => {
                 let hashes = cached.page.entries.iter().map(|entry| shown(hash_of_entry(*entry)));
                 self.shown.show_page(shown_as, hashes);
             }
-            None => self.shown.hide_page(shown_as),
+            Some(_) => self.shown.hide_page(shown_as),
+            None => match self.placed(page) {
+                Some(version) => self.shown.place_page(shown_as, version.0),
+                None => self.shown.hide_page(shown_as),
+            },
         }
+    }
+
+    /// The newest version of a page that is not cached, and where that is, if one copy would be enough to
+    /// load it from.
+    fn placed(&self, page: PageIndex) -> Option<PlacedVersion> {
+        let has_no_say = !self.left_alone.contains(&page) && !self.offers.contains_key(&page);
+        self.versions.placed(page).filter(|_| has_no_say)
     }
 
     /// Shows a page that is in the cache, if it is not shown: there was no room when it was loaded.
@@ -103,7 +119,12 @@ impl PageStore {
     #[cfg(test)]
     pub(in crate::array) fn check_shown(&self) {
         for page in (self.site.layout.map_pages()..self.site.layout.pages()).map(PageIndex) {
-            let Some(hashes) = self.shown_as(page).and_then(|page| self.shown.shown(page)) else { continue };
+            let shown_as = self.shown_as(page).expect("a page of hashes");
+            if let Some(word) = self.shown.placed(shown_as) {
+                assert!(!self.cached.contains_key(&page), "{page:?} is cached and shown as if it were not");
+                assert_eq!(self.placed(page), Some(PlacedVersion(word)), "{page:?}");
+            }
+            let Some(hashes) = self.shown.shown(shown_as) else { continue };
             let cached = self.cached.get(&page).unwrap_or_else(|| panic!("{page:?} is shown and not cached"));
             assert_eq!(cached.trust, Trust::Known, "{page:?} is shown");
             let entries = cached.page.entries.iter().map(|entry| shown(hash_of_entry(*entry)));

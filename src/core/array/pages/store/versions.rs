@@ -49,6 +49,24 @@ impl NewestPlaces {
     }
 }
 
+/// The word of a page whose newest version is known with its places, for readers that have no other part of
+/// this. Its upper bit is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::array) struct PlacedVersion(pub u64);
+
+impl PlacedVersion {
+    /// In which of its two places (0 or 1) a copy holds the version.
+    pub(in crate::array) fn place(self, copy: usize) -> usize {
+        NewestPlaces(self.0 >> KNOWN_SHIFT & !PLACED).place(copy)
+    }
+
+    /// Whether that is the version.
+    pub(in crate::array) fn is(self, version: Version) -> bool {
+        let version = word(Some(version));
+        version.is_some_and(|version| (version ^ self.0) & !(u64::MAX << KNOWN_SHIFT) == 0)
+    }
+}
+
 /// See the head of this file.
 pub(super) struct Versions {
     all: Box<[u64]>,
@@ -99,6 +117,11 @@ impl Versions {
     pub(super) fn places(&self, page: PageIndex) -> Option<NewestPlaces> {
         let known = self.all[page.0 as usize] >> KNOWN_SHIFT;
         (known & PLACED != 0).then_some(NewestPlaces(known & !PLACED))
+    }
+
+    /// The same with the version, if the places are known.
+    pub(super) fn placed(&self, page: PageIndex) -> Option<PlacedVersion> {
+        self.places(page).map(|_| PlacedVersion(self.all[page.0 as usize]))
     }
 
     /// The sequence of the newest version that is remembered, 0 for none.
@@ -192,6 +215,12 @@ mod tests {
         versions.set(page, Some((7, EPOCH_MASK + 3)));
         versions.set_places(page, (7, EPOCH_MASK + 3), some);
         assert_eq!(versions.places(page), some);
+        let placed = versions.placed(page).expect("the places are known");
+        assert_eq!((0..3).map(|copy| placed.place(copy)).collect::<Vec<_>>(), [1, 0, 1]);
+        assert!(placed.is((7, EPOCH_MASK + 3)) && placed.0 >> 63 == 1);
+        for other in [(7, EPOCH_MASK + 4), (8, EPOCH_MASK + 3), (6, EPOCH_MASK + 3), (SEQUENCE_MASK + 8, 2)] {
+            assert!(!placed.is(other), "{other:?}");
+        }
         assert_eq!((0..3).map(|copy| some.unwrap().place(copy)).collect::<Vec<_>>(), [1, 0, 1]);
         assert_eq!(versions.compare(page, Some((7, EPOCH_MASK + 3))), Remembered::Same);
         assert_eq!(versions.compare(page, Some((7, EPOCH_MASK + 4))), Remembered::Nothing);
@@ -201,6 +230,7 @@ mod tests {
         versions.set_places(page, (7, EPOCH_MASK + 3), some);
         versions.forget_places(page);
         assert_eq!((versions.places(page), versions.sequence(page)), (None, 7));
+        assert_eq!(versions.placed(page), None);
         versions.set_places(page, (7, EPOCH_MASK + 3), some);
         versions.set(page, Some((8, 1)));
         assert_eq!(versions.places(page), None, "the new version is elsewhere");

@@ -124,6 +124,9 @@ impl PageStore {
         for page in lacked {
             if !is_off(Mutation::PlacesOutliveReturn) {
                 self.versions.forget_places(page);
+                if !self.cached.contains_key(&page) {
+                    self.show(page);
+                }
             }
             if let (Some(cached), Some(copy)) =
                 (self.cached.get_mut(&page), self.site.layout.copy_on(page, member))
