@@ -14,7 +14,6 @@ It must not know what a test does: that is nbd_load's, and the script's that pic
 """
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -109,10 +108,6 @@ class Server:
                 used += sum(map(int, fields[11:13]))
         return used / os.sysconf("SC_CLK_TCK")
 
-    def gpu_counts(self):
-        """What has been offered to GPUs, by decision, and what that has come to; empty without GPUs."""
-        return {}
-
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -125,25 +120,14 @@ class Calpe(Server):
     """A daemon of one binary that serves a new array; `binary` and `variant` say which it is."""
 
     def __init__(self, binary, variant, path, flags, options, work, gpu="off", page_cache=None):
-        self.binary, self.variant, self.path, self.has_gpu = binary, variant, path, gpu != "off"
+        self.binary, self.variant = binary, variant
         data = os.path.join(work, f"{binary}-{variant}".replace("/", "-").replace(" ", "-"))
         shape = ["--data", str(options.data), "--parity", str(options.parity), "--size", str(parse_size(options.size)), *flags]
         command = [path, "up", "--dir", data, "--gpu", gpu, *shape]
         if page_cache:
             # Only a configuration says how large it is.
             command = _configured(path, data, shape, gpu, page_cache, options)
-        self.control = os.path.join(data, "control.sock")
         super().__init__(f"{binary} {variant}", command, os.path.join(data, "nbd.sock"), work)
-
-    def gpu_counts(self):
-        if not self.has_gpu:
-            return {}
-        status = subprocess.run([self.path, "--socket", self.control, "status", "--json"], capture_output=True, text=True)
-        if status.returncode != 0:
-            return {}
-        gpu = json.loads(status.stdout)["arrays"][0]["engine"]["gpu"]
-        # Older binaries have learnt nothing.
-        return gpu["decisions"] | gpu.get("learnt", {})
 
 
 def _configured(path, data, shape, gpu, page_cache, options):
@@ -205,7 +189,7 @@ def _measure_start(servers, loads, options):
         turn = number % len(servers)
         for load in loads:
             for server in servers[turn:] + servers[:turn]:
-                counts, before = server.gpu_counts(), server.cpu_seconds()
+                before = server.cpu_seconds()
                 try:
                     sample = nbd_load.run(server.socket, load, options.seconds, size)
                 except OSError as error:
@@ -214,7 +198,6 @@ def _measure_start(servers, loads, options):
                 # At least one tick, so that a ratio exists.
                 sample["cpu"] = max(server.cpu_seconds() - before, 1 / os.sysconf("SC_CLK_TCK"))
                 sample["cpu_us"] = sample["cpu"] * 1e6 / max(sample["operations"], 1)
-                sample["gpu"] = {key: count - counts.get(key, 0) for key, count in server.gpu_counts().items()}
                 samples[load.title][server.name].append(sample)
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
     return samples

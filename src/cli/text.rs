@@ -209,26 +209,12 @@ fn engine_lines(engine: &EngineReport, verbose: bool) -> String {
         }
     }
     if verbose && !gpu.devices.is_empty() {
-        let (d, learnt) = (&gpu.decisions, &gpu.learnt);
+        let d = &gpu.decisions;
         let _ = write!(
             text,
-            "\njobs to GPUs {}; to the CPU: too small {}, launches slow {}, GPUs busy {}, too late {}, too costly {}, \
-             checksum {}, form {}, no GPU in use {}",
-            d.taken, d.small, d.excess, d.spill, d.late, d.costly, d.hasher, d.shape, d.unavailable
+            "\njobs to GPUs {}; to the CPU: too small {}, GPUs busy {}, checksum {}, form {}, no GPU in use {}",
+            d.taken, d.small, d.spill, d.hasher, d.shape, d.unavailable
         );
-        if learnt.batches > 0 {
-            let _ = write!(
-                text,
-                "\njobs taken off busy cores {}, in {}: {:.3} s of CPU time spared, {:.3} s spent, first jobs \
-                 answered after {} us, tried again {}",
-                d.spare,
-                Count(learnt.batches, "launch"),
-                learnt.spared_us as f64 / 1e6,
-                learnt.spent_us as f64 / 1e6,
-                learnt.waited_us,
-                Count(learnt.trials, "time")
-            );
-        }
         if gpu.rerun_jobs > 0 {
             let _ = write!(
                 text,

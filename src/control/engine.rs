@@ -23,9 +23,6 @@ pub struct GpuReport {
     pub devices: Vec<GpuDeviceReport>,
     /// How many of the jobs offered to them were taken, and why others were not.
     pub decisions: GpuDecisions,
-    /// What launches have taught.
-    #[serde(default)]
-    pub learnt: GpuLearnt,
     /// Jobs taken that the CPU did, because a device failed.
     pub rerun_jobs: u64,
     /// The longest time that a requester waited for one of them, in microseconds.
@@ -43,46 +40,16 @@ pub struct GpuReport {
 pub struct GpuDecisions {
     /// Taken for a device.
     pub taken: u64,
-    /// Of those, taken to spare busy cores.
-    #[serde(default)]
-    pub spare: u64,
-    /// Left to the CPU, which is faster for so few bytes, or is spared nothing.
+    /// Left to the CPU, which is faster for so few bytes.
     pub small: u64,
-    /// Left to the CPU, because launches take longer than they were measured to.
-    #[serde(default)]
-    pub excess: u64,
     /// Left to the CPU, because the devices had enough to do.
     pub spill: u64,
-    /// Left to the CPU, though cores are busy, because answers come too late.
-    #[serde(default)]
-    pub late: u64,
-    /// Left to the CPU, though cores are busy, because launches cost them almost as much as they spare.
-    #[serde(default)]
-    pub costly: u64,
     /// Left to the CPU, because no device computes that checksum.
     pub hasher: u64,
     /// Left to the CPU, because no device takes jobs of this shape.
     pub shape: u64,
     /// Left to the CPU, because no device ran.
     pub unavailable: u64,
-}
-
-/// What launches have taught. The last four are about jobs that were taken to spare busy cores, since the
-/// start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuLearnt {
-    /// How much longer than measured a launch takes on idle cores, near the longest.
-    pub excess_us: u64,
-    /// How long the first jobs of launches wait for their answers on busy cores, in the mean of the last.
-    pub waited_us: u64,
-    /// Launches.
-    pub batches: u64,
-    /// CPU time that these jobs would have taken.
-    pub spared_us: u64,
-    /// CPU time that they have taken nevertheless.
-    pub spent_us: u64,
-    /// How often GPUs were tried again after they had been left alone as late or costly.
-    pub trials: u64,
 }
 
 /// One GPU.

@@ -16,7 +16,7 @@ mod verdict;
 mod wire;
 
 pub use certificate::{CertificateReport, CertificateRole, CertificateState};
-pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuLearnt, GpuReport};
+pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
 #[cfg(test)]

@@ -4,8 +4,6 @@
 //! The environment variable CALPE_DRILL names a file. When it appears, it is removed and its order
 //! is carried out: `panic THREAD` or `hang THREAD`, when that thread reaches its next [`point`].
 //!
-//! CALPE_DRILL_BUSY, set to anything, has all cores count as busy where a GPU may spare them.
-//!
 //! CALPE_DRILL_LIMIT is how many seconds a command without a daemon waits for a device, in place of
 //! its usual limit.
 
@@ -13,7 +11,7 @@
 mod orders {
     use crate::member::DEFAULT_MEMBER_TIMEOUT;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::{LazyLock, Mutex, PoisonError};
+    use std::sync::{Mutex, PoisonError};
     use std::time::Duration;
 
     static GIVEN: AtomicBool = AtomicBool::new(false);
@@ -23,12 +21,6 @@ mod orders {
     pub(crate) fn device_limit() -> Duration {
         let set = std::env::var("CALPE_DRILL_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
         set.map_or(DEFAULT_MEMBER_TIMEOUT, Duration::from_secs)
-    }
-
-    /// Whether cores count as busy.
-    pub(crate) fn are_cores_busy() -> bool {
-        static BUSY: LazyLock<bool> = LazyLock::new(|| std::env::var_os("CALPE_DRILL_BUSY").is_some());
-        *BUSY
     }
 
     /// Reads the order, if there is one.
@@ -64,15 +56,10 @@ mod orders {
         crate::member::DEFAULT_MEMBER_TIMEOUT
     }
 
-    #[inline(always)]
-    pub(crate) fn are_cores_busy() -> bool {
-        false
-    }
-
     pub(crate) fn look() {}
 
     #[inline(always)]
     pub(crate) fn point(_thread: &str) {}
 }
 
-pub(crate) use orders::{are_cores_busy, device_limit, look, point};
+pub(crate) use orders::{device_limit, look, point};

@@ -4,9 +4,8 @@
 //! Invariant: without a working GPU the daemon does everything it does with one, unless it was told to
 //! require one. Must not know what jobs are.
 
-use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuLearnt, GpuReport};
+use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuReport};
 use crate::daemon::events::{EventLog, News, kinds};
-use crate::daemon::reactor::NICE;
 use calpe_core::block_io::Pool;
 use calpe_core::volume::NoticeLevel;
 use calpe_gpu::device::Driver;
@@ -94,9 +93,7 @@ impl FoundGpus {
     /// # Errors
     /// When a GPU is required and none can be used.
     pub(crate) fn start(self, pool: &Pool) -> io::Result<Gpus> {
-        let FoundGpus { mut config, driver, dir } = self;
-        // Reactors wait for them.
-        config.nice = Some(NICE);
+        let FoundGpus { config, driver, dir } = self;
         let mode = config.mode;
         let driver: Arc<dyn Driver> = match driver {
             Ok(driver) => driver,
@@ -209,30 +206,18 @@ impl Gpus {
                 return GpuReport { mode: mode.into(), reason: Some(reason.clone()), ..GpuReport::default() };
             }
         };
-        let (decisions, learnt) = (runtime.decisions, runtime.learnt);
+        let decisions = runtime.decisions;
         GpuReport {
             mode: mode.into(),
             reason: None,
             devices: runtime.devices.into_iter().map(device).collect(),
             decisions: GpuDecisions {
                 taken: decisions.taken,
-                spare: decisions.spare,
                 small: decisions.small,
-                excess: decisions.excess,
                 spill: decisions.spill,
-                late: decisions.late,
-                costly: decisions.costly,
                 hasher: decisions.hasher,
                 shape: decisions.shape,
                 unavailable: decisions.unavailable,
-            },
-            learnt: GpuLearnt {
-                excess_us: learnt.excess_us,
-                waited_us: learnt.waited_us,
-                batches: learnt.batches,
-                spared_us: learnt.spared_us,
-                spent_us: learnt.spent_us,
-                trials: learnt.trials,
             },
             rerun_jobs: runtime.rerun_jobs,
             rerun_us_max: runtime.rerun_us_max,

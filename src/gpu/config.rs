@@ -34,10 +34,6 @@ pub struct GpuConfig {
     pub given_up_max: u32,
     /// How long a device in a process of its own is left alone.
     pub rest: Duration,
-    /// The nice value of the threads and processes that attend devices, where the system allows it: no more
-    /// than that of the threads that offer jobs, or a busy machine keeps answers waiting behind these. None:
-    /// that of who starts the runtime.
-    pub nice: Option<i32>,
 }
 
 /// Whether devices are used.
@@ -65,7 +61,6 @@ impl Default for GpuConfig {
             reopen_after_max: Duration::from_secs(60),
             given_up_max: 16,
             rest: Duration::from_secs(600),
-            nice: None,
         }
     }
 }

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)] // a device is given addresses; each unsafe item says who keeps them valid
 
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use calpe_core::block_io::Pool;
 use calpe_core::codec::Transform;
@@ -160,11 +159,6 @@ pub trait Device: Send {
     /// The process that it lies in, if it is not this one.
     fn process(&self) -> Option<u32> {
         None
-    }
-
-    /// CPU time that the device has used outside of its owner's thread, as far as it is known.
-    fn cpu_time(&self) -> Duration {
-        Duration::ZERO
     }
 
     /// Gives up a device that failed or does not answer: never waits, and leaks the memory that it

@@ -1,5 +1,5 @@
-//! Bulk codec jobs on GPUs: a runtime that takes jobs only where a device is measured to be faster, or to
-//! spare cores that are busy, answers every job that it takes, and survives any failure of a device.
+//! Bulk codec jobs on GPUs: a runtime that takes jobs only where a device is measured to be faster,
+//! answers every job that it takes, and survives any failure of a device.
 //!
 //! Invariants: a job that was taken is answered exactly once, by a device or by the CPU, with the
 //! same bytes; memory that a device may still touch is neither freed nor reused. All unsafe code
@@ -25,18 +25,16 @@ mod runtime;
 mod self_test;
 mod shared;
 mod tasks;
-mod threads;
 mod trial;
 mod verify;
 mod watch;
-mod worth;
 mod xor_program;
 
 pub use answer::{Answer, Tag};
 pub use calibrate::CalibrationSource;
 pub use config::{GpuConfig, Mode};
 pub use device::Drill;
-pub use metrics::{Decisions, DeviceReport, DeviceState, GpuEvent, GpuEventKind, GpuReport, Latency, Learnt};
+pub use metrics::{Decisions, DeviceReport, DeviceState, GpuEvent, GpuEventKind, GpuReport, Latency};
 pub use policy::{Class, ClassCosts, Costs, CpuLoad, Crossover, Point};
 pub use runtime::check_devices;
 pub use runtime::{GpuError, GpuRuntime};

@@ -19,13 +19,10 @@ use super::device::{Device, DeviceError};
 use super::lane::{Event, Running};
 use super::metrics::GpuEventKind;
 use super::policy::Costs;
-use super::queue::Taken;
 use super::rerun;
 use super::self_test;
 use super::shared::Shared;
 use super::tasks::Task;
-use super::threads;
-use super::worth::Ended;
 
 /// How many times longer than a normal batch a test batch may take: programs may be loaded at their
 /// first use.
@@ -57,10 +54,6 @@ pub(super) fn run(
     first: Sender<Result<(), String>>,
 ) {
     let config = &shared.settings.config;
-    // Before a device is opened: what is started for it is to have the same.
-    if let Some(nice) = config.nice {
-        threads::raise_priority(nice);
-    }
     let (mut pause, mut first, mut given_up) = (config.reopen_after, Some(first), 0);
     let isolated = shared.settings.driver.is_isolated();
     loop {
@@ -202,9 +195,7 @@ fn serve(
         idle: (0..slots).rev().collect(),
         serials: vec![0; slots],
         next_serial: 0,
-        used: Duration::ZERO,
     };
-    serving.used = serving.cpu_time();
     let stop = catch_unwind(AssertUnwindSafe(|| serving.run(inbox)));
     let stop =
         stop.unwrap_or_else(|panic| Stop::Failed(format!("its manager panicked: {}", text_of(&*panic))));
@@ -255,8 +246,6 @@ struct Serving<'a> {
     /// Number of the last batch in each slot.
     serials: Vec<u64>,
     next_serial: u64,
-    /// CPU time that this thread and the device had used when the last batch was done.
-    used: Duration,
 }
 
 impl Serving<'_> {
@@ -271,7 +260,11 @@ impl Serving<'_> {
 
     /// Starts batches in idle slots, then waits for one event.
     fn step(&mut self, inbox: &Receiver<Event>) -> Result<(), Stop> {
-        self.launch_all()?;
+        while let Some(&slot) = self.idle.last() {
+            if !self.launch(slot)? {
+                break;
+            }
+        }
         if self.shared.is_closing() && self.idle.len() == self.serials.len() {
             return Err(Stop::Closed);
         }
@@ -294,16 +287,6 @@ impl Serving<'_> {
             }
             Err(_) => Err(Stop::Failed("nobody can reach its manager any more".to_owned())),
         }
-    }
-
-    /// Starts batches in idle slots.
-    fn launch_all(&mut self) -> Result<(), Stop> {
-        while let Some(&slot) = self.idle.last() {
-            if !self.launch(slot)? {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Starts a batch in an idle slot if jobs wait.
@@ -379,21 +362,10 @@ impl Serving<'_> {
         let Some(running) = &state.running[slot] else {
             return Err(Stop::Failed(format!("slot {slot} ended with no batch in it")));
         };
-        let (class, input_bytes) = (running.taken.class, running.taken.input_bytes);
         let hashes = running.taken.batch.hashes(&digests);
         let hashes = hashes.map_err(|expected| {
             Stop::Failed(format!("{} digests of a batch that has {expected}", digests.len()))
         })?;
-        drop(state);
-        shared.queue().finished(self.lane, class, input_bytes);
-        // The device works on while this thread copies. The batch is still among the running ones: if this
-        // fails, its jobs go to the CPU like those of the others.
-        self.launch_all()?;
-
-        state = lane.lock();
-        if state.generation() != self.generation {
-            return Err(Stop::GivenUp);
-        }
         let Some(Running { started, taken }) = state.running[slot].take() else { return Ok(()) };
         let counts = &mut state.counts;
         counts.batches += 1;
@@ -405,7 +377,12 @@ impl Serving<'_> {
         // running ones.
         unsafe { self.device.deliver(slot) };
         self.idle.push(slot);
-        self.learn(&taken);
+        let mut queue = shared.queue();
+        queue.finished(self.lane, taken.class, taken.input_bytes);
+        if let (Some(expected), Some(first)) = (taken.expected, taken.tickets.first()) {
+            queue.learn(self.lane, first.since.elapsed().as_secs_f64(), expected);
+        }
+        drop(queue);
 
         let jobs = taken.tickets.into_iter().zip(taken.batch.into_jobs()).zip(hashes);
         let jobs: Vec<Finished> =
@@ -419,24 +396,5 @@ impl Serving<'_> {
             sample if rerun::settle(shared, self.lane, generation, jobs, sample.as_ref()) => Ok(()),
             _ => Err(Stop::GivenUp),
         }
-    }
-
-    /// Learns what a batch has taken.
-    fn learn(&mut self, taken: &Taken) {
-        let used = self.cpu_time();
-        // Of an earlier batch, too: its comparison and its answers. In the mean it is that of one.
-        let spent = used.saturating_sub(std::mem::replace(&mut self.used, used)).as_secs_f64();
-        let Some(first) = taken.tickets.first() else { return };
-        let (waited, jobs) = (first.since.elapsed().as_secs_f64(), taken.tickets.len());
-        if let Some(expected) = taken.expected {
-            self.shared.queue().learn(self.lane, waited, expected);
-        }
-        if let Some(spared) = taken.spared {
-            self.shared.queue().learn_worth(Ended { jobs, spared, spent, waited });
-        }
-    }
-
-    fn cpu_time(&self) -> Duration {
-        threads::own_cpu_time() + self.device.cpu_time()
     }
 }

@@ -25,8 +25,6 @@ pub struct GpuReport {
     pub devices: Vec<DeviceReport>,
     /// How many of the offered jobs were taken, and why others were not.
     pub decisions: Decisions,
-    /// What batches have taught.
-    pub learnt: Learnt,
     /// Jobs taken that the CPU did, because a device failed or was stopped.
     pub rerun_jobs: u64,
     /// The longest time that a requester waited for one of them, in microseconds.
@@ -44,18 +42,10 @@ pub struct GpuReport {
 pub struct Decisions {
     /// Taken for a device.
     pub taken: u64,
-    /// Of those, taken to spare busy cores.
-    pub spare: u64,
-    /// The CPU is faster for so few bytes, or is spared nothing.
+    /// The CPU is faster for so few bytes.
     pub small: u64,
-    /// A device would be faster if launches took no longer than they were measured to.
-    pub excess: u64,
     /// The devices have enough to do.
     pub spill: u64,
-    /// Cores are busy, but answers of devices come too late.
-    pub late: u64,
-    /// Cores are busy, but devices cost them almost as much as they spare.
-    pub costly: u64,
     /// Hashed with a function that devices do not compute.
     pub hasher: u64,
     /// Columns of lengths or addresses that devices do not take, more than a slot holds, or nothing
@@ -63,23 +53,6 @@ pub struct Decisions {
     pub shape: u64,
     /// No device runs.
     pub unavailable: u64,
-}
-
-/// What batches have taught of launches, and of work that was taken to spare busy cores.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Learnt {
-    /// How much longer than measured a launch takes on idle cores, near the longest.
-    pub excess_us: u64,
-    /// How long the first jobs of a batch wait for their answers on busy cores, in the mean.
-    pub waited_us: u64,
-    /// Batches that were to spare busy cores.
-    pub batches: u64,
-    /// CPU time that their jobs would have taken.
-    pub spared_us: u64,
-    /// CPU time that they have taken: of threads and processes of devices, and for handing over.
-    pub spent_us: u64,
-    /// How often work was tried again after it had been kept away as late or costly.
-    pub trials: u64,
 }
 
 /// One device.

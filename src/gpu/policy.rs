@@ -1,6 +1,5 @@
 //! Whether a device does some work sooner than the CPU: by size, from measured tables, and by load,
-//! from what waits on either side. This decides where cores are idle; where they are busy, `worth` does, from
-//! the same estimates. Pure arithmetic: must not know of queues, threads or clocks.
+//! from what waits on either side. Pure arithmetic: must not know of queues, threads or clocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -142,7 +141,7 @@ impl Costs {
 
     /// Estimated seconds per byte of input on one CPU thread: the measured figure, with coding
     /// scaled by the number of outputs, and hashing by outputs per input.
-    pub(super) fn cpu_seconds_per_byte(&self, demand: Demand) -> f64 {
+    fn cpu_seconds_per_byte(&self, demand: Demand) -> f64 {
         let measured = |class: Class| self.classes[class as usize].cpu_seconds_per_byte;
         let (parity, data) = (MEASURED_PARITY as f64, MEASURED_DATA as f64);
         let outputs = demand.outputs as f64;
@@ -213,47 +212,16 @@ pub struct CpuLoad {
     pub threads: usize,
     /// Bytes of the jobs that wait for them.
     pub waiting_bytes: usize,
-    /// Whether cores have no time to spare: then work goes to a device where that saves time of cores, though
-    /// it may take somewhat longer.
-    pub are_cores_busy: bool,
 }
 
 /// Who does some work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// A device: it is sooner.
     Take,
-    /// A device: it spares busy cores.
-    Spare,
-    /// The CPU: for so few bytes, even an idle device would be slower, or spare nothing.
+    /// Too few bytes: even an idle device would be slower.
     Small,
-    /// The CPU: a device would be sooner if launches took no longer than they were measured to.
-    Excess,
-    /// The CPU: a device would do, but has enough to do.
+    /// A device would be as fast, but has enough to do.
     Spill,
-    /// The CPU, though it is busy: answers of devices come too late.
-    Late,
-    /// The CPU, though it is busy: what goes to devices costs it almost as much.
-    Costly,
-}
-
-impl Verdict {
-    pub(super) fn is_for_device(self) -> bool {
-        matches!(self, Verdict::Take | Verdict::Spare)
-    }
-}
-
-/// How long some work would take, in seconds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Estimate {
-    /// On a device with nothing else to do; infinite where there is none.
-    pub(super) alone: f64,
-    /// Until devices have done what lies ahead of it.
-    pub(super) backlog: f64,
-    /// On the CPU, after what waits for it.
-    pub(super) on_cpu: f64,
-    /// Of one core, without anything else.
-    pub(super) on_core: f64,
 }
 
 /// How much longer than a device is measured to take for a batch who waits for it waits: for the threads
@@ -278,53 +246,41 @@ impl Excess {
         self.0 += beyond * if beyond > 0.0 { EXCESS_RISES } else { EXCESS_FALLS };
     }
 
-    /// In seconds.
-    pub(super) fn seconds(self) -> f64 {
-        self.0
-    }
-
     /// It alone has kept a batch from the device.
     pub(super) fn fade(&mut self) {
         self.0 *= 1.0 - EXCESS_FADES;
     }
 }
 
-/// Estimates one batch of `bytes`. `devices`: costs, load and excess of all that run; `waiting`: load that
-/// waits for any of them.
-pub(super) fn estimate<'a>(
+/// Decides for one batch of `bytes`. `devices`: costs, load and excess of all that run; `waiting`: load
+/// that waits for any of them.
+pub(super) fn decide<'a>(
     devices: impl Iterator<Item = (&'a Costs, &'a Load, Excess)>,
     waiting: &Load,
     demand: Demand,
     bytes: u64,
     cpu: CpuLoad,
-) -> Estimate {
+) -> Verdict {
     let (mut ahead, mut rates) = (*waiting, [0.0; Class::ALL.len()]);
-    let (mut alone, mut per_byte) = (f64::INFINITY, f64::INFINITY);
+    let (mut alone, mut on_cpu) = (f64::INFINITY, f64::INFINITY);
+    let waiting_cpu = cpu.waiting_bytes as f64 + bytes as f64;
     for (costs, load, excess) in devices {
         for class in Class::ALL {
             ahead[class as usize] += load[class as usize];
             rates[class as usize] += costs.device_rate(class);
         }
         alone = alone.min(costs.device_seconds(demand.class, bytes) + excess.0);
-        per_byte = per_byte.min(costs.cpu_seconds_per_byte(demand));
+        on_cpu = on_cpu.min(waiting_cpu * costs.cpu_seconds_per_byte(demand) / cpu.threads.max(1) as f64);
     }
-    let backlog = ahead
+    if alone.is_infinite() || alone > on_cpu {
+        return Verdict::Small;
+    }
+    let backlog: f64 = ahead
         .iter()
         .zip(rates)
         .filter(|(bytes, _)| **bytes > 0)
         .map(|(&bytes, rate)| bytes as f64 / rate)
         .sum();
-    let on_core = bytes as f64 * per_byte;
-    let on_cpu = (cpu.waiting_bytes as f64 + bytes as f64) * per_byte / cpu.threads.max(1) as f64;
-    Estimate { alone, backlog, on_cpu, on_core }
-}
-
-/// Decides by who is sooner.
-pub(super) fn decide(estimate: &Estimate) -> Verdict {
-    let Estimate { alone, backlog, on_cpu, .. } = *estimate;
-    if alone.is_infinite() || alone > on_cpu {
-        return Verdict::Small;
-    }
     if backlog + alone <= on_cpu { Verdict::Take } else { Verdict::Spill }
 }
 
@@ -340,14 +296,10 @@ mod tests {
         Costs::linear(1e-3, 10e9, 1e9)
     }
 
-    fn cpu(threads: usize, waiting_bytes: usize) -> CpuLoad {
-        CpuLoad { threads, waiting_bytes, are_cores_busy: false }
-    }
-
     fn verdict(load: Load, waiting: Load, bytes: u64, threads: usize, waiting_bytes: usize) -> Verdict {
         let demand = Demand { class: Class::EncodeHash, inputs: 8, outputs: 4 };
-        let devices = [(&costs(), &load, Excess::default())];
-        decide(&estimate(devices.into_iter(), &waiting, demand, bytes, cpu(threads, waiting_bytes)))
+        let cpu = CpuLoad { threads, waiting_bytes };
+        decide([(&costs(), &load, Excess::default())].into_iter(), &waiting, demand, bytes, cpu)
     }
 
     #[test]
@@ -381,8 +333,8 @@ mod tests {
         let demand = Demand { class: Class::Hash, inputs: 1, outputs: 0 };
         // 4 MiB take 1.42 ms on the device, and 2.1 ms on two threads.
         let verdict = |excess, waiting_bytes| {
-            let devices = [(&costs(), &NOTHING, excess)];
-            decide(&estimate(devices.into_iter(), &NOTHING, demand, 4 * MIB, cpu(2, waiting_bytes)))
+            let cpu = CpuLoad { threads: 2, waiting_bytes };
+            decide([(&costs(), &NOTHING, excess)].into_iter(), &NOTHING, demand, 4 * MIB, cpu)
         };
         let mut excess = Excess::default();
         assert_eq!(verdict(excess, 0), Verdict::Take);
@@ -403,13 +355,17 @@ mod tests {
     #[test]
     fn a_second_device_halves_what_lies_ahead() {
         let (costs, demand) = (costs(), Demand { class: Class::Hash, inputs: 1, outputs: 0 });
-        let (busy, none) = ([160 * MIB, 0, 0, 0], Excess::default());
-        let decide = |devices: &[(&Costs, &Load, Excess)]| {
-            decide(&estimate(devices.iter().copied(), &NOTHING, demand, 16 * MIB, cpu(1, 0)))
-        };
-        let alone = decide(&[(&costs, &busy, none)]);
-        let both = decide(&[(&costs, &busy, none), (&costs, &NOTHING, none)]);
-        let nobody = decide(&[]);
+        let (busy, cpu) = ([160 * MIB, 0, 0, 0], CpuLoad { threads: 1, waiting_bytes: 0 });
+        let none = Excess::default();
+        let alone = decide([(&costs, &busy, none)].into_iter(), &NOTHING, demand, 16 * MIB, cpu);
+        let both = decide(
+            [(&costs, &busy, none), (&costs, &NOTHING, none)].into_iter(),
+            &NOTHING,
+            demand,
+            16 * MIB,
+            cpu,
+        );
+        let nobody = decide(std::iter::empty(), &NOTHING, demand, 16 * MIB, cpu);
         assert_eq!((alone, both, nobody), (Verdict::Spill, Verdict::Take, Verdict::Small));
     }
 

@@ -1,10 +1,6 @@
 //! The jobs that wait for devices, and the load of each device. Several devices take from it, so
 //! that a slower one takes less; the kind of jobs that has waited longest goes first.
 //!
-//! Jobs that were taken to spare busy cores are *patient*: while their device has a batch under way, they
-//! gather, from all reactors, until they are worth a launch beside it or it has ended. So batches grow with
-//! the load, and the first job after a pause waits for nobody.
-//!
 //! Invariant: jobs wait only while a device runs. Must not know of threads or clocks.
 
 use std::collections::VecDeque;
@@ -14,12 +10,7 @@ use calpe_core::codec::CodecJob;
 
 use super::answer::Ticket;
 use super::batch::{Batch, Kind};
-use super::policy::{self, Class, Costs, CpuLoad, Demand, Estimate, Excess, Load, Verdict};
-use super::worth::{Ended, Totals, Worth};
-
-/// Bytes of input for which patient jobs are launched beside a batch that is under way: several times what a
-/// launch costs the cores.
-const GATHERED_BYTES: u64 = 4 << 20;
+use super::policy::{self, Class, Costs, CpuLoad, Demand, Excess, Load, Verdict};
 
 /// See the module's head.
 #[derive(Default)]
@@ -28,7 +19,6 @@ pub(super) struct Queue {
     kinds: Vec<WaitingKind>,
     waiting: Load,
     arrivals: u64,
-    worth: Worth,
     pub(super) closing: bool,
 }
 
@@ -37,7 +27,7 @@ pub(super) struct Queue {
 pub(super) struct LaneLoad {
     /// Whether it runs.
     pub(super) up: bool,
-    /// Whether it has an idle slot, found nothing to begin with and sleeps.
+    /// Whether it has an idle slot, found nothing to do and sleeps.
     pub(super) hungry: bool,
     pub(super) costs: Option<Arc<Costs>>,
     pub(super) slot_bytes: usize,
@@ -49,31 +39,12 @@ struct WaitingKind {
     kind: Kind,
     class: Class,
     jobs: VecDeque<Waiting>,
-    /// Bytes of their inputs.
-    bytes: u64,
-    /// How many of them are not patient.
-    impatient: usize,
 }
 
 struct Waiting {
     arrival: u64,
     ticket: Ticket,
     job: CodecJob,
-    is_patient: bool,
-}
-
-impl WaitingKind {
-    /// Whether a device is to begin with these jobs now.
-    fn is_ripe(&self, lane: &LaneLoad) -> bool {
-        let gathered = GATHERED_BYTES.min(lane.slot_bytes as u64 / 2);
-        !self.jobs.is_empty() && (lane.is_idle() || self.impatient > 0 || self.bytes >= gathered)
-    }
-}
-
-impl LaneLoad {
-    fn is_idle(&self) -> bool {
-        self.load == Load::default()
-    }
 }
 
 /// Jobs that a device gets at once.
@@ -82,11 +53,8 @@ pub(super) struct Taken {
     pub(super) tickets: Vec<Ticket>,
     pub(super) class: Class,
     pub(super) input_bytes: u64,
-    /// The seconds that it should take, if the device had nothing else to do, nothing waits behind it, and
-    /// none of it is patient.
+    /// The seconds that it should take, if the device had nothing else to do and nothing waits behind it.
     pub(super) expected: Option<f64>,
-    /// The seconds of a core that it spares, if all of it is patient.
-    pub(super) spared: Option<f64>,
 }
 
 impl Queue {
@@ -100,33 +68,28 @@ impl Queue {
         self.lanes.iter().filter(|lane| lane.up).map(|lane| lane.slot_bytes).min().unwrap_or(0)
     }
 
-    /// Whether some more jobs of a kind, of `bytes` together, should wait here.
-    pub(super) fn decide(&mut self, kind: &Kind, jobs: u64, bytes: u64, cpu: CpuLoad) -> Verdict {
+    /// Whether `bytes` more of a kind should wait here.
+    pub(super) fn decide(&mut self, kind: &Kind, bytes: u64, cpu: CpuLoad) -> Verdict {
         let demand = Demand::of(kind);
-        let idle = self.estimate(demand, bytes, cpu, |_| Excess::default());
-        if cpu.are_cores_busy {
-            let loads = self.lanes.iter().map(|lane| &lane.load).chain([&self.waiting]);
-            let ahead_bytes = loads.flatten().sum();
-            return self.worth.decide(&idle, jobs, ahead_bytes);
-        }
-        let verdict = policy::decide(&self.estimate(demand, bytes, cpu, |lane| lane.excess));
-        if verdict == Verdict::Small && policy::decide(&idle) != Verdict::Small {
+        let verdict = self.verdict(demand, bytes, cpu, |lane| lane.excess);
+        if verdict == Verdict::Small
+            && self.verdict(demand, bytes, cpu, |_| Excess::default()) != Verdict::Small
+        {
             self.lanes.iter_mut().for_each(|lane| lane.excess.fade());
-            return Verdict::Excess;
         }
         verdict
     }
 
-    fn estimate(
+    fn verdict(
         &self,
         demand: Demand,
         bytes: u64,
         cpu: CpuLoad,
         excess: impl Fn(&LaneLoad) -> Excess,
-    ) -> Estimate {
+    ) -> Verdict {
         let lanes = self.lanes.iter().filter(|lane| lane.up);
         let devices = lanes.filter_map(|lane| Some((&**lane.costs.as_ref()?, &lane.load, excess(lane))));
-        policy::estimate(devices, &self.waiting, demand, bytes, cpu)
+        policy::decide(devices, &self.waiting, demand, bytes, cpu)
     }
 
     /// The index of a kind, for [`Queue::push`] until the next [`Queue::take`].
@@ -135,59 +98,51 @@ impl Queue {
             return place;
         }
         let (kind, class) = (kind.clone(), Demand::of(kind).class);
-        self.kinds.push(WaitingKind { kind, class, jobs: VecDeque::new(), bytes: 0, impatient: 0 });
+        self.kinds.push(WaitingKind { kind, class, jobs: VecDeque::new() });
         self.kinds.len() - 1
     }
 
     /// Adds a job of the kind at `place`.
-    pub(super) fn push(&mut self, place: usize, ticket: Ticket, job: CodecJob, is_patient: bool) {
-        let (waiting, bytes) = (&mut self.kinds[place], job.input_bytes() as u64);
-        self.waiting[waiting.class as usize] += bytes;
-        waiting.bytes += bytes;
-        waiting.impatient += usize::from(!is_patient);
-        waiting.jobs.push_back(Waiting { arrival: self.arrivals, ticket, job, is_patient });
+    pub(super) fn push(&mut self, place: usize, ticket: Ticket, job: CodecJob) {
+        let waiting = &mut self.kinds[place];
+        self.waiting[waiting.class as usize] += job.input_bytes() as u64;
+        waiting.jobs.push_back(Waiting { arrival: self.arrivals, ticket, job });
         self.arrivals += 1;
     }
 
-    /// All jobs of the kind that has waited longest and is ripe, up to a slot of the device, but at least
-    /// one job. If there is none, the device counts as hungry.
+    /// All jobs of the kind that has waited longest, up to a slot of the device, but at least one
+    /// job. If there is none, the device counts as hungry.
     pub(super) fn take(&mut self, lane: usize) -> Option<Taken> {
         let oldest = |waiting: &WaitingKind| waiting.jobs.front().map_or(u64::MAX, |job| job.arrival);
+        let found =
+            self.kinds.iter().enumerate().min_by_key(|(_, waiting)| oldest(waiting)).map(|(at, _)| at);
         let status = &mut self.lanes[lane];
-        let ripe = self.kinds.iter().enumerate().filter(|(_, waiting)| waiting.is_ripe(status));
-        let found = ripe.min_by_key(|(_, waiting)| oldest(waiting)).map(|(at, _)| at);
         status.hungry = found.is_none();
         let at = found?;
-        let waiting = &mut self.kinds[at];
-        let (class, mut room, mut input_bytes) = (waiting.class, status.slot_bytes, 0);
-        let (mut jobs, mut tickets, mut are_patient) = (Vec::new(), Vec::new(), true);
-        while let Some(next) = waiting.jobs.front() {
-            let bytes = waiting.kind.slot_bytes(&next.job);
+        let WaitingKind { kind, class, jobs: waiting } = &mut self.kinds[at];
+        let (class, mut room, mut input_bytes) = (*class, status.slot_bytes, 0);
+        let (mut jobs, mut tickets) = (Vec::new(), Vec::new());
+        while let Some(next) = waiting.front() {
+            let bytes = kind.slot_bytes(&next.job);
             if bytes > room && !jobs.is_empty() {
                 break;
             }
             room = room.saturating_sub(bytes);
             input_bytes += next.job.input_bytes() as u64;
-            let Some(Waiting { ticket, job, is_patient, .. }) = waiting.jobs.pop_front() else { break };
-            waiting.impatient -= usize::from(!is_patient);
-            are_patient &= is_patient;
+            let Some(Waiting { ticket, job, .. }) = waiting.pop_front() else { break };
             jobs.push(job);
             tickets.push(ticket);
         }
-        waiting.bytes -= input_bytes;
-        let kind = waiting.kind.clone();
-        if waiting.jobs.is_empty() {
+        let batch = Batch::new(kind.clone(), jobs);
+        if waiting.is_empty() {
             self.kinds.swap_remove(at);
         }
         self.waiting[class as usize] -= input_bytes;
-        let alone = status.is_idle() && self.waiting == Load::default();
-        let costs = status.costs.as_ref();
-        let expected = costs.filter(|_| alone && !are_patient);
-        let expected = expected.map(|costs| costs.device_seconds(class, input_bytes));
-        let spared = costs.filter(|_| are_patient);
-        let spared = spared.map(|costs| costs.cpu_seconds_per_byte(Demand::of(&kind)) * input_bytes as f64);
+        let alone = status.load == Load::default() && self.waiting == Load::default();
+        let costs = status.costs.as_ref().filter(|_| alone);
+        let expected = costs.map(|costs| costs.device_seconds(class, input_bytes));
         status.load[class as usize] += input_bytes;
-        Some(Taken { batch: Batch::new(kind, jobs), tickets, class, input_bytes, expected, spared })
+        Some(Taken { batch, tickets, class, input_bytes, expected })
     }
 
     /// Counts a batch of a device as done.
@@ -202,26 +157,10 @@ impl Queue {
         self.lanes[lane].excess.learn(took, expected);
     }
 
-    /// Learns from a batch of patient jobs.
-    pub(super) fn learn_worth(&mut self, ended: Ended) {
-        self.worth.learn(ended);
-    }
-
-    /// The longest that a launch is learnt to take beyond what was measured, of all devices, in seconds.
-    pub(super) fn excess(&self) -> f64 {
-        self.lanes.iter().map(|lane| lane.excess.seconds()).fold(0.0, f64::max)
-    }
-
-    /// How long patient jobs wait, in seconds, and what they have come to.
-    pub(super) fn worth(&self) -> (f64, Totals) {
-        (self.worth.waited(), self.worth.totals())
-    }
-
     /// The hungry device that would be done first with the waiting jobs; it stops counting as
     /// hungry.
     pub(super) fn wake_one(&mut self) -> Option<usize> {
         let first = self.kinds.iter().find(|waiting| !waiting.jobs.is_empty())?;
-        let has_ripe = |lane: &LaneLoad| self.kinds.iter().any(|waiting| waiting.is_ripe(lane));
         let (class, bytes) = (first.class, self.waiting[first.class as usize]);
         let seconds = |lane: &LaneLoad| {
             let costs = lane
@@ -230,8 +169,7 @@ impl Queue {
                 .map(|costs| costs.device_seconds(class, bytes + lane.load.iter().sum::<u64>()));
             costs.unwrap_or(f64::INFINITY)
         };
-        let hungry =
-            self.lanes.iter().enumerate().filter(|(_, lane)| lane.up && lane.hungry && has_ripe(lane));
+        let hungry = self.lanes.iter().enumerate().filter(|(_, lane)| lane.up && lane.hungry);
         let (lane, _) = hungry.min_by(|(_, one), (_, other)| seconds(one).total_cmp(&seconds(other)))?;
         self.lanes[lane].hungry = false;
         Some(lane)
@@ -286,14 +224,7 @@ mod tests {
 
     fn push(queue: &mut Queue, tag: u64, job: CodecJob) {
         let place = queue.place(&Kind::of(&job).expect("fit"));
-        let ticket = Ticket { tag: Tag(tag), answer: Arc::new(Nobody), since: Instant::now() };
-        queue.push(place, ticket, job, false);
-    }
-
-    fn push_patient(queue: &mut Queue, tag: u64, job: CodecJob) {
-        let place = queue.place(&Kind::of(&job).expect("fit"));
-        let ticket = Ticket { tag: Tag(tag), answer: Arc::new(Nobody), since: Instant::now() };
-        queue.push(place, ticket, job, true);
+        queue.push(place, Ticket { tag: Tag(tag), answer: Arc::new(Nobody), since: Instant::now() }, job);
     }
 
     fn hash(pool: &Pool, blocks: usize) -> CodecJob {
@@ -381,95 +312,6 @@ mod tests {
         push(&mut queue, 3, hash(&pool, 1));
         push(&mut queue, 4, encode(&pool, 1));
         assert!(queue.take(0).expect("a job waits").expected.is_none(), "another waits");
-    }
-
-    #[test]
-    fn patient_jobs_gather_while_a_batch_is_under_way_and_go_when_it_ends() {
-        let (pool, mut queue) = (Pool::new(1 << 20).expect("memory"), queue(&[(1e9, 64 * 4096)]));
-        assert!(queue.take(0).is_none());
-        push_patient(&mut queue, 1, hash(&pool, 1));
-        assert_eq!(queue.wake_one(), Some(0), "an idle device begins at once");
-        let first = queue.take(0).expect("a job waits");
-        (2..5).for_each(|tag| push_patient(&mut queue, tag, hash(&pool, 2)));
-        assert!(queue.take(0).is_none() && queue.lanes[0].hungry);
-        assert_eq!(queue.wake_one(), None, "nothing is worth a launch");
-        queue.finished(0, first.class, first.input_bytes);
-        assert_eq!(queue.wake_one(), Some(0));
-        assert_eq!(tags(queue.take(0)), [2, 3, 4]);
-    }
-
-    #[test]
-    fn patient_jobs_go_beside_a_batch_when_they_are_many_or_one_that_is_not_comes() {
-        let (pool, mut queue) = (Pool::new(4 << 20).expect("memory"), queue(&[(1e9, 64 * 4096)]));
-        push_patient(&mut queue, 1, hash(&pool, 1));
-        assert_eq!(tags(queue.take(0)), [1]);
-        // Half of a slot is enough where slots are small.
-        push_patient(&mut queue, 2, hash(&pool, 31));
-        assert!(queue.take(0).is_none());
-        push_patient(&mut queue, 3, hash(&pool, 1));
-        assert_eq!(queue.wake_one(), Some(0));
-        assert_eq!(tags(queue.take(0)), [2, 3]);
-        push_patient(&mut queue, 4, hash(&pool, 1));
-        assert!(queue.take(0).is_none());
-        push(&mut queue, 5, encode(&pool, 1));
-        assert_eq!(tags(queue.take(0)), [5], "another kind, which the patient ones do not hold up");
-        push(&mut queue, 6, hash(&pool, 1));
-        assert_eq!(queue.wake_one(), None, "it was not found hungry since");
-        assert_eq!(tags(queue.take(0)), [4, 6]);
-        assert_eq!(queue.waiting(), (0, 0));
-    }
-
-    #[test]
-    fn another_device_that_is_idle_takes_what_gathers_for_one() {
-        let (pool, mut queue) =
-            (Pool::new(1 << 20).expect("memory"), queue(&[(9e9, 1 << 20), (1e9, 1 << 20)]));
-        assert!(queue.take(0).is_none() && queue.take(1).is_none());
-        push_patient(&mut queue, 1, hash(&pool, 1));
-        assert_eq!((queue.wake_one(), tags(queue.take(0))), (Some(0), vec![1]));
-        assert!(queue.take(0).is_none());
-        push_patient(&mut queue, 2, hash(&pool, 1));
-        assert_eq!((queue.wake_one(), tags(queue.take(1))), (Some(1), vec![2]));
-    }
-
-    #[test]
-    fn what_patient_jobs_spare_is_known_and_they_say_nothing_of_launches() {
-        let (pool, mut queue) = (Pool::new(1 << 20).expect("memory"), queue(&[(1e9, 1 << 20)]));
-        let mut taken = |is_patient: &[bool]| {
-            for &is_patient in is_patient {
-                let add = if is_patient { push_patient } else { push };
-                add(&mut queue, 1, hash(&pool, 10));
-            }
-            let taken = queue.take(0).expect("jobs wait");
-            queue.finished(0, taken.class, taken.input_bytes);
-            taken
-        };
-        let spared = taken(&[true, true]);
-        assert!(spared.expected.is_none());
-        assert!((spared.spared.expect("all are patient") - 20.0 * 4096e-9).abs() < 1e-9);
-        let mixed = taken(&[true, false]);
-        assert!(mixed.expected.is_some() && mixed.spared.is_none());
-    }
-
-    #[test]
-    fn busy_cores_are_spared_and_idle_ones_get_what_they_do_sooner() {
-        let (pool, mut queue) = (Pool::new(4 << 20).expect("memory"), queue(&[(1e9, 4 << 20)]));
-        queue.up(0, Arc::new(Costs::linear(1e-3, 10e9, 1e9)), 4 << 20);
-        let kind = Kind::of(&hash(&pool, 1)).expect("fit");
-        let mut verdict = |blocks: u64, are_cores_busy| {
-            let cpu = CpuLoad { threads: 1, waiting_bytes: 0, are_cores_busy };
-            queue.decide(&kind, 1, blocks * 4096, cpu)
-        };
-        // 0.5 ms on a core, 1.05 ms on the device.
-        assert_eq!((verdict(128, false), verdict(128, true)), (Verdict::Small, Verdict::Spare));
-        assert_eq!((verdict(1, false), verdict(1, true)), (Verdict::Small, Verdict::Small));
-        assert_eq!((verdict(512, false), verdict(512, true)), (Verdict::Take, Verdict::Spare));
-        // A launch that took long counts for who would be sooner, and is told apart.
-        queue.learn(0, 1.0, 1e-3);
-        let mut verdict = |are_cores_busy| {
-            let cpu = CpuLoad { threads: 1, waiting_bytes: 0, are_cores_busy };
-            queue.decide(&kind, 1, 512 * 4096, cpu)
-        };
-        assert_eq!((verdict(false), verdict(true)), (Verdict::Excess, Verdict::Spare));
     }
 
     #[test]

@@ -150,9 +150,9 @@ impl GpuRuntime {
         if any { Ok(()) } else { Err(GpuError::NoDevice(reasons.join("; "))) }
     }
 
-    /// Takes the jobs that a device is expected to do as soon as the CPU or sooner, or, where cores are
-    /// busy, those that it takes off them at little cost. Returns the others at once, in order. `cpu`: the
-    /// CPU's load. Taken jobs are answered at `answer`, possibly before this returns.
+    /// Takes the jobs that a device is expected to do as soon as the CPU or sooner, and returns the
+    /// others at once, in order. `cpu`: the CPU's load. Taken jobs are answered at `answer`,
+    /// possibly before this returns.
     pub fn offer(
         &self,
         jobs: Vec<(Tag, CodecJob)>,
@@ -192,17 +192,16 @@ impl GpuRuntime {
                 continue;
             };
             let verdict = *chunk.verdict.get_or_insert_with(|| {
-                let verdict = queue.decide(&chunk.kind, chunk.jobs, chunk.bytes, cpu);
+                let verdict = queue.decide(&chunk.kind, chunk.bytes, cpu);
                 decisions.count(verdict, chunk.jobs);
-                if !verdict.is_for_device() {
+                if verdict != Verdict::Take {
                     cpu.waiting_bytes += chunk.bytes as usize;
                 }
                 verdict
             });
-            if verdict.is_for_device() {
+            if verdict == Verdict::Take {
                 let place = *chunk.place.get_or_insert_with(|| queue.place(&chunk.kind));
-                let ticket = Ticket { tag, answer: Arc::clone(answer), since };
-                queue.push(place, ticket, job, verdict == Verdict::Spare);
+                queue.push(place, Ticket { tag, answer: Arc::clone(answer), since }, job);
                 taken += 1;
             } else {
                 rest.push((tag, job));

@@ -22,7 +22,7 @@ use super::calibrate::CalibrationSource;
 use super::config::GpuConfig;
 use super::device::{Device, Driver};
 use super::lane::{Event, GivenUp, Lane, Running};
-use super::metrics::{Decisions, Events, GpuEvent, GpuEventKind, GpuReport, Learnt};
+use super::metrics::{Decisions, Events, GpuEvent, GpuEventKind, GpuReport};
 use super::policy::{Costs, Verdict};
 use super::queue::{Queue, Taken};
 use super::tasks::{Task, Tasks};
@@ -97,12 +97,8 @@ impl CpuWorkCounts {
 #[derive(Default)]
 pub(super) struct DecisionCounts {
     taken: AtomicU64,
-    spare: AtomicU64,
     small: AtomicU64,
-    excess: AtomicU64,
     spill: AtomicU64,
-    late: AtomicU64,
-    costly: AtomicU64,
     pub(super) hasher: AtomicU64,
     pub(super) shape: AtomicU64,
     pub(super) unavailable: AtomicU64,
@@ -112,15 +108,8 @@ impl DecisionCounts {
     pub(super) fn count(&self, verdict: Verdict, jobs: u64) {
         let counter = match verdict {
             Verdict::Take => &self.taken,
-            Verdict::Spare => {
-                self.taken.fetch_add(jobs, Ordering::Relaxed);
-                &self.spare
-            }
             Verdict::Small => &self.small,
-            Verdict::Excess => &self.excess,
             Verdict::Spill => &self.spill,
-            Verdict::Late => &self.late,
-            Verdict::Costly => &self.costly,
         };
         counter.fetch_add(jobs, Ordering::Relaxed);
     }
@@ -129,12 +118,8 @@ impl DecisionCounts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Decisions {
             taken: count(&self.taken),
-            spare: count(&self.spare),
             small: count(&self.small),
-            excess: count(&self.excess),
             spill: count(&self.spill),
-            late: count(&self.late),
-            costly: count(&self.costly),
             hasher: count(&self.hasher),
             shape: count(&self.shape),
             unavailable: count(&self.unavailable),
@@ -356,22 +341,10 @@ impl Shared {
     }
 
     pub(super) fn report(&self) -> GpuReport {
-        let queue = self.queue();
-        let (waiting_jobs, waiting_bytes) = queue.waiting();
-        let ((waited, totals), excess) = (queue.worth(), queue.excess());
-        drop(queue);
-        let us = |seconds: f64| (seconds * 1e6) as u64;
+        let (waiting_jobs, waiting_bytes) = self.queue().waiting();
         GpuReport {
             devices: self.lanes.iter().map(Lane::report).collect(),
             decisions: self.decisions.report(),
-            learnt: Learnt {
-                excess_us: us(excess),
-                waited_us: us(waited),
-                batches: totals.batches,
-                spared_us: us(totals.spared),
-                spent_us: us(totals.spent),
-                trials: totals.trials,
-            },
             rerun_jobs: self.cpu_work.rerun_jobs.load(Ordering::Relaxed),
             rerun_us_max: self.cpu_work.rerun_us_max.load(Ordering::Relaxed),
             verified_rows: self.cpu_work.verified_rows.load(Ordering::Relaxed),

@@ -7,7 +7,6 @@ use crate::support::{Up, calpe, is_over};
 use calpe_core::nbd::{Command as Nbd, Request};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -33,10 +32,6 @@ fn command(dir: &Path, program: &Path, mode: &str) -> Command {
 
 /// A daemon with a device that is believed to be faster than anything.
 fn start(dir: &Path, program: &Path) -> Up {
-    start_with(dir, program, |command| command)
-}
-
-fn start_with(dir: &Path, program: &Path, last: impl Fn(&mut Command) -> &mut Command) -> Up {
     fs::create_dir(dir.join("drill")).expect("a folder");
     fs::write(dir.join("drill/devices"), "1").expect("written");
     Up::spawn(dir, command(dir, program, "require")).stop();
@@ -47,9 +42,7 @@ fn start_with(dir: &Path, program: &Path, last: impl Fn(&mut Command) -> &mut Co
         class["cpu_seconds_per_byte"] = 1.0.into();
     }
     fs::write(&kept, figures.to_string()).expect("written");
-    let mut command = command(dir, program, "require");
-    last(&mut command);
-    Up::spawn(dir, command)
+    Up::spawn(dir, command(dir, program, "require"))
 }
 
 fn program() -> PathBuf {
@@ -175,52 +168,6 @@ fn clients_notice_a_delay_when_the_process_of_a_gpu_is_killed_or_drilled_and_the
     assert!(events.contains("was ended by signal 9") || events.contains("has ended"), "{events}");
     assert!(events.contains("opened again and tested"), "{events}");
     up.stop();
-}
-
-#[test]
-fn a_gpu_spares_busy_cores_writes_and_reads_and_whatever_happens_every_byte_is_right() {
-    // Reactors copy from members in memory themselves, and have the kernel read the others.
-    for below in [Path::new("/dev/shm"), &std::env::temp_dir()] {
-        let dir = tempfile::tempdir_in(below).expect("a folder");
-        let up = start_with(dir.path(), &program(), |command| command.env("CALPE_DRILL_BUSY", "1"));
-        let spared = || up.status()["engine"]["gpu"]["decisions"]["spare"].as_u64().expect("a number");
-        let mut client = Client::connect_within(&up.socket(), Some(PATIENCE)).expect("connected");
-        let longest = AtomicU64::new(0);
-        run(&mut client, 1, true, &longest);
-        let by_writes = spared();
-        assert!(by_writes > 0, "{}", up.status());
-        run(&mut client, 1, false, &longest);
-        let requests = client.size() / REQUEST as u64;
-        assert!(spared() >= by_writes + requests / 2, "{by_writes} by writes: {}", up.status());
-
-        // Blocks that a member holds no longer are told from those that it should hold.
-        assert!((0..requests).any(|at| ruin(&dir.path().join("data"), &content(1, at)[..4096])));
-        run(&mut client, 1, false, &longest);
-
-        let load = Load::start(&up);
-        for _ in 0..3 {
-            until("the GPU works", &up, || process(&up).is_some());
-            let (before, pid) = (number(&up, "reopened"), process(&up));
-            pid.into_iter().for_each(kill);
-            until("the GPU is back", &up, || number(&up, "reopened") > before);
-        }
-        load.stop();
-        drop(client);
-        up.stop();
-    }
-}
-
-/// Overwrites a block in the file of a member that has it. Returns whether there was one.
-fn ruin(members: &Path, block: &[u8]) -> bool {
-    let files = fs::read_dir(members).expect("a folder").map(|entry| entry.expect("an entry").path());
-    let mut images = files.filter(|path| path.extension().is_some_and(|extension| extension == "img"));
-    images.any(|path| {
-        let bytes = fs::read(&path).expect("a member");
-        let Some(at) = bytes.chunks(4096).position(|other| other == block) else { return false };
-        let file = fs::OpenOptions::new().write(true).open(&path).expect("a member");
-        file.write_all_at(&[0x5a; 4096], at as u64 * 4096).expect("written");
-        true
-    })
 }
 
 #[test]

@@ -22,7 +22,7 @@ use calpe_gpu::{
     GpuEventKind, GpuRuntime, Tag,
 };
 
-use super::runtime::{Answers, PATIENCE, check, config, eager, job, ms, nice_of};
+use super::runtime::{Answers, PATIENCE, check, config, eager, job, ms};
 
 /// A runtime whose devices are in helpers.
 struct Bench {
@@ -65,7 +65,7 @@ fn start_with(config: &GpuConfig, devices: &str, command: impl Fn(&Path) -> Help
     Bench { folder, driver, runtime, pool, answers: Arc::default() }
 }
 
-const IDLE: CpuLoad = CpuLoad { threads: 1, waiting_bytes: 0, are_cores_busy: false };
+const IDLE: CpuLoad = CpuLoad { threads: 1, waiting_bytes: 0 };
 
 impl Bench {
     /// Offers jobs at once, of which whatever is not taken is done here.
@@ -443,38 +443,6 @@ fn look_into(bench: &Bench) {
     let (requests, exchange) = (of("memfd:calpe-buffers"), of("memfd:calpe-gpu"));
     assert!(!requests.is_empty() && requests.iter().all(|line| line.contains(" r--s ")), "{requests:?}");
     assert!(!exchange.is_empty() && exchange.iter().all(|line| line.contains(" rw-s ")), "{exchange:?}");
-}
-
-#[test]
-fn a_helper_has_the_priority_of_the_thread_that_attends_it() {
-    let nice = nice_of("/proc/thread-self") + 1;
-    let bench = start(&GpuConfig { nice: Some(nice), ..config() }, 1);
-    assert_eq!(nice_of(&format!("/proc/{}", bench.pid(0))), nice);
-}
-
-#[test]
-fn what_a_helper_uses_counts_as_spent_where_cores_are_to_be_spared() {
-    // Without comparison, which this process would do.
-    let bench = start(&GpuConfig { verify: 0.0, ..config() }, 1);
-    let pid = bench.pid(0);
-    // In ticks of 10 ms: all that it has used so far was for other things.
-    let used = || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-        let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
-        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a count") * 10_000).sum::<u64>()
-    };
-    let (before, started) = (used(), Instant::now());
-    let answer = Arc::clone(&bench.answers) as Arc<dyn Answer>;
-    let busy = CpuLoad { are_cores_busy: true, ..IDLE };
-    for tag in (0..).take_while(|_| used() < before + 300_000) {
-        let job = (Tag(tag), job(&bench.pool, 21));
-        assert!(bench.runtime.offer(vec![job], busy, &answer).is_empty());
-        bench.answers.wait(1);
-        bench.answers.take();
-        assert!(started.elapsed() < PATIENCE, "it uses no time");
-    }
-    let (used, spent) = (used() - before, bench.runtime.report().learnt.spent_us);
-    assert!(spent >= used - 20_000, "{spent} of {used} us");
 }
 
 /// As a program without std would open it.

@@ -103,7 +103,7 @@ fn bench(config: &GpuConfig, devices: Vec<FakeDevice>, costs: Vec<Costs>) -> Ben
     Bench { runtime, driver, pool, answers, answer }
 }
 
-const IDLE: CpuLoad = CpuLoad { threads: 1, waiting_bytes: 0, are_cores_busy: false };
+const IDLE: CpuLoad = CpuLoad { threads: 1, waiting_bytes: 0 };
 
 impl Bench {
     fn offer(&self, jobs: Vec<(Tag, CodecJob)>) -> Vec<(Tag, CodecJob)> {
@@ -262,7 +262,7 @@ fn what_no_device_can_do_or_should_do_comes_back_in_order() {
     assert!((9..=12).contains(&spilled), "{spilled} of 20");
     assert_eq!((decisions.spill, decisions.taken), (spilled, 22 - spilled));
     // With more waiting for the CPU it takes more.
-    let busy = CpuLoad { threads: 1, waiting_bytes: 64 << 20, are_cores_busy: false };
+    let busy = CpuLoad { threads: 1, waiting_bytes: 64 << 20 };
     assert!(bench.runtime.offer(vec![(Tag(200), of_blocks(1))], busy, &bench.answer).is_empty());
     bench.answers.wait(23 - spilled as usize);
 }
@@ -775,108 +775,6 @@ fn threads_sleep_while_there_is_nothing_to_do() {
     let before = switches();
     thread::sleep(ms(300));
     assert_eq!(switches(), before);
-}
-
-/// Cores have other work. `waits`: how long the CPU takes to be through with what waits for it, if it does 1
-/// MB/s.
-fn busy(waits: Duration) -> CpuLoad {
-    CpuLoad { threads: 1, waiting_bytes: waits.as_micros() as usize, are_cores_busy: true }
-}
-
-#[test]
-fn jobs_of_several_callers_that_spare_busy_cores_gather_into_few_batches() {
-    let _threads = THREADS.read();
-    let device = FakeDevice { slots: 16, ..slow(ms(100)) };
-    let bench = bench(&config(), vec![device], vec![Costs::linear(1e-4, 1e12, 1e6)]);
-    let jobs = (0..60).map(|nth| (Tag(7 * nth), job(&bench.pool, 7 * nth))).collect::<Vec<_>>();
-    let before = bench.driver.batches(0);
-    let mut jobs = jobs.into_iter();
-    thread::scope(|scope| {
-        for _ in 0..4 {
-            let (bench, jobs) = (&bench, jobs.by_ref().take(15).collect::<Vec<_>>());
-            scope.spawn(move || {
-                for job in jobs {
-                    assert!(bench.runtime.offer(vec![job], busy(PATIENCE), &bench.answer).is_empty());
-                }
-            });
-        }
-    });
-    bench.expect(60);
-    // The first one, and what has come until it was done, but for a machine that takes a nap.
-    let batches = bench.driver.batches(0) - before;
-    assert!(batches <= 5, "{batches} batches of 60 jobs");
-    let report = bench.runtime.report();
-    assert_eq!((report.decisions.taken, report.decisions.spare), (60, 60));
-    let learnt = report.learnt;
-    assert_eq!((learnt.batches, learnt.trials, learnt.excess_us), (batches as u64, 0, 0));
-    // 64 KiB or less take 16 to 65 ms of that CPU each, and more than a microsecond to hand over.
-    assert!(learnt.spared_us > 900_000 && learnt.spent_us > 60 && learnt.waited_us > 90_000, "{learnt:?}");
-}
-
-#[test]
-fn a_device_that_answers_late_is_left_alone_while_cores_are_busy_and_tried_again() {
-    let _threads = THREADS.read();
-    // Without comparison, which takes its time in a build for tests.
-    let config = GpuConfig { verify: 0.0, ..config() };
-    let bench = bench(&config, vec![slow(ms(40))], vec![Costs::linear(1e-4, 1e12, 7e6)]);
-    // 32 KiB with half of the parity that was measured: 2.3 ms of a core.
-    let offer =
-        |tag: u64, load| bench.runtime.offer(vec![(Tag(tag), job(&bench.pool, 7))], load, &bench.answer);
-    let is_taken = |tag: u64| offer(tag, busy(Duration::ZERO)).is_empty();
-    let answered = || {
-        bench.answers.wait(1);
-        bench.answers.take().len()
-    };
-    let known_after = (0..100).take_while(|&tag| is_taken(tag) && answered() == 1).count();
-    assert_eq!(known_after, 4);
-    // It is not late where the CPU would take as long.
-    let waiting = CpuLoad { waiting_bytes: 1 << 30, ..busy(Duration::ZERO) };
-    assert!(offer(100, waiting).is_empty() && answered() == 1);
-    let kept_away = (200..10_000).take_while(|&tag| !is_taken(tag)).count();
-    assert_eq!((kept_away, answered()), (255, 1), "beside the one that was kept away before");
-    let report = bench.runtime.report();
-    assert_eq!((report.decisions.late, report.decisions.spare, report.learnt.trials), (256, 6, 1));
-    assert!(report.learnt.waited_us >= 40_000, "{:?}", report.learnt);
-}
-
-#[test]
-fn an_idle_machine_asks_a_device_for_what_it_does_sooner_only() {
-    let _threads = THREADS.read();
-    let bench = bench(&config(), vec![FakeDevice::default()], vec![Costs::linear(1e-3, 1e12, 1e8)]);
-    // 16 KiB take 0.16 ms on a core, 1 ms on the device.
-    let offer =
-        |tag: u64, load| bench.runtime.offer(vec![(Tag(tag), job(&bench.pool, 0))], load, &bench.answer);
-    assert_eq!(offer(1, IDLE).len(), 1);
-    assert_eq!(offer(2, busy(Duration::ZERO)).len(), 0);
-    bench.answers.wait(1);
-    let decisions = bench.runtime.report().decisions;
-    assert_eq!((decisions.small, decisions.taken, decisions.spare), (1, 1, 1));
-}
-
-#[test]
-fn threads_of_devices_get_the_priority_that_they_are_to_have() {
-    let _threads = THREADS.write();
-    let of_this = nice_of("/proc/thread-self");
-    // Lower than this thread's, which needs no right, and not that of any other test.
-    let config = GpuConfig { nice: Some(of_this + 2), ..config() };
-    let bench = bench(&config, vec![FakeDevice::default()], eager());
-    bench.give([7]);
-    bench.expect(1);
-    let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
-    let managers: Vec<i32> = tasks
-        .map(|task| task.expect("a thread").path())
-        .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "gpu-0\n"))
-        .map(|task| nice_of(task.to_str().expect("a path")))
-        .collect();
-    assert_eq!(managers.iter().filter(|nice| **nice == of_this + 2).count(), 1, "{managers:?}");
-    assert_eq!(nice_of("/proc/thread-self"), of_this);
-}
-
-/// The nice value of a process or thread, by its folder below /proc.
-pub(super) fn nice_of(folder: &str) -> i32 {
-    let stat = std::fs::read_to_string(format!("{folder}/stat")).expect("it runs");
-    let fields = stat.rsplit_once(')').expect("a name").1;
-    fields.split_whitespace().nth(16).and_then(|nice| nice.parse().ok()).expect("a nice value")
 }
 
 /// Four threads offer jobs of all kinds while devices fail in all ways at once.

@@ -272,22 +272,6 @@ impl ViewReader {
         is_whole && have_hashes && plans.all(|(reader, plan)| reader.still_holds(plan))
     }
 
-    /// The same where others have hashed all blocks of the buffers, of `len` bytes, in their order.
-    #[must_use]
-    pub fn verify_hashes(&self, plan: &ReadPlan, len: usize, hashes: &[BlockHash]) -> bool {
-        let planned: usize = plan.pieces.iter().map(|piece| piece.len).sum();
-        self.checksums.is_some()
-            && (len, hashes.len() * BLOCK) == (planned, planned)
-            && plan.hashes == hashes
-            && self.still_holds(plan)
-    }
-
-    /// What blocks are hashed with, if they are.
-    #[must_use]
-    pub fn hasher(&self) -> Option<BlockHasher> {
-        self.checksums
-    }
-
     /// Has all reads go to the array until what is returned is dropped: a request of a client that is gone is
     /// still under way to it.
     #[must_use]

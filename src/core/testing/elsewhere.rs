@@ -248,21 +248,6 @@ mod tests {
             bytes[1][9] ^= 1;
             let is_seen = checksum != ChecksumKind::None;
             assert_eq!(reader.verify(&planned, bytes.iter().map(Vec::as_slice)), !is_seen, "{checksum:?}");
-            if let Some(hasher) = reader.hasher() {
-                // As others hash them: without ever believing fewer, others, or those of something else.
-                let hashes = |bytes: &[u8]| {
-                    let mut hashes = Vec::new();
-                    hasher.hash_blocks(bytes, &mut hashes);
-                    hashes
-                };
-                let (right, wrong) = (hashes(&[5; 8192]), hashes(&bytes.concat()));
-                assert!(reader.verify_hashes(&planned, 8192, &right));
-                for (len, hashes) in
-                    [(8192, &wrong[..]), (8192, &right[..1]), (4096, &right[..1]), (4096, &right)]
-                {
-                    assert!(!reader.verify_hashes(&planned, len, hashes), "{len}, {} hashes", hashes.len());
-                }
-            }
             let orphan = reader.orphan();
             assert_eq!(plan().err(), Some(AskArray));
             drop(orphan);

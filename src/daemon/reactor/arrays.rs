@@ -361,11 +361,6 @@ impl Arrays {
         self.jobs.are_done_elsewhere() || self.members.is_copied_elsewhere()
     }
 
-    /// Whether a GPU has work of this reactor.
-    pub(super) fn waits_for_gpu(&self) -> bool {
-        self.jobs.are_on_gpu()
-    }
-
     /// Members' operations in flight.
     pub(super) fn operations(&self) -> usize {
         self.members.in_flight()

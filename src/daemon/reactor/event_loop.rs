@@ -199,13 +199,12 @@ impl Reactor {
             let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
             // One that only waits for its helpers keeps a core as busy as if it did their work itself.
             let is_idle = may_wait && !self.arrays.is_helped();
-            let waits_for_gpu = self.arrays.waits_for_gpu();
             if is_idle {
-                self.peers.falls_asleep(waits_for_gpu);
+                self.peers.falls_asleep();
             }
             let entered = self.sockets.ring().enter(wait, &mut events);
             if is_idle {
-                self.peers.wakes(waits_for_gpu);
+                self.peers.wakes();
             }
             if may_wait {
                 self.mailbox.is_awake();
@@ -215,7 +214,6 @@ impl Reactor {
             self.sockets.copy_elsewhere(leaves_cores);
             self.arrays.use_helpers(leaves_cores);
             self.now = clock::now();
-            self.arrays.jobs().look(self.now, self.peers.would_be_busy());
             self.clients.turn().count();
             drill::point("reactor");
             self.tell_watchdog();
@@ -256,7 +254,7 @@ impl Reactor {
                 return;
             }
             TAG_READ => {
-                self.reads.complete(self.arrays.jobs(), event.user_data, event.result);
+                self.reads.complete(event.user_data, event.result);
                 return;
             }
             _ => {}

@@ -10,7 +10,6 @@ use super::sys;
 use crate::daemon::drill;
 use calpe_core::block_io::BufMut;
 use calpe_core::codec::CodedColumns;
-use calpe_core::units::BlockHash;
 use calpe_core::volume::{self, OpKey, Urgency};
 use calpe_gpu::{Answer, Tag};
 use std::any::Any;
@@ -52,17 +51,7 @@ pub(super) struct ErrandDone {
     /// The sender's name for it.
     pub(super) key: usize,
     pub(super) buf: BufMut,
-    pub(super) found: Found,
-}
-
-/// What an errand has found.
-pub(super) enum Found {
-    /// The bytes are what they must be.
-    Right,
-    /// They are not, or are not all there.
-    Wrong,
-    /// The hashes of their blocks.
-    Hashes(Vec<BlockHash>),
+    pub(super) is_right: bool,
 }
 
 /// A result from a thread or a GPU.

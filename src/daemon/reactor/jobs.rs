@@ -1,24 +1,17 @@
 //! Where the jobs that volumes give away are run, so that the reactor goes on serving while columns are coded
-//! and hashed: on a GPU where that is sooner or spares busy cores, otherwise by the threads of all reactors
-//! (`job_pool`).
+//! and hashed: on a GPU where that is sooner, otherwise by the threads of all reactors (`job_pool`).
 //!
 //! The reactor does the work itself where the volume serves a single request, since handing a job to a thread
 //! and back takes longer than coding a stripe; and where reactors keep the cores busy, since a thread would
 //! take the core of another one and find in no cache what it works on. The jobs of one turn are offered to
 //! the GPUs together, so that one launch can do them all. Small jobs of clients gather until they fill the
 //! processor's registers side by side, or until there is nothing else to do. Must not know what the work is.
-//!
-//! Reads that reactors make without the owner of the array (`reads`) are hashed by a GPU where that spares
-//! busy cores.
 
-use super::busy::Busy;
-use super::job_pool::{Errand, ErrandDone, Found, Job, JobDone, JobPool, Line, Owner, Returned, Returns};
+use super::job_pool::{Errand, ErrandDone, Job, JobDone, JobPool, Line, Owner, Returned, Returns};
 use super::mailbox::Mailbox;
 use super::orders::ArrayId;
-use crate::daemon::drill;
-use calpe_core::block_io::BufMut;
-use calpe_core::codec::{BlockHasher, CodecJob, Column, Outputs};
-use calpe_core::units::{ROW_BYTES, Timestamp};
+use calpe_core::codec::BlockHasher;
+use calpe_core::units::ROW_BYTES;
 use calpe_core::volume::{Urgency, Work, WorkDone};
 use calpe_gpu::{Answer, CpuLoad, GpuRuntime, Tag};
 use slab::Slab;
@@ -40,9 +33,6 @@ const HERE_BYTES_MAX: usize = 2 << 20;
 
 /// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
 const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
-
-/// Reads that are not offered to a GPU after one that it did not take: they are read a little faster then.
-const READS_PASSED_OVER: u32 = 8;
 
 /// What a reactor has given away, and what it has done itself.
 pub(super) struct Jobs {
@@ -69,18 +59,13 @@ struct Gpu {
     answer: Arc<dyn Answer>,
     /// The jobs of this turn, to be offered at its end.
     turn: Vec<Job>,
-    /// What a GPU took, by tag.
+    /// Owner and urgency of each job that a GPU took, by tag.
     taken: Slab<Taken>,
-    /// Reads that are not offered to it.
-    passed_over: u32,
-    /// Whether it is asked to spare cores.
-    cores: Busy,
 }
 
-enum Taken {
-    Job(Owner, Urgency),
-    /// A read, by the name that it has where it was made.
-    Read(usize),
+struct Taken {
+    owner: Owner,
+    urgency: Urgency,
 }
 
 impl Jobs {
@@ -92,8 +77,6 @@ impl Jobs {
             answer: Arc::clone(&returns) as Arc<dyn Answer>,
             turn: Vec::new(),
             taken: Slab::new(),
-            passed_over: 0,
-            cores: Busy::default(),
         });
         Jobs {
             pool,
@@ -124,34 +107,6 @@ impl Jobs {
         if self.uses_threads { self.pool.idle() } else { 0 }
     }
 
-    /// Whether the next read is to be offered to a GPU once it is made, for [`Jobs::hash`].
-    pub(super) fn has_reads_hashed(&mut self) -> bool {
-        let is_wanted = self.are_cores_busy();
-        let Some(gpu) = self.gpu.as_mut().filter(|_| is_wanted) else { return false };
-        let is_passed_over = gpu.passed_over > 0;
-        gpu.passed_over = gpu.passed_over.saturating_sub(1);
-        !is_passed_over
-    }
-
-    /// Has a GPU hash the blocks of a read with BLAKE3, if that spares cores; the result is that of an errand
-    /// with this key. Gives the bytes back otherwise.
-    pub(super) fn hash(&mut self, key: usize, buf: BufMut) -> Result<(), BufMut> {
-        let cpu = self.cpu_load();
-        let Some(gpu) = &mut self.gpu else { return Err(buf) };
-        let tag = gpu.taken.insert(Taken::Read(key));
-        let inputs = vec![Column::Owned(buf)];
-        let hasher = Some(BlockHasher::Blake3);
-        let work = CodecJob { transform: None, hasher, inputs, outputs: Outputs::Hashed };
-        let mut rest = gpu.runtime.offer(vec![(Tag(tag as u64), work)], cpu, &gpu.answer);
-        let Some((_, work)) = rest.pop() else {
-            self.outstanding += 1;
-            return Ok(());
-        };
-        gpu.taken.remove(tag);
-        gpu.passed_over = READS_PASSED_OVER;
-        Err(column_of(work.inputs))
-    }
-
     /// Takes the results of errands.
     pub(super) fn take_errands(&mut self) -> Vec<ErrandDone> {
         self.take_returned();
@@ -161,7 +116,7 @@ impl Jobs {
     /// Does a job here, or gives it away, at the latest at the [end of this turn](Jobs::end_turn). `only`: it
     /// came alone. A small job waits for [`Jobs::do_small`] at most.
     pub(super) fn submit(&mut self, job: Job, only: bool) {
-        if only && self.outstanding == 0 && job.urgency == Urgency::Alone && !self.are_cores_busy() {
+        if only && self.outstanding == 0 && job.urgency == Urgency::Alone {
             self.done.push_back(job.run());
             return;
         }
@@ -206,7 +161,7 @@ impl Jobs {
         let turn = std::mem::take(&mut gpu.turn);
         self.outstanding += turn.len();
         let offered = turn.into_iter().map(|Job { owner, work: Work::Code(work), urgency }| {
-            let tag = gpu.taken.insert(Taken::Job(owner, urgency));
+            let tag = gpu.taken.insert(Taken { owner, urgency });
             (Tag(tag as u64), work)
         });
         let rest = gpu.runtime.offer(offered.collect(), cpu, &gpu.answer);
@@ -214,9 +169,7 @@ impl Jobs {
         let rest: Vec<Job> = rest
             .into_iter()
             .map(|(tag, work)| {
-                let Taken::Job(owner, urgency) = gpu.taken.remove(tag.0 as usize) else {
-                    unreachable!("jobs alone were offered")
-                };
+                let Taken { owner, urgency } = gpu.taken.remove(tag.0 as usize);
                 Job { owner, work: Work::Code(work), urgency }
             })
             .collect();
@@ -230,28 +183,10 @@ impl Jobs {
         self.uses_threads = uses_threads;
     }
 
-    /// Takes in whether cores would be busy at this moment if no GPU worked.
-    pub(super) fn look(&mut self, now: Timestamp, would_be_busy: bool) {
-        if let Some(gpu) = &mut self.gpu {
-            gpu.cores.look(now, would_be_busy);
-        }
-    }
-
-    /// Whether a GPU is there and cores are busy. Then even the only job of an array is offered to it, since
-    /// others wait for the core that it would take.
-    fn are_cores_busy(&self) -> bool {
-        self.gpu.as_ref().is_some_and(|gpu| gpu.cores.is_busy() || drill::are_cores_busy())
-    }
-
     /// Whether threads work for this reactor now.
     pub(super) fn are_done_elsewhere(&self) -> bool {
         let on_gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.taken.len());
         self.outstanding > on_gpu
-    }
-
-    /// Whether a GPU works for this reactor now.
-    pub(super) fn are_on_gpu(&self) -> bool {
-        self.gpu.as_ref().is_some_and(|gpu| !gpu.taken.is_empty())
     }
 
     /// Does one of the large jobs that are done here. Returns whether there was one.
@@ -264,15 +199,11 @@ impl Jobs {
 
     /// What would do jobs if no GPU took them.
     fn cpu_load(&self) -> CpuLoad {
-        let are_cores_busy = self.are_cores_busy();
         match self.uses_threads {
-            true => {
-                let (threads, waiting_bytes) = (self.pool.threads(), self.pool.bytes());
-                CpuLoad { threads, waiting_bytes, are_cores_busy }
-            }
+            true => CpuLoad { threads: self.pool.threads(), waiting_bytes: self.pool.bytes() },
             false => {
                 let waiting_bytes = self.here.iter().map(|job| job.work.input_bytes()).sum();
-                CpuLoad { threads: 1, waiting_bytes, are_cores_busy }
+                CpuLoad { threads: 1, waiting_bytes }
             }
         }
     }
@@ -293,7 +224,6 @@ impl Jobs {
         !self.done.is_empty()
             || !self.here.is_empty()
             || !self.small.is_empty()
-            || !self.errands.is_empty()
             || (self.outstanding > 0 && !self.returns.is_empty())
     }
 
@@ -323,27 +253,13 @@ impl Jobs {
                 }
                 Returned::Gpu(tag, columns) => {
                     let gpu = self.gpu.as_mut().expect("only a GPU gives back what it has taken");
-                    match gpu.taken.remove(tag.0 as usize) {
-                        Taken::Job(owner, _) => JobDone { owner, done: WorkDone::Code(columns) },
-                        Taken::Read(key) => {
-                            let buf = column_of(columns.inputs);
-                            self.errands.push(ErrandDone { key, buf, found: Found::Hashes(columns.hashes) });
-                            continue;
-                        }
-                    }
+                    let Taken { owner, .. } = gpu.taken.remove(tag.0 as usize);
+                    JobDone { owner, done: WorkDone::Code(columns) }
                 }
                 Returned::Lost(tag) => panic!("job {} panicked after a GPU had taken it", tag.0),
             };
             self.done.push_back(done);
         }
-    }
-}
-
-/// The only column of a read.
-fn column_of(mut inputs: Vec<Column>) -> BufMut {
-    match inputs.pop() {
-        Some(Column::Owned(buf)) if inputs.is_empty() => buf,
-        _ => unreachable!("a read is one column, and comes back as it was given away"),
     }
 }
 
@@ -358,11 +274,9 @@ mod tests {
     use super::*;
     use crate::daemon::reactor::orders::LaneId;
     use calpe_core::block_io::Pool;
-    use calpe_core::codec::Codec;
+    use calpe_core::codec::{Codec, CodecJob, Column, Outputs};
     use calpe_core::units::LaneIndex;
     use calpe_core::volume::OpKey;
-    use calpe_gpu::fake::{FakeDevice, FakeDriver};
-    use calpe_gpu::{CalibrationSource, Costs, GpuConfig};
     use std::time::{Duration, Instant};
 
     fn mailbox() -> Arc<Mailbox> {
@@ -495,43 +409,6 @@ mod tests {
         jobs.submit(job(&pool, 1, 2, Urgency::Background), false);
         jobs.submit(job_of(&pool, HERE_BYTES_MAX + 4096, 1, 3, Urgency::Client), false);
         assert!(jobs.outstanding == 2 && jobs.are_done_elsewhere() && !jobs.do_one());
-    }
-
-    #[test]
-    fn where_cores_are_busy_a_gpu_spares_them_even_a_lone_job() {
-        let (pool, mailbox) = (Pool::new(16 << 20).expect("memory"), mailbox());
-        // It takes a millisecond for what a core does in half of that.
-        let driver = FakeDriver::new(vec![FakeDevice::default()]);
-        let costs = CalibrationSource::Given(vec![Costs::linear(1e-3, 1e12, 2.0 * SMALL_BYTES as f64 * 1e3)]);
-        let runtime =
-            GpuRuntime::start(&GpuConfig::default(), Arc::new(driver), &[], costs).expect("a device");
-        let mut jobs =
-            Jobs::new(Arc::new(JobPool::with_threads(1).expect("a thread")), mailbox, Some(runtime));
-        jobs.use_threads(false);
-        let mut now = 1 << 40;
-        for (are_busy, op) in [(false, 1), (true, 2), (false, 3)] {
-            for _ in 0..1000 {
-                now += 100_000;
-                jobs.look(Timestamp(now), are_busy);
-            }
-            jobs.submit(job(&pool, 1, op, Urgency::Alone), true);
-            jobs.submit(job(&pool, 1, op + 10, Urgency::Client), false);
-            jobs.end_turn();
-            assert_eq!(jobs.are_on_gpu(), are_busy);
-            assert!(!jobs.are_done_elsewhere(), "no core works for this thread");
-            let (started, mut done) = (Instant::now(), Vec::new());
-            while done.len() < 2 {
-                jobs.do_one();
-                while let Some(JobDone { owner: Owner { op: OpKey(op), .. }, .. }) = jobs.next_done() {
-                    done.push(op);
-                }
-                assert!(started.elapsed() < Duration::from_secs(60), "jobs are lost");
-            }
-            done.sort_unstable();
-            assert_eq!(done, [op, op + 10]);
-        }
-        let decisions = jobs.gpu.as_ref().map(|gpu| gpu.runtime.report().decisions).expect("it is there");
-        assert_eq!((decisions.spare, decisions.taken, decisions.small), (2, 2, 2));
     }
 
     #[test]

@@ -13,7 +13,6 @@ mod access;
 mod administration;
 mod admission;
 mod arrays;
-mod busy;
 mod clients;
 mod connection;
 mod connections;
@@ -59,4 +58,4 @@ pub(crate) use listener::{ListenAddress, ListenError, ListenTls, Listener};
 pub(crate) use mailbox::{ArrayFacts, NewArray, NewLane};
 pub(crate) use orders::ArrayId;
 
-pub(crate) use sys::{NICE, exit_at_once};
+pub(crate) use sys::exit_at_once;

@@ -33,8 +33,6 @@ pub(super) struct Peers {
     ended: AtomicUsize,
     /// Reactors that work, or have others work for them.
     awake: AtomicUsize,
-    /// Those of the others that wait for a GPU: without it they would work.
-    spared: AtomicUsize,
     cores: usize,
 }
 
@@ -55,7 +53,6 @@ impl Peers {
             pulse: Pulse { turned: (0..count).map(|_| AtomicU64::new(0)).collect() },
             ended: AtomicUsize::new(0),
             awake: AtomicUsize::new(count),
-            spared: AtomicUsize::new(0),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
         })
     }
@@ -69,24 +66,14 @@ impl Peers {
         self.mailboxes[to.0].post(post)
     }
 
-    /// A reactor is about to wait, and nobody works for it, but perhaps a GPU.
-    pub(super) fn falls_asleep(&self, waits_for_gpu: bool) {
+    /// A reactor is about to wait, and nobody works for it.
+    pub(super) fn falls_asleep(&self) {
         self.awake.fetch_sub(1, Ordering::Relaxed);
-        self.spared.fetch_add(usize::from(waits_for_gpu), Ordering::Relaxed);
     }
 
     /// A reactor has waited.
-    pub(super) fn wakes(&self, has_waited_for_gpu: bool) {
+    pub(super) fn wakes(&self) {
         self.awake.fetch_add(1, Ordering::Relaxed);
-        self.spared.fetch_sub(usize::from(has_waited_for_gpu), Ordering::Relaxed);
-    }
-
-    /// Whether reactors would keep more than two thirds of the cores busy at this moment if no GPU worked.
-    /// What a GPU does is counted, so that its work is no reason to take the next from it. One client with a
-    /// few requests under way keeps no more awake than there are requests.
-    pub(super) fn would_be_busy(&self) -> bool {
-        let awake = self.awake.load(Ordering::Relaxed) + self.spared.load(Ordering::Relaxed);
-        awake * 3 > self.cores * 2
     }
 
     /// Whether reactors leave half of the cores or more to others. Where they do not, a thread that codes or
@@ -98,7 +85,7 @@ impl Peers {
     /// A reactor has ended: nobody waits for its turns any more.
     pub(super) fn ends(&self, reactor: ReactorId) {
         self.pulse.beat(reactor, Timestamp(0));
-        self.falls_asleep(false);
+        self.falls_asleep();
         self.ended.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -182,19 +169,6 @@ impl Dealer {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reactor_that_waits_for_a_gpu_keeps_no_core_busy_but_would_without_it() {
-        let peers = Peers { cores: 4, ..Peers::new(3, 1 << 20).expect("descriptors") };
-        assert!(peers.would_be_busy() && !peers.leaves_cores());
-        peers.falls_asleep(true);
-        assert!(peers.would_be_busy() && peers.leaves_cores());
-        peers.wakes(true);
-        peers.falls_asleep(false);
-        assert!(!peers.would_be_busy() && peers.leaves_cores());
-        peers.wakes(false);
-        assert!(peers.would_be_busy() && !peers.leaves_cores());
-    }
 
     #[test]
     fn clients_are_dealt_out_evenly_and_to_the_owner_of_their_array_first() {

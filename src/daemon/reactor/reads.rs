@@ -7,20 +7,18 @@
 //! to the owner now and then, so that pages that are worth it are kept in memory (`touched.rs`).
 //!
 //! Small reads from memory of one parse run are verified together, because hashing many blocks side by side
-//! is faster. Large ones are cut into portions, which threads without work take over; where cores are busy, a
-//! GPU hashes them as a whole.
+//! is faster. Large ones are cut into portions, which threads without work take over.
 //!
 //! Invariants: a read that is taken ends once, with its bytes or with its order given back; a device is
 //! counted as being read as long as the kernel or a thread may use it. Must not know connections.
 
 use super::directory::ListedLane;
-use super::job_pool::{Errand, ErrandDone, Found};
+use super::job_pool::{Errand, ErrandDone};
 use super::jobs::Jobs;
 use super::orders::{ArrayId, LaneId, Order, ReactorId};
 use super::touched::Touched;
 use crate::member::{DeviceReads, Ring, SharedDevice};
 use calpe_core::block_io::{BufMut, DeviceId, Pool};
-use calpe_core::codec::BlockHasher;
 use calpe_core::nbd::Command;
 use calpe_core::units::{ROW_BYTES, Timestamp, VolumeOffset};
 use calpe_core::volume::{PlannedPage, ReadPiece, ReadPlan, ViewReader};
@@ -30,9 +28,6 @@ use std::sync::Arc;
 
 /// Reads of at least this many bytes are cut into portions.
 const PORTION_BYTES: u64 = 128 << 10;
-
-/// Reads of at most this many bytes are hashed by a GPU: larger ones would fill it for too long.
-const HASHED_BYTES_MAX: u64 = 4 << 20;
 
 /// Bytes of small reads that are verified at once: two rounds of the widest registers, sixteen blocks each.
 const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
@@ -141,10 +136,6 @@ struct Portion {
     pieces: Vec<Option<BufMut>>,
     left: usize,
     failed: bool,
-    /// Whether it is to be offered to a GPU when it is read.
-    is_offered: bool,
-    /// Whether a GPU hashes it: then it comes back, whatever happens.
-    is_hashed: bool,
 }
 
 impl Reads {
@@ -307,14 +298,10 @@ impl Reads {
         order: Order,
     ) -> Option<Order> {
         let (offset, length) = (order.request.offset, order.request.length);
-        let is_offered = (PORTION_BYTES..=HASHED_BYTES_MAX).contains(&length)
-            && reader.hasher() == Some(BlockHasher::Blake3)
-            && jobs.has_reads_hashed();
         let mut planned = Vec::new();
         let mut at = offset;
         while at < offset + length {
-            let portion_end = (at / PORTION_BYTES + 1) * PORTION_BYTES;
-            let end = if is_offered { offset + length } else { portion_end.min(offset + length) };
+            let end = ((at / PORTION_BYTES + 1) * PORTION_BYTES).min(offset + length);
             let plan = self.plan(lane.id(), reader, at, (end - at) as usize);
             let Some(plan) = plan else {
                 planned.into_iter().for_each(|(plan, files): (ReadPlan, Vec<_>)| self.give_up(plan, &files));
@@ -344,21 +331,10 @@ impl Reads {
             let rest = buf.split_off(bytes);
             let part = std::mem::replace(&mut buf, rest);
             let left = files.len();
-            let portion = Portion {
-                read,
-                nth,
-                plan,
-                files,
-                pieces: Vec::new(),
-                left,
-                failed: false,
-                is_offered,
-                is_hashed: false,
-            };
+            let portion = Portion { read, nth, plan, files, pieces: Vec::new(), left, failed: false };
             let key = self.portions.insert(portion);
             match are_memory {
                 false => self.submit(ring, key, part),
-                true if is_offered => self.read_and_offer(jobs, reader, key, part),
                 true if nth < threads => self.send(jobs, reader, key, part),
                 true => here.push((key, part)),
             }
@@ -409,7 +385,7 @@ impl Reads {
         let (plan, files, reader) = (std::mem::take(plan), files.clone(), reader.clone());
         let errand: Errand = Box::new(move || {
             let is_right = read_and_verify(&reader, &plan, &files, &mut buf);
-            ErrandDone { key, buf, found: if is_right { Found::Right } else { Found::Wrong } }
+            ErrandDone { key, buf, is_right }
         });
         let array = self.portioned[*read].lane.id().array();
         if let Err(errand) = jobs.send(array, errand) {
@@ -417,38 +393,8 @@ impl Reads {
         }
     }
 
-    /// Reads a portion, and has it hashed by a GPU if one takes it.
-    fn read_and_offer(&mut self, jobs: &mut Jobs, reader: &ViewReader, key: usize, mut buf: BufMut) {
-        let Portion { plan, files, .. } = &self.portions[key];
-        if read(plan, files, &mut buf) {
-            self.offer(jobs, reader, key, buf);
-        } else {
-            self.portion_ended(key, None);
-        }
-    }
-
-    /// Has a portion that was read hashed by a GPU, if one takes it, or verifies it here.
-    fn offer(&mut self, jobs: &mut Jobs, reader: &ViewReader, key: usize, buf: BufMut) {
-        match jobs.hash(key, buf) {
-            Ok(()) => self.portions[key].is_hashed = true,
-            Err(buf) => {
-                let is_right = reader.verify(&self.portions[key].plan, std::iter::once(&buf[..]));
-                self.portion_ended(key, is_right.then_some(buf));
-            }
-        }
-    }
-
-    /// Takes the result of a thread or a GPU.
-    pub(super) fn errand_ended(&mut self, ErrandDone { key, buf, found }: ErrandDone) {
-        let is_right = match found {
-            Found::Right => true,
-            Found::Wrong => false,
-            Found::Hashes(hashes) => {
-                let Portion { read, plan, .. } = &self.portions[key];
-                let reader = self.portioned[*read].lane.reader().expect("it has planned the read");
-                reader.verify_hashes(plan, buf.len(), &hashes)
-            }
-        };
+    /// Takes the result of a thread.
+    pub(super) fn errand_ended(&mut self, ErrandDone { key, buf, is_right }: ErrandDone) {
         self.portion_ended(key, is_right.then_some(buf));
     }
 
@@ -470,7 +416,7 @@ impl Reads {
     }
 
     /// Takes a completion of the ring that belongs to a read.
-    pub(super) fn complete(&mut self, jobs: &mut Jobs, user_data: u64, result: i32) {
+    pub(super) fn complete(&mut self, user_data: u64, result: i32) {
         let Some(((key, nth), buf)) = self.in_kernel.complete(user_data, result) else { return };
         let portion = &mut self.portions[key];
         portion.failed |= buf.is_none();
@@ -483,13 +429,8 @@ impl Reads {
             self.portion_ended(key, None);
             return;
         }
-        let lane = Arc::clone(&self.portioned[portion.read].lane);
+        let lane = &self.portioned[portion.read].lane;
         let reader = lane.reader().expect("it has planned the read");
-        if portion.is_offered {
-            let whole = self.pool.join(std::mem::take(&mut portion.pieces).into_iter().flatten());
-            self.offer(jobs, reader, key, whole);
-            return;
-        }
         let mut pieces: Vec<BufMut> = std::mem::take(&mut portion.pieces).into_iter().flatten().collect();
         let mut pages = pieces.split_off(portion.plan.pieces().len());
         let is_right = reader.learn(&mut portion.plan, &mut pages)
@@ -526,8 +467,8 @@ impl Reads {
                 .filter(|(_, portion)| portion.read == read)
                 .map(|(key, _)| key)
                 .collect();
-            // Threads only copy memory, and what GPUs have comes back: all of it ends soon.
-            if of_it.iter().any(|&key| !self.portions[key].files.is_empty() || self.portions[key].is_hashed) {
+            // Threads only copy memory: what they have ends soon.
+            if of_it.iter().any(|&key| !self.portions[key].files.is_empty()) {
                 continue;
             }
             self.in_kernel.abandon(|key| of_it.contains(&key));
@@ -560,16 +501,12 @@ fn read_and_verify(
     files: &[Arc<SharedDevice>],
     buf: &mut BufMut,
 ) -> bool {
-    read(plan, files, buf) && reader.verify(plan, std::iter::once(&buf[..]))
-}
-
-/// Reads what was planned from devices in memory that are counted as being read. Returns whether all bytes
-/// came.
-fn read(plan: &ReadPlan, files: &[Arc<SharedDevice>], buf: &mut BufMut) -> bool {
     let mut at = 0;
-    plan.pieces().iter().zip(files).all(|(piece, file)| {
-        let target = &mut buf[at..at + piece.len];
+    for (piece, file) in plan.pieces().iter().zip(files) {
+        if !file.read_now(&mut buf[at..at + piece.len], piece.offset.0) {
+            return false;
+        }
         at += piece.len;
-        file.read_now(target, piece.offset.0)
-    })
+    }
+    reader.verify(plan, std::iter::once(&buf[..]))
 }

@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// How much sooner than its clients the reactor gets a core, as a nice value, where the system allows it. All
 /// clients wait for this one thread, and where cores are few, a fair share would be that of a single client.
-pub(crate) const NICE: i32 = -10;
+const NICE: i32 = -10;
 
 /// Ends the process at once: waits for no other thread and cleans nothing up.
 pub(crate) fn exit_at_once(status: i32) -> ! {

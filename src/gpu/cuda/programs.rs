@@ -19,7 +19,6 @@ use super::kernels::Columns;
 use super::known::{self, Layout};
 use crate::device::DeviceError;
 use crate::ptx;
-use crate::threads;
 
 /// Matrices that are remembered. A module takes device memory; an array in use has one matrix for
 /// writing and one for each set of lost members.
@@ -251,8 +250,6 @@ impl Programs {
         let (theirs, shared, stop) = (Arc::clone(context), Arc::clone(&cache), Arc::clone(&over));
         let tried = Arc::clone(&trial);
         let work = move || {
-            // Nobody waits for it: batches are computed by tables meanwhile.
-            threads::reset_priority();
             for key in received {
                 if stop.load(Ordering::Relaxed) {
                     break;

@@ -7,7 +7,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use calpe_core::block_io::Pool;
 
@@ -17,7 +16,6 @@ use super::parcel::{self, Parcel, Piece};
 use super::process::Helper;
 use super::ring::Pusher;
 use crate::device::{Device, DeviceError, DeviceInfo, Digest, HostRange, Wake, Work};
-use crate::threads;
 
 /// Bytes of a block that is hashed.
 const BLOCK: usize = 4096;
@@ -160,11 +158,6 @@ impl Device for RemoteDevice {
 
     fn process(&self) -> Option<u32> {
         Some(self.line.helper.pid())
-    }
-
-    fn cpu_time(&self) -> Duration {
-        // The attendant's few microseconds are not in it.
-        threads::cpu_time_of(self.line.helper.pid()).unwrap_or_default()
     }
 
     fn abandon(self: Box<Self>) {
