@@ -10,6 +10,7 @@ mod chaos;
 mod cold_pages;
 mod explore;
 mod full_replay;
+mod gathering;
 mod health;
 mod host_trouble;
 mod hung;

@@ -133,8 +133,13 @@ impl Gather {
         let follows = before.is_some_and(|before| self.covered.contains(&before));
         // A stream may have a little end in a stripe. What is small and no part of one is not looked at.
         let is_small = len < self.stripe_bytes.div_ceil(PARTS_MAX);
-        if is_small && !follows || self.watched.len() == WATCHED_MAX {
+        if is_small && !follows {
             return None;
+        }
+        if self.watched.len() == WATCHED_MAX {
+            // The one that came first and is not kept makes room.
+            let oldest = self.watched.iter().position(|watched| watched.until.is_none())?;
+            self.watched.remove(oldest);
         }
         let patience = (PATIENCE * self.usual).clamp(*KEPT_NS.start(), *KEPT_NS.end());
         let until = follows.then_some(Timestamp(now.0 + patience));

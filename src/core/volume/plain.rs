@@ -333,11 +333,9 @@ impl PlainVolume {
             self.gather.ended(id);
             return self.part_done(now, id, result, out);
         };
-        match result {
-            // What keeps the stripe from being written as a whole need not concern each part.
-            Err(ClientError::Io | ClientError::NoSpace) => self.submit_parts(now, parts),
-            Err(error) => parts.iter().for_each(|part| self.part_done(now, part.id, Err(error), out)),
-            Ok(_) => parts.iter().for_each(|part| self.part_done(now, part.id, Ok(StripeReply::Done), out)),
+        for part in parts {
+            let result = result.as_ref().map(|_| StripeReply::Done).map_err(|error| *error);
+            self.part_done(now, part.id, result, out);
         }
     }
 

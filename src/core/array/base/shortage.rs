@@ -48,6 +48,9 @@ const READ_PATIENCE_NS: u64 = 200_000_000;
 /// A shortage is over when no operation has met it for this long.
 const QUIET_NS: u64 = 1_000_000_000;
 
+/// How long writes that can do without a free slot take none after one had no room.
+const SLOTS_PAUSE_NS: u64 = 10_000_000_000;
+
 /// How long a stop waits for members that are short. The next start replays what is left in the log.
 const STOP_PATIENCE_NS: u64 = 2_000_000_000;
 
@@ -69,6 +72,8 @@ pub(in crate::array) struct Shortages {
     /// When each is due, and its token.
     waiting: BTreeSet<(Timestamp, IoToken)>,
     episodes: BTreeMap<DeviceId, Episode>,
+    /// When a free slot had no room last, for a write that does not need one.
+    slots_without_room: Option<Timestamp>,
     /// The losses that were known when void operations were last looked for.
     seen: Era,
 }
@@ -168,6 +173,8 @@ impl Array {
             // A write to a device under construction must succeed; otherwise the device is given up.
             Owner::Op { key, .. } => match &self.ops[key] {
                 Op::LoggedPass(pass) if pass.is_rebuild() => return None,
+                // In place there is room.
+                Op::LoggedWrite(write) if write.has_way_through_log() => 0,
                 _ => PATIENCE_NS,
             },
             Owner::Super if self.core.find_device(entry.device).is_none() => PATIENCE_NS,
@@ -389,6 +396,17 @@ impl Core {
 
     fn short(&self, token: IoToken) -> Option<Short> {
         self.inflight.get(token)?.short
+    }
+
+    /// A free slot had no room, or this host lacked resources to write it.
+    pub(in crate::array) fn note_no_room_for_slots(&mut self) {
+        self.shortages.slots_without_room = Some(self.now);
+    }
+
+    /// Whether free slots have had room of late, as far as is known.
+    pub(in crate::array) fn has_room_for_slots(&self) -> bool {
+        let last = self.shortages.slots_without_room;
+        last.is_none_or(|last| self.now.nanos_since(last) >= SLOTS_PAUSE_NS)
     }
 
     /// Whether it is the device that is being built as the replacement of a member.

@@ -257,7 +257,7 @@ impl Array {
 
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_to_free_slot(&self, write: &LoggedWrite) -> bool {
-        self.core.is_whole(write) && self.stripes_go_to_free_slots()
+        self.core.is_whole(write) && !write.was_tried_as_stripe() && self.stripes_go_to_free_slots()
     }
 
     fn stripes_go_to_free_slots(&self) -> bool {
@@ -267,6 +267,9 @@ impl Array {
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.core.load.last_write = self.core.now;
+        if !self.core.has_room_for_slots() {
+            self.goes_through_log(key, write);
+        }
         write.whole.widens = self.pays_as_stripe(write);
         let demand = self.demand_of_write(write);
         if !self.redo.admits(demand) {
@@ -329,7 +332,8 @@ impl Array {
         if first && self.pages.checksums().is_none() && !self.core.is_whole(write) {
             self.core.fill_stripe(write);
         }
-        if self.core.is_whole(write) && (self.core.full_stripe_fresh() || first) {
+        let goes_to_slot = self.core.is_whole(write) && !write.was_tried_as_stripe();
+        if goes_to_slot && (self.core.full_stripe_fresh() || first) {
             write.stage = Stage::Slot;
             return Flow::Wait;
         }

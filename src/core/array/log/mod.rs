@@ -331,6 +331,11 @@ impl Redo {
         may_begin
     }
 
+    /// Promises room that was promised to the same operation a moment ago.
+    pub(in crate::array) fn promise(&mut self, demand: LogDemand) {
+        self.waits.promised += demand;
+    }
+
     /// Takes back a promise: the operation has joined a batch, or does not need the room.
     pub(in crate::array) fn take_back(&mut self, demand: LogDemand) {
         self.waits.promised -= demand;

@@ -135,6 +135,8 @@ impl Array {
     pub(in crate::array) fn join_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         match self.hold_pages(key, &mut write.pages) {
             PagesHeld::Wait => return Flow::Wait,
+            // Those of the free slot are not needed in place.
+            PagesHeld::Unreadable if self.goes_through_log(key, write) => return Flow::Wait,
             PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
             PagesHeld::All { .. } => {}
         }

@@ -46,6 +46,10 @@ impl Array {
         // The slot of a stripe that never held anything is as good as a free one.
         let target = if entry.epoch == 0 && !entry.holds_data {
             Some(entry.slot)
+        } else if write.task.asked.is_some() && !self.has_slots_to_spare() {
+            // Others that came at the same time have taken them.
+            self.goes_through_log(key, write);
+            return Flow::Wait;
         } else {
             self.pages.take_free_slot()
         };
@@ -143,6 +147,7 @@ impl Array {
                 return self.end_logged_write(key, write, Err(ClientError::Stopping));
             }
             if self.goes_through_log(key, write) {
+                self.core.note_no_room_for_slots();
                 return Flow::Wait;
             }
             let text = format!("a whole stripe could not be written ({error}); nothing of it was changed");
@@ -187,7 +192,7 @@ impl Array {
 impl Core {
     /// Cuts bytes that are given in parts, one after the other, into pieces of `len` bytes. A piece that lies
     /// in several parts is copied.
-    fn cut_into(&self, len: usize, parts: &[Buf]) -> Vec<Buf> {
+    pub(super) fn cut_into(&self, len: usize, parts: &[Buf]) -> Vec<Buf> {
         let mut pieces = Vec::new();
         let mut joined: Option<(BufMut, usize)> = None;
         for part in parts {

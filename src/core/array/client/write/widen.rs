@@ -7,7 +7,7 @@
 
 use crate::array::client::fetch::{Blended, Fetch, FetchRules, Fetched};
 use crate::array::client::plan::{Band, ParityPath};
-use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Way, Work, parity};
+use crate::array::client::write::{BLOCK, Flow, LoggedWrite, Stage, Way, WholeStripe, Work, parity};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{Array, Core};
 use crate::block_io::{Buf, BufMut};
@@ -74,8 +74,7 @@ impl Array {
         }
         let entry = self.pages.map_entry(write.stripe);
         let has_own_slot = entry.epoch == 0 && !entry.holds_data;
-        let reserve = self.core.map.slots - self.core.shape.geometry.stripes();
-        if !has_own_slot && self.pages.stripes().free_slots() <= reserve / 2 {
+        if !self.core.has_room_for_slots() || (!has_own_slot && !self.has_slots_to_spare()) {
             return false;
         }
         let map = &self.core.map;
@@ -85,12 +84,19 @@ impl Array {
         let manifest = |bytes: usize| bytes / BLOCK * size_of::<BlockHash>() * width;
         let part = data.len() + m * rows;
         let (old, rest) = match entry.holds_data {
+            true if m == 0 => (0, k * map.chunk - data.len()),
             true => (part.min((k * rows).saturating_sub(data.len())), k * map.chunk - data.len()),
             false => (0, 0),
         };
         let through_log = 2 * part + manifest(part) + old;
         let as_stripe = data.len() + m * map.chunk + manifest(width * map.chunk) + 2 * rest;
         6 * as_stripe <= 5 * through_log
+    }
+
+    /// Whether free slots are left for other writes than those that can do without.
+    pub(super) fn has_slots_to_spare(&self) -> bool {
+        let reserve = self.core.map.slots - self.core.shape.geometry.stripes();
+        self.pages.stripes().free_slots() > reserve / 2
     }
 
     /// Reads what the write leaves as it is.
@@ -170,6 +176,11 @@ impl Array {
             write.task.asked.get_or_insert((offset, data));
         }
         self.release_pages(&mut write.pages);
+        // A stripe by column puts a record into the log, and no more.
+        let demand = self.demand_of_write(write);
+        self.redo.take_back(std::mem::replace(&mut write.promised, demand));
+        self.redo.promise(demand);
+        self.wake_waiting_for_room();
         write.stage = Stage::Slot;
         Flow::Wait
     }
@@ -191,24 +202,43 @@ impl Array {
         TakenAlong { hashes: (0..self.core.map.k * rows).map(hash).collect() }
     }
 
-    /// Goes on through the log with a part that could not be written with the rest of its stripe. False: it
-    /// is no part.
+    /// Goes on through the log with a write that would have taken space that a write in place does not need,
+    /// and cannot be written so. False: it is none, or has joined a batch. Nothing of it has changed the
+    /// stripe.
     pub(super) fn goes_through_log(&mut self, key: usize, write: &mut LoggedWrite) -> bool {
-        let Some((offset, data)) = write.task.asked.take() else { return false };
+        if !write.has_way_through_log() {
+            return false;
+        }
         if let Some(target) = write.whole.target
             && target != write.slot
         {
             self.pages.give_back_slot(target);
         }
         self.release_write(key, write);
-        write.task.work = Work::Data { offset, data };
-        write.whole.along = TakenAlong::default();
-        write.whole.writes.clear();
-        write.whole.short = None;
+        if let Work::Stripe { columns } = &write.task.work {
+            let bytes = self.core.map.stripe_bytes();
+            let whole = || (0, self.core.cut_into(bytes, columns).remove(0));
+            let (offset, data) = write.task.asked.take().unwrap_or_else(whole);
+            write.task.work = Work::Data { offset, data };
+        }
+        write.whole = WholeStripe { was_tried: true, ..WholeStripe::default() };
         write.records.clear();
+        self.cut_write(write);
         write.stage = Stage::Room;
         self.wake_waiting_for_room();
         true
+    }
+}
+
+impl LoggedWrite {
+    /// Whether a whole stripe was made of it, and can be written in place as well.
+    pub(in crate::array) fn has_way_through_log(&self) -> bool {
+        matches!(self.task.work, Work::Stripe { .. }) && self.stage != Stage::Logged
+    }
+
+    /// Whether it was to be written as a stripe, and is written through the log now.
+    pub(super) fn was_tried_as_stripe(&self) -> bool {
+        self.whole.was_tried && matches!(self.task.work, Work::Data { .. })
     }
 }
 
