@@ -235,8 +235,8 @@ fn cost_of_a_replacement() -> Option<String> {
     sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
 }
 
-/// Wrong bytes that are read without an error after a write of three columns of four, in a stripe in which two
-/// blocks of a row are damaged and one may be.
+/// Wrong bytes that are read without an error after a write of three columns of four, in a stripe in which
+/// two blocks of a row are damaged and one may be.
 fn wrong_after_a_large_write() -> Option<String> {
     for (one, other) in (0..5).flat_map(|one| (0..one).map(move |other| (one, other))) {
         let mut sim = trouble::filled(4, 1);

@@ -70,8 +70,8 @@ const WATCHED_MAX: usize = 64;
 const COVERED_MAX: usize = 64;
 /// A part is kept for this many times the usual time...
 const PATIENCE: u64 = 4;
-/// ...within these limits, nanoseconds. Where all cores are busy with 16 streams, each of them sends a request
-/// of 1 MiB every 3 to 5 ms.
+/// ...within these limits, nanoseconds. Where all cores are busy with 16 streams, each of them sends a
+/// request of 1 MiB every 3 to 5 ms.
 const KEPT_NS: std::ops::RangeInclusive<u64> = 500_000..=30_000_000;
 /// The name of a whole stripe is the place of its parts and this bit, which names of parts never have.
 const WHOLE_BIT: u64 = 1 << 63;
@@ -398,7 +398,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each part that is offered comes out exactly once, what is kept is due, and whole stripes are whole.
+        /// Each part that is offered comes out exactly once, what is kept is due, and whole stripes are
+        /// whole.
         #[test]
         fn nothing_is_lost_and_nothing_is_given_out_twice(
             steps in proptest::collection::vec((0u64..4, 0usize..8, 1usize..8, 0u8..12), 1..200)

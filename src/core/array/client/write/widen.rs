@@ -19,7 +19,7 @@ use std::ops::Range;
 pub(super) struct TakenAlong {
     /// Hashes of the data blocks, by column, then row; none for a block that is new. A block that was never
     /// written has the hash that says so.
-    pub(super) hashes: Vec<Option<BlockHash>>,
+    hashes: Vec<Option<BlockHash>>,
 }
 
 impl TakenAlong {
