@@ -173,7 +173,7 @@ impl Array {
             // A write to a device under construction must succeed; otherwise the device is given up.
             Owner::Op { key, .. } => match &self.ops[key] {
                 Op::LoggedPass(pass) if pass.is_rebuild() => return None,
-                // In place there is room.
+                // In place there is room, unless its stripe never held anything.
                 Op::LoggedWrite(write) if write.has_way_through_log() => 0,
                 _ => PATIENCE_NS,
             },
