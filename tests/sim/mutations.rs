@@ -172,6 +172,9 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         }
         Mutation::NewDeviceInOldEpoch => unfinished::a_device_that_comes_in_before_an_epoch_is_complete_is_built,
         Mutation::CaughtUpFromBeforeJoin => unfinished::a_device_as_it_was_while_it_was_built_is_not_caught_up,
+        Mutation::BelievesWhatWasBuilt => {
+            rollback::a_device_that_is_built_and_was_rolled_back_over_a_kill_is_whole_when_it_joins
+        }
         Mutation::WritesInEpochPassedOver => {
             rollback::a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word
         }
@@ -325,6 +328,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::ToldTailAlone
         | Mutation::NewDeviceInOldEpoch
         | Mutation::CaughtUpFromBeforeJoin
+        | Mutation::BelievesWhatWasBuilt
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         Mutation::LostWritesOfALaneUntold
         | Mutation::LanesShareASecret

@@ -106,6 +106,45 @@ fn a_member_with_the_superblock_of_another_lane_is_not_taken_back() {
     array.verify();
 }
 
+// ---- Devices under construction ----
+
+#[test]
+fn a_device_that_is_built_and_was_rolled_back_over_a_kill_is_whole_when_it_joins() {
+    scenes::a_device_that_is_built_and_was_rolled_back_over_a_kill_is_whole_when_it_joins();
+}
+
+#[test]
+fn what_was_built_before_a_kill_is_not_built_again() {
+    let kinds = [(ChecksumKind::Blake3, false), (ChecksumKind::Crc32c, false), (ChecksumKind::None, true)];
+    for (checksum, builds_again) in kinds {
+        let (mut array, id) = scenes::half_built(checksum);
+        let rebuilt = scenes::recorded(&array, id);
+        array.sim = array.sim.kill_where(false, |_, _| false).expect("all members");
+        let before = array.sim.disks[&id].writes;
+        array.sim.settle();
+        assert_eq!(array.sim.status().state, ArrayState::Online);
+        let (writes, rest) = (array.sim.disks[&id].writes - before, scenes::SLOTS_BUILT - rebuilt);
+        assert_eq!(writes > rest + rebuilt / 2, builds_again, "{checksum:?}: {writes} writes, {rest} slots");
+        array.verify();
+        array.sim.assert_scrub_clean();
+    }
+}
+
+/// What was not compared is not recorded as built in a clean array, where a start would believe it.
+#[test]
+fn a_stop_before_all_is_compared_leaves_the_rest_to_be_built() {
+    let (mut array, id) = scenes::half_built(ChecksumKind::Blake3);
+    let rebuilt = scenes::recorded(&array, id);
+    array.sim = array.sim.kill_where(false, |_, _| false).expect("all members");
+    array.sim = array.sim.stop_and_restart(false).expect("all members");
+    let recorded = scenes::recorded(&array, id);
+    assert!(recorded < rebuilt, "{recorded} of {rebuilt}");
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online);
+    array.verify();
+    array.sim.assert_scrub_clean();
+}
+
 // ---- Members that were rolled back ----
 
 #[test]

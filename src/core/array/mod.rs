@@ -278,9 +278,11 @@ impl Array {
         let changeover = Changeover::of(&superblock.part);
         let sequence_of = |uuid| assembled.sequences.get(&uuid).copied().unwrap_or(0);
         // A replay writes again what the log names to devices that are being built, too. After an unclean
-        // stop only hashes show whether such a device was rolled back since, because its log is not written.
+        // stop only hashes show whether such a device was rolled back since, because its log is not written
+        // (T6): what was built is compared with them, and built anew where there are none.
         let is_told = superblock.clean || superblock.checksum != ChecksumKind::None;
-        let resumed = |rebuilt| Progress::resumed(if is_told { rebuilt } else { SlotIndex(0) });
+        let resumed =
+            |rebuilt| Progress::resumed(if is_told { rebuilt } else { SlotIndex(0) }, superblock.clean);
         let members: Vec<Member> = assembled
             .seats
             .into_iter()

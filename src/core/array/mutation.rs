@@ -202,6 +202,9 @@ mutations! {
     OfferNotWeighed "offer-not-weighed",
     /// T4: a pass that waits for room on a member keeps clients from the stripe meanwhile.
     HeldThroughShortage "held-through-shortage",
+    /// T6: a device under construction that was rolled back over an unclean stop goes into service with old
+    /// blocks.
+    BelievesWhatWasBuilt "believes-what-was-built",
     /// T1: a device joins although it lacks blocks that cannot be read for a moment; the one that it replaces
     /// had the only copy.
     JoinsLacking "joins-lacking",

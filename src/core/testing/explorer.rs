@@ -401,8 +401,8 @@ impl Explorer<'_> {
             self.path.push("beyond what the array survives".into());
             // With every log damaged, there may be no record left of where a stripe moved to or what was
             // written in place. The same holds when the undamaged logs cannot be read for a moment
-            // (docs/faults.md, known gap 2).
-            let unread = presence.ruined | members_with(&sim, &presence.blind);
+            // (docs/faults.md, known gap 2), or belong to members that were rolled back.
+            let unread = presence.ruined | forgot | members_with(&sim, &presence.blind);
             if sim.in_service().iter().any(|lane| lane & !unread == 0) {
                 return Ok(());
             }

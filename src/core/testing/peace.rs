@@ -7,7 +7,7 @@ use super::{Floor, HungEnd, Random, SimWorld};
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::MemberIndex;
-use crate::volume::AdminRefusal::{InAlready, Unbelievable, Unfit};
+use crate::volume::AdminRefusal::{InAlready, Kept, Unbelievable, Unfit};
 use crate::volume::{ActivityKind, AdminRequest};
 
 /// Most attempts to bring all members back: one that comes back may reveal the trouble of another.
@@ -127,7 +127,7 @@ impl Run {
         let Err(error) = self.sim.admin(request) else { return };
         self.note(format!("refused: {error}"));
         // As the refusal advises. A crash within a replacement may leave lanes with different devices.
-        let (Unfit { .. } | Unbelievable { .. } | InAlready { .. }) = &error.1 else { return };
+        let (Unfit { .. } | Unbelievable { .. } | InAlready { .. } | Kept { .. }) = &error.1 else { return };
         let device = self.sim.add_blank_disk();
         if let Err(error) = self.sim.admin(AdminRequest::Replace { member: index, device }) {
             self.note(format!("refused: {error}"));

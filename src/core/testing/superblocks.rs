@@ -106,6 +106,15 @@ impl Claim {
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
 impl SimDisk {
+    /// How many slots of the device of this member, or of the one that is to replace it, are built, by the
+    /// newest superblock on this disk.
+    #[must_use]
+    pub fn recorded_progress(&self, member: u16) -> Option<u64> {
+        let superblock = newest(self)?;
+        let new = superblock.replacements.iter().find(|new| new.member.0 == member);
+        Some(new.map_or(superblock.members[usize::from(member)].rebuilt, |new| new.rebuilt).0)
+    }
+
     /// Sets the field `claim` of every valid copy to `value(old)`, with a matching checksum, as a mistaken or
     /// hostile writer would. Returns the old value in the newest copy.
     pub fn forge_superblock(&mut self, claim: Claim, value: impl Fn(u64) -> u64) -> Option<u64> {

@@ -133,6 +133,72 @@ pub(crate) fn states(sim: &SimArray) -> Vec<MemberState> {
     sim.status().members.iter().map(|m| m.state).collect()
 }
 
+/// Slots of an array in which a device is built.
+pub(crate) const SLOTS_BUILT: u64 = 300;
+
+/// A full array of 2+2 with a new device for member 1, of which superblocks say that it is built in part; and
+/// the id of the device.
+pub(crate) fn half_built(checksum: ChecksumKind) -> (Checked, u32) {
+    let shape = SimShape::new(2, 2, CHUNK as u32, SLOTS_BUILT).logged(checksum, 256 << 10);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(0xb111d).fill(&mut model);
+    let mut sim = SimArray::create(shape, 5);
+    for at in (0..model.len()).step_by(64 * CHUNK) {
+        let end = model.len().min(at + 64 * CHUNK);
+        sim.write(at as u64, &model[at..end]).expect("written");
+    }
+    sim.settle();
+    let mut array = Checked { sim, model };
+    array.offline(1);
+    let new = array.sim.add_blank_disk();
+    let id = new.device.0;
+    let pace = |array: &mut Checked, rate| {
+        array.sim.admin(AdminRequest::Pace { rebuild_min: rate, rebuild_max: rate }).expect("it may be set");
+    };
+    pace(&mut array, 1 << 20);
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(1), device: new }).expect("it begins");
+    // Progress is recorded now and then.
+    while recorded(&array, id) == 0 {
+        array.note();
+    }
+    pace(&mut array, 1);
+    array.load(10, &mut Random::new(10));
+    array.note();
+    assert!((50..250).contains(&recorded(&array, id)) && states(&array.sim)[1] == MemberState::Rebuilding);
+    (array, id)
+}
+
+/// How many slots of the device of member 1 are built, by its superblock.
+pub(crate) fn recorded(array: &Checked, id: u32) -> u64 {
+    array.sim.disks[&id].recorded_progress(1).unwrap_or(0)
+}
+
+/// Its superblock says how far the device was built, before it was rolled back as after: only its blocks show
+/// that it lacks writes.
+pub(crate) fn a_device_that_is_built_and_was_rolled_back_over_a_kill_is_whole_when_it_joins() {
+    for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c, ChecksumKind::None] {
+        roll_back_what_is_built(checksum);
+    }
+}
+
+fn roll_back_what_is_built(checksum: ChecksumKind) {
+    let (mut array, id) = half_built(checksum);
+    let rebuilt = recorded(&array, id);
+    let copy = array.copy(id);
+    array.load(200, &mut Random::new(11));
+    array.note();
+    assert_eq!(recorded(&array, id), rebuilt, "the same superblock");
+    let mut array = array.restart_with(&[(id, &copy)], false).expect("three of four members are enough");
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online);
+    array.sim.assert_scrub_clean();
+    array.verify();
+    if checksum != ChecksumKind::None {
+        let told = |notice: &ArrayNotice| notice.text.contains("does not hold what it held before the stop");
+        assert_eq!(array.sim.notices.iter().filter(|notice| told(notice)).count(), 1);
+    }
+}
+
 /// Shapes of arrays: data, parity and kind of checksum.
 pub(crate) fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
     let kinds = [ChecksumKind::Blake3, ChecksumKind::None, ChecksumKind::Crc32c];

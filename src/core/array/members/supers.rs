@@ -543,7 +543,7 @@ impl Core {
             false => MemberRecord {
                 uuid: member.uuid,
                 state: member.state,
-                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded())),
+                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded(next.clean))),
             },
         };
         let replacement = |(at, member): (usize, &Member)| {
@@ -556,7 +556,7 @@ impl Core {
             Some(ReplacementRecord {
                 member: at_index,
                 uuid: replacement.uuid,
-                rebuilt: SlotIndex(replacement.progress.recorded()),
+                rebuilt: SlotIndex(replacement.progress.recorded(next.clean)),
             })
         };
         let all = || self.roster.members.iter().enumerate();

@@ -2,11 +2,12 @@
 
 use crate::array::Array;
 use crate::array::Core;
-use crate::array::base::members::{Device, MemberDevice, Progress, Which};
+use crate::array::base::members::{Device, MemberDevice, Progress, Proof, Which};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
 // Plain data: given to the operation that builds it.
+#[derive(Clone, Copy)]
 pub(in crate::array) struct Target {
     pub device: MemberDevice,
     pub column: usize,
@@ -52,10 +53,7 @@ impl Core {
     /// The next slot that a device under construction needs. The lowest of all, so that devices which join
     /// later catch up and then share the reads of the others.
     pub(super) fn next_build_slot(&self) -> Option<SlotIndex> {
-        let progresses = self.roster.members.iter().flat_map(|member| {
-            [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
-        });
-        progresses.filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)
+        self.progresses().filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)
     }
 
     /// Begins to build the slot that is due next, on the devices that need it.
@@ -71,6 +69,36 @@ impl Core {
             }
         }
         Some((slot, targets))
+    }
+
+    /// Begins to compare a slot that was built before an unclean stop.
+    pub(super) fn begin_proof(&mut self) -> Option<(SlotIndex, Target)> {
+        let map = self.map;
+        let (slot, device) = self.builds_mut().find_map(|(device, progress)| {
+            let slot = progress.next_unproven()?;
+            progress.begin_proof(slot);
+            Some((SlotIndex(slot), device))
+        })?;
+        Some((slot, Target { device, column: usize::from(map.column_of(slot, device.member).0) }))
+    }
+
+    /// Whether a slot of some device has to be compared.
+    pub(super) fn has_unproven(&self) -> bool {
+        self.progresses().any(|progress| progress.next_unproven().is_some())
+    }
+
+    /// Takes the outcome for a slot that was compared.
+    pub(super) fn end_proof(&mut self, slot: SlotIndex, target: &Target, outcome: Proof) {
+        let now = self.now;
+        if let Some((_, progress)) = self.builds_mut().find(|(device, _)| *device == target.device) {
+            progress.end_proof(slot.0, outcome, now);
+        }
+    }
+
+    fn progresses(&self) -> impl Iterator<Item = &Progress> {
+        self.roster.members.iter().flat_map(|member| {
+            [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
+        })
     }
 
     /// Moves the progress of the targets over a slot, or back to it.

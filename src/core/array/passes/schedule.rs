@@ -73,6 +73,8 @@ enum SupersTurn {
 enum Turn {
     /// A slot of the rebuild.
     Rebuild,
+    /// A slot that was built before an unclean stop.
+    Prove,
     /// A slot of the scrub, or one of its turns of pages.
     Scrub(SlotIndex),
 }
@@ -384,6 +386,12 @@ impl Passes {
             return None;
         }
         let is_rebuild = core.any_building();
+        if is_rebuild && core.has_unproven() {
+            // It reads one chunk.
+            let is_granted = self.take_allowance(core, core.map.chunk as f64);
+            self.running += usize::from(is_granted);
+            return is_granted.then_some(Turn::Prove);
+        }
         if is_rebuild {
             core.next_build_slot()?;
         } else {
@@ -567,6 +575,10 @@ impl Array {
             match turn {
                 Turn::Rebuild => match self.core.begin_build() {
                     Some((slot, targets)) => self.start_logged_rebuild(slot, targets),
+                    None => self.passes.ended(),
+                },
+                Turn::Prove => match self.core.begin_proof() {
+                    Some((slot, target)) => self.start_proof(slot, target),
                     None => self.passes.ended(),
                 },
                 Turn::Scrub(slot) if slot.0 >= self.core.map.slots => self.start_page_scrub(slot.0),

@@ -4,6 +4,7 @@
 //! knows by its checksum which block is wrong; without checksums it falls back on parity (`verify.rs`).
 
 use crate::array::Core;
+use crate::array::base::members::Proof;
 use crate::array::blocks::{Missing, Why, runs};
 use crate::array::client::fetch::{Blend, Fetch, FetchRules, Fetched, Ingredient};
 use crate::array::mutation::{Mutation, is_off};
@@ -20,9 +21,9 @@ use std::ops::Range;
 const BLOCK: usize = ROW_BYTES as usize;
 
 pub(in crate::array) struct LoggedPass {
-    hold: SlotHold,
-    work: Work,
-    stage: Stage,
+    pub(super) hold: SlotHold,
+    pub(super) work: Work,
+    pub(super) stage: Stage,
     fetch: Fetch,
     writing: usize,
     /// When the slot is read again.
@@ -46,16 +47,19 @@ const RETRY_NS: u64 = 500_000_000;
 /// How long a rebuild waits in total without building a slot whole. After that it reads each slot once.
 const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
 
-enum Work {
+pub(super) enum Work {
     Rebuild(Vec<Target>),
+    /// Compares what a device got before an unclean stop (`prove.rs`).
+    Prove(Target, Proof),
     /// Builds blocks of the slot on a device that went into service without them.
     Build(Target),
     Scrub,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     Hold,
+    Prove,
     Fetch,
     /// Waits, with blocks to repair, while a loss is not recorded (E3).
     Gate,
@@ -94,7 +98,7 @@ impl Array {
         self.start_logged_pass(slot, Work::Build(target));
     }
 
-    fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
+    pub(super) fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = self.new_hold(slot, &work);
         let is_look = matches!(work, Work::Build(_));
         let rules = FetchRules { background: true, is_look, ..FetchRules::default() };
@@ -118,7 +122,7 @@ impl Array {
         let life = self.redo.lives();
         match work {
             Work::Scrub => SlotHold::new(slot, life),
-            Work::Build(_) => SlotHold::to_build(slot, None, life),
+            Work::Build(_) | Work::Prove(..) => SlotHold::to_build(slot, None, life),
             Work::Rebuild(targets) => {
                 let since: Option<Vec<u64>> =
                     targets.iter().map(|target| self.core.needs_since(target)).collect();
@@ -153,9 +157,14 @@ impl Array {
             Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
+        if let Work::Prove(target, _) = &pass.work {
+            let target = *target;
+            return self.read_to_prove(key, pass, target);
+        }
         let rows = 0..self.core.map.chunk / BLOCK;
         let columns: Vec<usize> = match &pass.work {
             Work::Scrub => (0..self.core.map.width()).collect(),
+            Work::Prove(..) => unreachable!("read as it is"),
             Work::Build(target) => vec![target.column],
             Work::Rebuild(targets) => {
                 // A device that was only away for some time needs the data written since.
@@ -211,13 +220,15 @@ impl Array {
     /// not match them, and is decoded from others and repaired.
     fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot();
-        match &pass.work {
+        match &mut pass.work {
             Work::Scrub => {
                 if let Some(scrub) = self.passes.scrub_mut() {
                     scrub.note_errors(1);
                 }
             }
             Work::Build(_) => {}
+            // The build waits for them.
+            Work::Prove(_, outcome) => *outcome = Proof::Fails,
             Work::Rebuild(targets) => {
                 // Others follow it, and all of them are tried again and again: only the first is reported.
                 if self.core.builds_mut().all(|(_, progress)| progress.retried() == 0) {
@@ -241,6 +252,9 @@ impl Array {
         entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
+        if pass.stage == Stage::Prove {
+            return self.prove_io(key, pass, &entry, result);
+        }
         if pass.stage == Stage::Fetch {
             return match self.fetch_io(key, &mut pass.fetch, item, entry, result) {
                 Fetched::Wait => Flow::Wait,
@@ -280,6 +294,9 @@ impl Array {
         pass: &mut LoggedPass,
         coded: CodedColumns,
     ) -> Flow {
+        if pass.stage == Stage::Prove {
+            return self.prove_hashed(key, pass, &coded);
+        }
         match self.fetch_coded(key, &mut pass.fetch, coded) {
             Fetched::Wait => Flow::Wait,
             Fetched::Done => self.fetched_pass(key, pass),
@@ -301,6 +318,7 @@ impl Array {
             Work::Rebuild(_) => self.write_pass(key, pass),
             Work::Build(_) => self.build_pass(key, pass),
             Work::Scrub => self.judge_pass(key, pass),
+            Work::Prove(..) => unreachable!("it fetches nothing"),
         }
     }
 
@@ -437,11 +455,12 @@ impl Array {
     }
 
     /// Takes a slot that holds no data off that list, since nothing of it is needed.
-    fn forget_empty(&mut self, pass: &LoggedPass) {
+    fn forget_empty(&mut self, pass: &mut LoggedPass) {
         let slot = pass.hold.slot();
-        match &pass.work {
+        match &mut pass.work {
             // A slot that a device lacks and that a crash may bring back is left to a look.
             Work::Scrub => self.note_slot_not_needed(slot),
+            Work::Prove(_, outcome) => *outcome = Proof::Holds,
             Work::Build(target) => {
                 self.damage.forget_lacking(&self.core, slot, target.device.member, target.device.id)
             }
@@ -617,6 +636,10 @@ impl Array {
                 self.passes.ended();
             }
             Work::Build(_) => self.damage.looked_at_lacking(),
+            Work::Prove(target, outcome) => {
+                self.core.end_proof(slot, target, *outcome);
+                self.passes.ended();
+            }
             Work::Scrub => self.passes.verified(self.core.now, slot, complete),
         }
         Flow::Finished
