@@ -116,8 +116,8 @@ pub(in crate::array) struct Progress {
     pub pages: PagesBuilt,
     /// Pages that could not be read at first, and are tried again.
     pub retried_pages: u64,
-    /// Slots that were built before an unclean stop, and have to be read and compared before the device counts
-    /// as built (`passes/prove.rs`).
+    /// Slots that were built before an unclean stop, and have to be compared before the device counts as
+    /// built (`passes/walk/prove.rs`).
     pub unproven: Range<u64>,
     /// Slots below those for which that is under way.
     pub proving: BTreeSet<u64>,

@@ -4,7 +4,6 @@
 pub(in crate::array) mod changeover;
 pub(in crate::array) mod page_pass;
 pub(in crate::array) mod page_scrub;
-mod prove;
 pub(in crate::array) mod rebuild;
 pub(in crate::array) mod repair;
 pub(in crate::array) mod schedule;

@@ -3,6 +3,8 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub
 //! knows by its checksum which block is wrong; without checksums it falls back on parity (`verify.rs`).
 
+mod prove;
+
 use crate::array::Core;
 use crate::array::base::members::Proof;
 use crate::array::blocks::{Missing, Why, runs};
@@ -21,9 +23,9 @@ use std::ops::Range;
 const BLOCK: usize = ROW_BYTES as usize;
 
 pub(in crate::array) struct LoggedPass {
-    pub(super) hold: SlotHold,
-    pub(super) work: Work,
-    pub(super) stage: Stage,
+    hold: SlotHold,
+    work: Work,
+    stage: Stage,
     fetch: Fetch,
     writing: usize,
     /// When the slot is read again.
@@ -47,9 +49,9 @@ const RETRY_NS: u64 = 500_000_000;
 /// How long a rebuild waits in total without building a slot whole. After that it reads each slot once.
 const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
 
-pub(super) enum Work {
+enum Work {
     Rebuild(Vec<Target>),
-    /// Compares what a device got before an unclean stop (`prove.rs`).
+    /// Compares what a device got before an unclean stop (`walk/prove.rs`).
     Prove(Target, Proof),
     /// Builds blocks of the slot on a device that went into service without them.
     Build(Target),
@@ -57,7 +59,7 @@ pub(super) enum Work {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+enum Stage {
     Hold,
     Prove,
     Fetch,
@@ -98,7 +100,7 @@ impl Array {
         self.start_logged_pass(slot, Work::Build(target));
     }
 
-    pub(super) fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
+    fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = self.new_hold(slot, &work);
         let is_look = matches!(work, Work::Build(_));
         let rules = FetchRules { background: true, is_look, ..FetchRules::default() };

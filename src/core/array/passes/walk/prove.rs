@@ -17,7 +17,7 @@ use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
     /// Compares a slot.
-    pub(super) fn start_proof(&mut self, slot: SlotIndex, target: Target) {
+    pub(in crate::array::passes) fn start_proof(&mut self, slot: SlotIndex, target: Target) {
         self.start_logged_pass(slot, Work::Prove(target, Proof::Unknown));
     }
 
