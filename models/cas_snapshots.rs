@@ -1,6 +1,6 @@
 //! Explicit-state model of snapshots of the cas volume: births, deadlists and what becomes of them when
 //! snapshots are deleted, clones, and rolling back; with pages that are saved at different positions, and
-//! crashes (rule C9 and the rules of pages; `cas_volume.rs` models chunks and segments).
+//! crashes (rules C9 and C10, and the rules of pages; `cas_volume.rs` models chunks and segments).
 //!
 //! Run: `cargo run --release -p calpe-models --bin cas-snapshots` (`explorer.rs` says what it accepts).
 //!
@@ -35,7 +35,7 @@ const DEADLIST: usize = 2;
 const MAP: usize = 3;
 const PAGES: usize = 4;
 const PAGE_NAMES: [&str; PAGES] =
-    ["counts", "snapshots and clone", "deadlist of volume 0", "map of volume 0"];
+    ["counts", "snapshots and clone", "deadlist and intent of volume 0", "map of volume 0"];
 
 /// One switch for each rule: true is the rule, false what the mutation does instead.
 #[derive(Clone, Copy)]
@@ -54,13 +54,18 @@ struct Rules {
     ends_when_done: bool,
     /// Rolling back empties the deadlist.
     rollback_empties: bool,
+    /// A write takes its block out of the intent to trim it (C10).
+    writes_cut: bool,
+    /// A snapshot takes over what is yet to be trimmed, and a clone and a rollback from the snapshot (C10).
+    intents_are_inherited: bool,
     /// The record of a rollback names what it counts off (else: replay looks into the map).
     rollback_names: bool,
     /// No map page under a root includes records beyond a snapshot that the root lacks.
     no_map_beyond_snapshot: bool,
     /// The same for the deadlist, which the snapshot takes over.
     no_deadlist_beyond_snapshot: bool,
-    /// No page under a root lacks a rollback to a snapshot whose deletion the root includes.
+    /// No page of the map, or of intents, under a root lacks a rollback to a snapshot whose deletion the root
+    /// includes.
     no_deletion_beyond_use: bool,
 }
 
@@ -72,6 +77,8 @@ const RULES: Rules = Rules {
     merges: true,
     ends_when_done: true,
     rollback_empties: true,
+    writes_cut: true,
+    intents_are_inherited: true,
     rollback_names: true,
     no_map_beyond_snapshot: true,
     no_deadlist_beyond_snapshot: true,
@@ -97,6 +104,8 @@ struct Head {
     origin: u8,
     map: [Entry; BLOCKS],
     dead: List,
+    /// Blocks that read as zeroes and are yet to be trimmed, bit by block.
+    intent: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -106,6 +115,8 @@ struct Snapshot {
     volume: u8,
     map: [Entry; BLOCKS],
     dead: List,
+    /// Blocks that read as zeroes whatever the map says. Their entries stay until the snapshot goes.
+    intent: u8,
     is_deleting: bool,
 }
 
@@ -141,6 +152,18 @@ enum Record {
         volume: u8,
         block: u8,
         entry: Entry,
+        old: Entry,
+        fate: Fate,
+    },
+    /// These blocks of the volume read as zeroes from now on.
+    Intend {
+        volume: u8,
+        blocks: u8,
+    },
+    /// A block of the intent is trimmed.
+    Trim {
+        volume: u8,
+        block: u8,
         old: Entry,
         fate: Fate,
     },
@@ -196,6 +219,8 @@ struct State {
 #[derive(Clone, Copy)]
 enum Op {
     Write(u8, u8, u8),
+    /// These blocks, bit by bit.
+    Trim(u8, u8),
     Snapshot(u8, u8),
     Clone(u8),
     Rollback(u8),
@@ -250,14 +275,35 @@ impl Pages {
                 if page == Self::page_of(Owner::Head(volume)) && fate == Fate::Dead {
                     self.heads[volume as usize].dead[old.id as usize][old.birth as usize] += 1;
                 }
+                if page == Self::page_of(Owner::Head(volume)) && rules.writes_cut {
+                    self.heads[volume as usize].intent &= !(1 << block);
+                }
                 if page == map_page(volume) {
                     self.heads[volume as usize].map[block as usize] = entry;
                 }
             }
+            Record::Intend { volume, blocks } if page == Self::page_of(Owner::Head(volume)) => {
+                self.heads[volume as usize].intent |= blocks;
+            }
+            Record::Trim { volume, block, old, fate } => {
+                let head = &mut self.heads[volume as usize];
+                if page == Self::page_of(Owner::Head(volume)) {
+                    head.dead[old.id as usize][old.birth as usize] += u8::from(fate == Fate::Dead);
+                    head.intent &= !(1 << block);
+                }
+                if page == map_page(volume) {
+                    head.map[block as usize] = Entry::default();
+                }
+                if page == COUNTS && fate == Fate::CountedOff {
+                    self.count(old.id, -1);
+                }
+            }
             Record::Snapshot { at, volume, number } => {
-                let Head { map, dead, .. } = self.heads[volume as usize];
+                let Head { map, dead, intent, .. } = self.heads[volume as usize];
+                let intent = if rules.intents_are_inherited { intent } else { 0 };
                 if page == REST {
-                    self.snapshots[at as usize] = Snapshot { number, volume, map, dead, is_deleting: false };
+                    self.snapshots[at as usize] =
+                        Snapshot { number, volume, map, dead, intent, is_deleting: false };
                     self.newest = number;
                 }
                 if page == Self::page_of(Owner::Head(volume)) {
@@ -265,8 +311,8 @@ impl Pages {
                 }
             }
             Record::Clone { at } if page == REST => {
-                let Snapshot { number: origin, map, .. } = self.snapshots[at as usize];
-                self.heads[1] = Head { exists: true, origin, map, dead: List::default() };
+                let Snapshot { number: origin, map, intent, .. } = self.snapshots[at as usize];
+                self.heads[1] = Head { exists: true, origin, map, dead: List::default(), intent };
             }
             Record::CloneGone if page == REST => self.heads[1] = Head::default(),
             Record::Rollback { at, counted_off } => {
@@ -284,7 +330,12 @@ impl Pages {
                             self.count(entry.id, -1);
                         }
                     }
-                    DEADLIST if rules.rollback_empties => self.heads[0].dead = List::default(),
+                    DEADLIST => {
+                        self.heads[0].intent = self.snapshots[at as usize].intent;
+                        if rules.rollback_empties {
+                            self.heads[0].dead = List::default();
+                        }
+                    }
                     MAP => self.heads[0].map = to,
                     _ => {}
                 }
@@ -317,7 +368,9 @@ impl Pages {
         match page {
             COUNTS => self.counts = from.counts,
             MAP => self.heads[0].map = from.heads[0].map,
-            DEADLIST => self.heads[0].dead = from.heads[0].dead,
+            DEADLIST => {
+                (self.heads[0].dead, self.heads[0].intent) = (from.heads[0].dead, from.heads[0].intent);
+            }
             _ => {
                 self.heads[1] = from.heads[1];
                 (self.snapshots, self.newest) = (from.snapshots, from.newest);
@@ -391,6 +444,7 @@ impl Model for Config {
         if (state.issued as usize) < RECORDS_MAX {
             self.client_steps(state, steps);
             self.deletion_steps(state, steps);
+            self.trim_steps(state, steps);
         }
         self.checkpoint_steps(state, steps);
         self.crashes(state, steps);
@@ -432,6 +486,10 @@ impl Config {
                     Record::Write { volume, block, entry, old, fate: self.fate(memory, volume, old) };
                 self.issue(&begun, record, format!("block {block} of volume {volume} is {id}"), steps);
             }
+            Op::Trim(volume, blocks) => {
+                let text = format!("volume {volume} is to be trimmed");
+                self.issue(&begun, Record::Intend { volume, blocks }, text, steps);
+            }
             Op::Snapshot(volume, at) => {
                 let record = Record::Snapshot { at, volume, number: memory.newest + 1 };
                 self.issue(&begun, record, format!("snapshot {at} of volume {volume}"), steps);
@@ -464,7 +522,7 @@ impl Config {
         let is_deleting = memory.snapshots.iter().any(|snapshot| snapshot.is_deleting);
         let clone = memory.heads[1];
         match op {
-            Op::Write(volume, ..) => memory.heads[volume as usize].exists,
+            Op::Write(volume, ..) | Op::Trim(volume, _) => memory.heads[volume as usize].exists,
             Op::Snapshot(volume, at) => memory.heads[volume as usize].exists && snapshot(at).number == 0,
             Op::Clone(at) => is_there(at) && !clone.exists,
             Op::CloneGone => {
@@ -493,6 +551,18 @@ impl Config {
         match newest.is_some_and(|number| old.birth <= number) && self.rules.deadlist {
             true => Fate::Dead,
             false => Fate::CountedOff,
+        }
+    }
+
+    /// The first block of an intent is trimmed.
+    fn trim_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        for volume in 0..VOLUMES as u8 {
+            let head = state.memory.heads[volume as usize];
+            let Some(block) = (0..BLOCKS as u8).find(|block| head.intent >> block & 1 == 1) else { continue };
+            let old = head.map[block as usize];
+            let fate = self.fate(&state.memory, volume, old);
+            let text = format!("block {block} of volume {volume} is trimmed");
+            self.issue(state, Record::Trim { volume, block, old, fate }, text, steps);
         }
     }
 
@@ -586,7 +656,9 @@ impl Config {
                 let deadlist_is = self.rules.no_deadlist_beyond_snapshot && at[DEADLIST] >= number;
                 !map_is && !deadlist_is
             }
-            Record::Rollback { at: to, .. } if at[MAP] < number && self.rules.no_deletion_beyond_use => {
+            Record::Rollback { at: to, .. }
+                if at[MAP].min(at[DEADLIST]) < number && self.rules.no_deletion_beyond_use =>
+            {
                 let is_deletion = |(later, record)| {
                     later > number && record == Record::DeletionEnds { at: to } && at[REST] >= later
                 };
@@ -638,6 +710,10 @@ fn wrong(state: &State) -> Option<String> {
     for record in &state.log[..state.issued as usize] {
         match *record {
             Record::Write { volume, block, entry, .. } => heads[volume as usize][block as usize] = entry.id,
+            Record::Intend { volume, blocks } => {
+                let is_trimmed = |block: &usize| blocks >> block & 1 == 1;
+                (0..BLOCKS).filter(is_trimmed).for_each(|block| heads[volume as usize][block] = 0);
+            }
             Record::Snapshot { at, volume, .. } => snapshots[at as usize] = Some(heads[volume as usize]),
             Record::Clone { at } => heads[1] = snapshots[at as usize].expect("it is there"),
             Record::CloneGone => heads[1] = [0; BLOCKS],
@@ -646,15 +722,19 @@ fn wrong(state: &State) -> Option<String> {
             _ => {}
         }
     }
-    let ids = |map: [Entry; BLOCKS]| map.map(|entry| entry.id);
+    let ids = |map: [Entry; BLOCKS], intent: u8| {
+        std::array::from_fn::<u8, BLOCKS, _>(|block| if intent >> block & 1 == 1 { 0 } else { map[block].id })
+    };
     for (volume, expected) in heads.iter().enumerate() {
-        let found = ids(memory.heads[volume].map);
+        let head = memory.heads[volume];
+        let found = ids(head.map, head.intent);
         if found != *expected {
             return Some(format!("volume {volume} holds {found:?}, not {expected:?}"));
         }
     }
     for (at, snapshot) in memory.snapshots.iter().enumerate() {
-        let found = (snapshot.number != 0 && !snapshot.is_deleting).then_some(ids(snapshot.map));
+        let found =
+            (snapshot.number != 0 && !snapshot.is_deleting).then_some(ids(snapshot.map, snapshot.intent));
         if found != snapshots[at] {
             return Some(format!("snapshot {at} holds {found:?}, not {:?}", snapshots[at]));
         }
@@ -679,7 +759,7 @@ fn wrong(state: &State) -> Option<String> {
 }
 
 fn scenarios(rules: Rules) -> Vec<Config> {
-    use Op::{Clone, CloneGone, Delete, Rollback, Snapshot, Write};
+    use Op::{Clone, CloneGone, Delete, Rollback, Snapshot, Trim, Write};
     let config =
         |name, script: &[Op], crashes, roots| Config { name, script: script.to_vec(), crashes, roots, rules };
     vec![
@@ -755,6 +835,39 @@ fn scenarios(rules: Rules) -> Vec<Config> {
         ),
         config("g: two crashes", &[Write(0, 0, 1), Snapshot(0, 0), Write(0, 0, 2), Delete(0)], 2, 2),
         config(
+            "i: trimmed by and by",
+            &[Write(0, 0, 1), Write(0, 1, 2), Trim(0, 3), Write(0, 0, 3), Trim(0, 3)],
+            1,
+            1,
+        ),
+        config(
+            "j: back to what is being trimmed",
+            &[Write(0, 0, 1), Trim(0, 1), Snapshot(0, 0), Rollback(0), Delete(0)],
+            1,
+            1,
+        ),
+        config(
+            "l: a snapshot of what is being trimmed",
+            &[Write(0, 0, 1), Trim(0, 1), Snapshot(0, 0), Write(0, 0, 2), Delete(0)],
+            1,
+            1,
+        ),
+        config(
+            "k: a clone of what is to be trimmed",
+            &[
+                Write(0, 0, 1),
+                Trim(0, 1),
+                Snapshot(0, 0),
+                Clone(0),
+                Write(1, 0, 2),
+                Trim(1, 1),
+                CloneGone,
+                Delete(0),
+            ],
+            1,
+            0,
+        ),
+        config(
             "h: an origin with a clone",
             &[Write(0, 0, 1), Snapshot(0, 0), Clone(0), Write(0, 0, 2), Delete(0), Write(1, 0, 3)],
             1,
@@ -772,6 +885,8 @@ fn main() {
         ("drops-own", Rules { drops_own: false, ..rules }, "ab"),
         ("merges", Rules { merges: false, ..rules }, "ab"),
         ("ends-when-done", Rules { ends_when_done: false, ..rules }, "a"),
+        ("writes-cut", Rules { writes_cut: false, ..rules }, "i"),
+        ("intents-are-inherited", Rules { intents_are_inherited: false, ..rules }, "j"),
         ("rollback-empties", Rules { rollback_empties: false, ..rules }, "f"),
         ("rollback-names", Rules { rollback_names: false, ..rules }, "f"),
         ("no-map-beyond-snapshot", Rules { no_map_beyond_snapshot: false, ..rules }, "ga"),
