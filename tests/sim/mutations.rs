@@ -175,6 +175,7 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         Mutation::BelievesWhatWasBuilt => {
             rollback::a_device_that_is_built_and_was_rolled_back_over_a_kill_is_whole_when_it_joins
         }
+        Mutation::CleanOfOthersBelieved => rollback::slots_not_compared_before_a_stop_are_not_believed,
         Mutation::WritesInEpochPassedOver => {
             rollback::a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word
         }
@@ -329,6 +330,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::NewDeviceInOldEpoch
         | Mutation::CaughtUpFromBeforeJoin
         | Mutation::BelievesWhatWasBuilt
+        | Mutation::CleanOfOthersBelieved
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         Mutation::LostWritesOfALaneUntold
         | Mutation::LanesShareASecret

@@ -114,6 +114,58 @@ fn a_device_that_is_built_and_was_rolled_back_over_a_kill_is_whole_when_it_joins
 }
 
 #[test]
+fn slots_not_compared_before_a_stop_are_not_believed() {
+    scenes::slots_not_compared_before_a_stop_are_not_believed();
+}
+
+/// A quiet array is not called clean before all is compared: a second kill costs nothing.
+#[test]
+fn what_was_built_is_recorded_while_it_is_compared() {
+    let (mut array, id) = scenes::half_built(ChecksumKind::Blake3);
+    let rebuilt = scenes::recorded(&array, id);
+    array.sim = array.sim.kill_where(false, |_, _| false).expect("all members");
+    array
+        .sim
+        .admin(AdminRequest::Pace { rebuild_min: 1 << 17, rebuild_max: 1 << 17 })
+        .expect("it may be set");
+    for _ in 0..40 {
+        array.note();
+        assert!(!array.sim.disks[&id].says_clean() && scenes::recorded(&array, id) >= rebuilt);
+    }
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online);
+    array.verify();
+}
+
+/// A host that is short of memory for reads of the new device for a while.
+#[test]
+fn a_shortage_while_what_was_built_is_compared_passes() {
+    for seconds in [5, 60] {
+        let (mut array, id) = scenes::half_built(ChecksumKind::Blake3);
+        array.sim = array.sim.kill_where(false, |_, _| false).expect("all members");
+        let until = Timestamp(array.sim.now().0 + seconds * 1_000_000_000);
+        let data = array.sim.data_region();
+        let fault = PassingFault::new(Trouble::Shortage).on(OpKinds::READS).within([data]);
+        disk(&mut array.sim, id).inject(fault.until(until));
+        for _ in 0..seconds {
+            array.sim.settle();
+            array.sim.sleep(1000);
+        }
+        array.sim.settle();
+        array.sim.sleep(5000);
+        array.sim.settle();
+        assert_eq!(
+            array.sim.status().state,
+            ArrayState::Online,
+            "after {seconds} s: {:?}",
+            array.sim.notices
+        );
+        array.verify();
+        array.sim.assert_scrub_clean();
+    }
+}
+
+#[test]
 fn what_was_built_before_a_kill_is_not_built_again() {
     let kinds = [(ChecksumKind::Blake3, false), (ChecksumKind::Crc32c, false), (ChecksumKind::None, true)];
     for (checksum, builds_again) in kinds {

@@ -340,6 +340,8 @@ notice_kinds! {
     NotStopped "not_stopped",
     /// A scrub found a row that nothing tells how to mend.
     ScrubUnresolved "scrub_unresolved",
+    /// What was built on a device before an unclean stop is compared with its checksums, or does not match.
+    BuildCompared "build_compared",
     /// Blocks that were wrong or unreadable are rewritten.
     BlocksRepaired "blocks_repaired",
     /// Blocks that were wrong or unreadable were rewritten, and are so again; or could not be

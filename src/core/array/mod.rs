@@ -53,11 +53,12 @@ use crate::array::damage::looks::Looks;
 use crate::array::log::Redo;
 use crate::array::log::facts::LogFacts;
 pub use crate::array::members::assembly;
-use crate::array::members::assembly::Assembled;
+use crate::array::members::assembly::{Assembled, Built};
 use crate::array::members::bad_blocks::BadBlocks;
 use crate::array::members::ring_check::RingCheck;
 use crate::array::members::supers::Supers;
 use crate::array::members::waiting::WaitingRequests;
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::Pages;
 use crate::array::pages::hold::PageTask;
 use crate::array::passes::page_pass::PagePass;
@@ -279,22 +280,26 @@ impl Array {
         let sequence_of = |uuid| assembled.sequences.get(&uuid).copied().unwrap_or(0);
         // A replay writes again what the log names to devices that are being built, too. After an unclean
         // stop only hashes show whether such a device was rolled back since, because its log is not written
-        // (T6): what was built is compared with them, and built anew where there are none.
-        let is_told = superblock.clean || superblock.checksum != ChecksumKind::None;
-        let resumed =
-            |rebuilt| Progress::resumed(if is_told { rebuilt } else { SlotIndex(0) }, superblock.clean);
+        // (T6): what was built is compared with them, and built anew where there are none. The array may be
+        // clean and the device have an older superblock: then it did not get the last one.
+        let has_hashes = superblock.checksum != ChecksumKind::None;
+        let is_clean = superblock.clean;
+        let resumed = |built: Built| {
+            let is_proven = is_clean && (built.is_clean || is_off(Mutation::CleanOfOthersBelieved));
+            Progress::resumed(if is_proven || has_hashes { built.slots } else { SlotIndex(0) }, is_proven)
+        };
         let members: Vec<Member> = assembled
             .seats
             .into_iter()
             .map(|seat| Member {
                 uuid: seat.uuid,
                 state: seat.state,
-                progress: (seat.state == MemberState::Rebuilding).then(|| resumed(seat.rebuilt)),
+                progress: (seat.state == MemberState::Rebuilding).then(|| resumed(seat.built)),
                 device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
-                replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
+                replacement: seat.replacement.map(|(open, uuid, built)| Replacement {
                     device: Device::found(open.id, open.bytes, sequence_of(uuid)),
                     uuid,
-                    progress: resumed(rebuilt),
+                    progress: resumed(built),
                     changeover,
                     stays: false,
                 }),

@@ -205,6 +205,9 @@ mutations! {
     /// T6: a device under construction that was rolled back over an unclean stop goes into service with old
     /// blocks.
     BelievesWhatWasBuilt "believes-what-was-built",
+    /// T6: where the others call the array clean, what the superblock of a device under construction calls
+    /// built is believed, though that superblock is older and not clean.
+    CleanOfOthersBelieved "clean-of-others-believed",
     /// T1: a device joins although it lacks blocks that cannot be read for a moment; the one that it replaces
     /// had the only copy.
     JoinsLacking "joins-lacking",

@@ -106,6 +106,12 @@ impl Claim {
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
 impl SimDisk {
+    /// Whether the newest superblock on this disk says that the array is clean.
+    #[must_use]
+    pub fn says_clean(&self) -> bool {
+        newest(self).is_some_and(|superblock| superblock.clean)
+    }
+
     /// How many slots of the device of this member, or of the one that is to replace it, are built, by the
     /// newest superblock on this disk.
     #[must_use]

@@ -688,7 +688,7 @@ pub(crate) fn with_handles<K: Clone>(
         uuid: seat.uuid,
         state: seat.state,
         key: seat.key.map(&handle),
-        rebuilt: seat.rebuilt,
+        built: seat.built,
         replacement: seat.replacement.map(|(key, uuid, rebuilt)| (handle(key), uuid, rebuilt)),
         reason: seat.reason,
     };

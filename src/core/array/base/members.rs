@@ -1,6 +1,7 @@
 //! The members of an array: which serves which slot, which must get a write, and what happens when one fails.
 
 use crate::array::base::inflight::Inflight;
+use crate::array::base::proofs::{Consequence, Proof, Proofs};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{ArrayAction, Core, Effect, Stopping};
 use crate::array::{MemberCondition, MemberCounters, NoticeKind, NoticeLevel};
@@ -8,7 +9,6 @@ use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::{LanePart, MemberSet, MemberState};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
-use std::ops::Range;
 use uuid::Uuid;
 
 /// A device that another has taken the place of: held until that is on disk, and on itself.
@@ -116,27 +116,9 @@ pub(in crate::array) struct Progress {
     pub pages: PagesBuilt,
     /// Pages that could not be read at first, and are tried again.
     pub retried_pages: u64,
-    /// Slots that were built before an unclean stop, and have to be compared before the device counts as
-    /// built (`passes/walk/prove.rs`).
-    pub unproven: Range<u64>,
-    /// Slots below those for which that is under way.
-    pub proving: BTreeSet<u64>,
+    /// What was built before an unclean stop.
+    pub proofs: Proofs,
 }
-
-/// What comparing a slot with its checksums has shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::array) enum Proof {
-    /// The device has what it is to have.
-    Holds,
-    /// It does not, or does not give it.
-    Fails,
-    /// It was not compared.
-    Unknown,
-}
-
-/// Most slots of one device that are built once more because they did not hold what they are to hold. With
-/// more of them all that follows is.
-const DISPROVEN_MAX: usize = 1024;
 
 /// Copies of metadata pages on a device under construction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,41 +150,25 @@ impl Progress {
             awaits_ring: false,
             pages,
             retried_pages: 0,
-            unproven: 0..0,
-            proving: BTreeSet::new(),
+            proofs: Proofs::default(),
         }
     }
 
     /// After a restart slots beyond the recorded position may have been written already. `is_proven`: those
     /// below hold what they are to hold.
     pub(in crate::array) fn resumed(rebuilt: SlotIndex, is_proven: bool) -> Progress {
-        let unproven = if is_proven || is_off(Mutation::BelievesWhatWasBuilt) { 0..0 } else { 0..rebuilt.0 };
-        Progress { unproven, ..Progress::starting_at(rebuilt.0, false) }
+        Progress { proofs: Proofs::of(rebuilt, is_proven), ..Progress::starting_at(rebuilt.0, false) }
     }
 
     /// The next slot to be compared.
-    pub(in crate::array) fn next_unproven(&self) -> Option<u64> {
-        self.unproven.clone().next().filter(|_| !self.awaits_ring)
-    }
-
-    /// Records that a slot, which was the next, is being compared.
-    pub(in crate::array) fn begin_proof(&mut self, slot: u64) {
-        self.unproven.start = slot + 1;
-        self.proving.insert(slot);
+    pub(in crate::array) fn next_unproven(&self, now: Timestamp) -> Option<u64> {
+        self.proofs.next(now).filter(|_| !self.awaits_ring)
     }
 
     /// Takes the outcome for a slot that was being compared.
     pub(in crate::array) fn end_proof(&mut self, slot: u64, outcome: Proof, now: Timestamp) {
-        self.proving.remove(&slot);
-        match outcome {
-            Proof::Holds => {}
-            Proof::Unknown => self.unproven.start = self.unproven.start.min(slot),
-            Proof::Fails if self.lacking.len() < DISPROVEN_MAX => {
-                self.lacking.insert(slot);
-                self.again = now;
-            }
-            // It is not this device's build any more. Nothing of it is believed from here on.
-            Proof::Fails => self.rewind_to(slot),
+        if self.proofs.end(slot, outcome, now) == Consequence::Rewind {
+            self.rewind_to(slot);
         }
     }
 
@@ -210,6 +176,9 @@ impl Progress {
     pub(in crate::array) fn due(&self, slots: u64, now: Timestamp) -> Option<u64> {
         if self.awaits_ring {
             return None;
+        }
+        if let Some(slot) = self.proofs.due() {
+            return Some(slot);
         }
         if self.next < slots {
             return Some(self.next);
@@ -219,6 +188,10 @@ impl Progress {
 
     /// Records that slot `slot`, which was due, is being built.
     pub(in crate::array) fn begin(&mut self, slot: u64) {
+        if self.proofs.begin_build(slot) {
+            self.running.insert(slot);
+            return;
+        }
         if self.lacking.remove(&slot) {
             self.retrying.retain(|slot| self.running.contains(slot));
             self.retrying.insert(slot);
@@ -260,7 +233,7 @@ impl Progress {
 
     /// Whether all slots are built, as far as their blocks can be had.
     pub(in crate::array) fn is_over(&self, slots: u64) -> bool {
-        self.done() >= slots && self.lacking.is_empty() && self.unproven.is_empty() && self.proving.is_empty()
+        self.done() >= slots && self.lacking.is_empty() && self.proofs.are_over()
     }
 
     /// Starts slot `slot`, which was not completed, and all after it again. Slots that are still running keep
@@ -268,7 +241,7 @@ impl Progress {
     pub(in crate::array) fn rewind_to(&mut self, slot: u64) {
         self.covered_max = self.covered();
         self.next = self.next.min(slot);
-        self.unproven.end = self.unproven.end.min(slot);
+        self.proofs.rewind_to(slot);
         self.known_zero = false;
     }
 
@@ -281,24 +254,29 @@ impl Progress {
     /// The slot at which a restart goes on. Slots that could not be built whole are not recorded otherwise,
     /// nor are those that were not compared: after a clean stop nothing would compare them.
     pub(in crate::array) fn recorded(&self, is_clean: bool) -> u64 {
-        let built = self.lacking.first().copied().unwrap_or(self.next).min(self.done());
-        if is_clean { built.min(self.first_unproven()) } else { built }
+        let mut first = self.running.iter().copied().filter(|slot| !self.proofs.is_rebuilding(*slot));
+        let done = first.next().unwrap_or(self.next).min(self.next);
+        let built = self.lacking.first().copied().unwrap_or(self.next).min(done);
+        let open = self.proofs.first_open().filter(|_| is_clean);
+        built.min(open.unwrap_or(built))
     }
 
-    /// The first slot that was not compared yet, if there is one.
-    fn first_unproven(&self) -> u64 {
-        let next = self.unproven.clone().next();
-        [next, self.proving.first().copied()].into_iter().flatten().min().unwrap_or(u64::MAX)
+    /// Takes the end of the build of a slot.
+    pub(in crate::array) fn built(&mut self, slot: u64, complete: bool) {
+        self.running.remove(&slot);
+        if !self.proofs.end_build(slot, complete) && !complete {
+            self.rewind_to(slot);
+        }
     }
 
     /// How many slots to show as complete: never fewer than before, whatever is tried again.
     pub(in crate::array) fn covered(&self) -> u64 {
-        let first = self.running.difference(&self.retrying).next();
+        let mut first = self.running.difference(&self.retrying);
+        let first = first.find(|slot| !self.proofs.is_rebuilding(**slot));
         let first = first.copied().unwrap_or(self.next).min(self.next);
         let retried = self.lacking.union(&self.retrying).filter(|slot| **slot < first);
         let open = retried.filter(|slot| self.lacking.contains(slot) || self.running.contains(slot)).count();
-        let unproven = self.unproven.end.saturating_sub(self.unproven.start) + self.proving.len() as u64;
-        first.saturating_sub(open as u64 + unproven).max(self.covered_max)
+        first.saturating_sub(open as u64 + self.proofs.open()).max(self.covered_max)
     }
 
     /// How many slots could not be built whole at first, and are tried again.

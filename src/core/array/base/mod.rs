@@ -9,6 +9,7 @@ mod jobs;
 pub(in crate::array) mod lock;
 pub(in crate::array) mod members;
 pub(in crate::array) mod pace;
+pub(in crate::array) mod proofs;
 pub(in crate::array) mod shortage;
 
 use crate::array::base::inflight::{Inflight, InflightTable};

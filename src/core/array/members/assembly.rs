@@ -42,12 +42,22 @@ pub struct Seat<K> {
     pub state: MemberState,
     /// The device, when it is online or being rebuilt.
     pub key: Option<K>,
-    /// While rebuilding: slots below are complete.
-    pub rebuilt: SlotIndex,
+    /// While rebuilding.
+    pub built: Built,
     /// A replacement under construction: its device, identity and progress.
-    pub replacement: Option<(K, Uuid, SlotIndex)>,
+    pub replacement: Option<(K, Uuid, Built)>,
     /// Why the member is not online.
     pub reason: Option<String>,
+}
+
+/// How far a device under construction is built, by its own superblock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Built {
+    /// Slots below are complete.
+    pub slots: SlotIndex,
+    /// Whether that superblock says that the array is clean. The last one before does not, and may count
+    /// slots as built that were not compared since an earlier unclean stop.
+    pub is_clean: bool,
 }
 
 /// An array that can be served.
@@ -331,7 +341,7 @@ fn assemble_current<K: Clone>(
             uuid: member.uuid,
             state: member.state,
             key: None,
-            rebuilt: SlotIndex(0),
+            built: Built::default(),
             replacement: None,
             reason: None,
         };
@@ -354,7 +364,7 @@ fn assemble_current<K: Clone>(
             }
             Some((at, Ok(()))) if member.state == MemberState::Rebuilding => {
                 seat.key = Some(candidates[at].key.clone());
-                seat.rebuilt = rebuilt_by_itself(&candidates[at].superblock);
+                seat.built = built_by_itself(&candidates[at].superblock);
                 seat.reason = Some("being rebuilt since before the start".into());
                 taken[at] = true;
             }
@@ -395,8 +405,8 @@ fn assemble_current<K: Clone>(
                 && current(at).is_ok()
         });
         if let (Some(at), Some(seat)) = (device, seats.get_mut(usize::from(replacement.member.0))) {
-            let rebuilt = rebuilt_by_itself(&candidates[at].superblock);
-            seat.replacement = Some((candidates[at].key.clone(), replacement.uuid, rebuilt));
+            let built = built_by_itself(&candidates[at].superblock);
+            seat.replacement = Some((candidates[at].key.clone(), replacement.uuid, built));
             taken[at] = true;
         }
     }
@@ -481,14 +491,15 @@ fn assemble_current<K: Clone>(
 
 /// How far a device under construction is built, by its own record. The records of others may come from a
 /// newer state.
-fn rebuilt_by_itself(superblock: &Superblock) -> SlotIndex {
+fn built_by_itself(superblock: &Superblock) -> Built {
     let Superblock { member, device, .. } = *superblock;
     let replacements = superblock.replacements.iter().filter(|record| record.uuid == device);
     let of_replacement = replacements.map(|record| record.rebuilt).next();
     let of_member = superblock.members.get(usize::from(member.0));
     let of_member =
         of_member.filter(|record| record.uuid == device && record.state == MemberState::Rebuilding);
-    of_replacement.or(of_member.map(|record| record.rebuilt)).unwrap_or_default()
+    let slots = of_replacement.or(of_member.map(|record| record.rebuilt)).unwrap_or_default();
+    Built { slots, is_clean: superblock.clean }
 }
 
 /// A2: whether these members of an epoch may serve it.
@@ -1101,7 +1112,7 @@ mod tests {
         assert!(!assembled.superblock.clean);
         assert_eq!(
             assembled.seats[0].replacement,
-            Some((3, superblocks[3].device, SlotIndex(7))),
+            Some((3, superblocks[3].device, Built { slots: SlotIndex(7), is_clean: superblocks[3].clean })),
             "progress counts that was recorded"
         );
         assert_eq!(assembled.seats[0].key, Some(0), "the old device serves");

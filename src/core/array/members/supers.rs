@@ -383,7 +383,10 @@ impl Supers {
     /// Whether the array has been quiet for so long that it is marked clean once its log is empty.
     fn is_idle(&self, core: &Core) -> bool {
         let quiet = core.load.write_ops == 0 && core.now.nanos_since(core.load.last_write) >= IDLE_CLEAN_NS;
-        quiet && self.dirty && self.job.is_none() && core.stop.stopping.is_none() && !core.is_failed()
+        // In a clean array a start believes what was built, so it would have to record less.
+        let is_proven = !core.has_open_proofs();
+        let is_free = self.job.is_none() && core.stop.stopping.is_none() && !core.is_failed();
+        quiet && self.dirty && is_free && is_proven
     }
 
     /// Begins an update that records the present state.

@@ -2,7 +2,8 @@
 
 use crate::array::Array;
 use crate::array::Core;
-use crate::array::base::members::{Device, MemberDevice, Progress, Proof, Which};
+use crate::array::base::members::{Device, MemberDevice, Progress, Which};
+use crate::array::base::proofs::Proof;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
@@ -74,9 +75,10 @@ impl Core {
     /// Begins to compare a slot that was built before an unclean stop.
     pub(super) fn begin_proof(&mut self) -> Option<(SlotIndex, Target)> {
         let map = self.map;
+        let now = self.now;
         let (slot, device) = self.builds_mut().find_map(|(device, progress)| {
-            let slot = progress.next_unproven()?;
-            progress.begin_proof(slot);
+            let slot = progress.next_unproven(now)?;
+            progress.proofs.begin(slot);
             Some((SlotIndex(slot), device))
         })?;
         Some((slot, Target { device, column: usize::from(map.column_of(slot, device.member).0) }))
@@ -84,7 +86,18 @@ impl Core {
 
     /// Whether a slot of some device has to be compared.
     pub(super) fn has_unproven(&self) -> bool {
-        self.progresses().any(|progress| progress.next_unproven().is_some())
+        self.progresses().any(|progress| progress.next_unproven(self.now).is_some())
+    }
+
+    /// Whether a device of which nothing is to be compared has a slot to be built.
+    pub(super) fn has_others_to_build(&self) -> bool {
+        let mut others = self.progresses().filter(|progress| progress.proofs.are_over());
+        others.any(|progress| progress.due(self.map.slots, self.now).is_some())
+    }
+
+    /// Whether something on a device under construction was not compared yet, or is built once more.
+    pub(in crate::array) fn has_open_proofs(&self) -> bool {
+        self.any_building() && self.progresses().any(|progress| !progress.proofs.are_over())
     }
 
     /// Takes the outcome for a slot that was compared.
@@ -106,10 +119,7 @@ impl Core {
         for target in targets {
             let build = self.builds_mut().find(|(device, _)| *device == target.device);
             if let Some((_, progress)) = build {
-                progress.running.remove(&slot.0);
-                if !complete {
-                    progress.rewind_to(slot.0);
-                }
+                progress.built(slot.0, complete);
             }
         }
     }

@@ -31,6 +31,8 @@ pub(in crate::array) struct Passes {
     /// Nanoseconds for which rebuilds waited for blocks that cannot be read, since a slot was last built
     /// whole.
     patience_spent: u64,
+    /// Whether the last turn compared a slot.
+    has_proved: bool,
 }
 
 /// A pass that verifies superblocks (`super_scrub.rs`), and beside them slots in ascending order; then
@@ -248,6 +250,7 @@ impl Passes {
             allowance: 0.0,
             topped_up: Timestamp(0),
             patience_spent: 0,
+            has_proved: false,
         }
     }
 
@@ -386,10 +389,13 @@ impl Passes {
             return None;
         }
         let is_rebuild = core.any_building();
-        if is_rebuild && core.has_unproven() {
+        // Devices of which nothing is to be compared do not wait for one that is compared for hours.
+        let gives_way = self.has_proved && core.has_others_to_build();
+        if is_rebuild && !gives_way && core.has_unproven() {
             // It reads one chunk.
             let is_granted = self.take_allowance(core, core.map.chunk as f64);
             self.running += usize::from(is_granted);
+            self.has_proved |= is_granted;
             return is_granted.then_some(Turn::Prove);
         }
         if is_rebuild {
@@ -401,6 +407,7 @@ impl Passes {
             return None;
         }
         self.running += 1;
+        self.has_proved = false;
         if is_rebuild {
             return Some(Turn::Rebuild);
         }

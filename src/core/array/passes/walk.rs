@@ -6,7 +6,7 @@
 mod prove;
 
 use crate::array::Core;
-use crate::array::base::members::Proof;
+use crate::array::base::proofs::Proof;
 use crate::array::blocks::{Missing, Why, runs};
 use crate::array::client::fetch::{Blend, Fetch, FetchRules, Fetched, Ingredient};
 use crate::array::mutation::{Mutation, is_off};

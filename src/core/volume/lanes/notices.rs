@@ -73,6 +73,7 @@ fn manner(kind: NoticeKind) -> Manner {
         | Kind::MemberSlow
         | Kind::MemberKept
         | Kind::MemberNeedsRestart
+        | Kind::BuildCompared
         | Kind::OldDeviceUnmarked
         | Kind::StoppedShort
         | Kind::NotStopped => Manner::First,

@@ -7,7 +7,7 @@
 //! they are read instead: one chunk of a slot, where building it anew reads k and writes one. A slot that
 //! does not match is built once more. Must not know how a slot is built.
 
-use crate::array::base::members::Proof;
+use crate::array::base::proofs::Proof;
 use crate::array::passes::rebuild::Target;
 use crate::array::passes::walk::{LoggedPass, Stage, Work};
 use crate::array::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Owner, Urgency};
@@ -18,6 +18,13 @@ use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex};
 impl Array {
     /// Compares a slot.
     pub(in crate::array::passes) fn start_proof(&mut self, slot: SlotIndex, target: Target) {
+        if slot.0 == 0 {
+            let member = target.device.member;
+            let text = format!(
+                "what was built on the new device of member {member} before the stop is compared with its checksums first"
+            );
+            self.core.notice(NoticeKind::BuildCompared, NoticeLevel::Info, Some(member), text);
+        }
         self.start_logged_pass(slot, Work::Prove(target, Proof::Unknown));
     }
 
@@ -78,15 +85,16 @@ impl Array {
             return self.end_logged_pass(key, pass, false);
         }
         *of = outcome;
-        // Others follow it: only the first is reported.
-        let member = target.device.member;
-        if outcome == Proof::Fails && self.core.builds_mut().all(|(_, progress)| progress.retried() == 0) {
+        // Others follow it: only the first of a device is reported.
+        let (member, device) = (target.device.member, target.device);
+        let build = self.core.builds_mut().find(|(of, _)| *of == device);
+        if outcome == Proof::Fails && build.is_some_and(|(_, progress)| progress.proofs.tell()) {
             let text = format!(
                 "slot {} on the device that is built for member {member} does not hold what it held before the stop: the \
                  device was rolled back, or is damaged; that slot and others like it are built once more",
                 pass.hold.slot()
             );
-            self.core.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
+            self.core.notice(NoticeKind::BuildCompared, NoticeLevel::Warning, Some(member), text);
         }
         self.end_logged_pass(key, pass, true)
     }
