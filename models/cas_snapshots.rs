@@ -893,5 +893,5 @@ fn main() {
         ("no-deadlist-beyond-snapshot", Rules { no_deadlist_beyond_snapshot: false, ..rules }, "ab"),
         ("no-deletion-beyond-use", Rules { no_deletion_beyond_use: false, ..rules }, "f"),
     ];
-    explorer::run(scenarios, rules, &mutations);
+    explorer::run(scenarios, rules, &mutations, &[]);
 }

@@ -969,5 +969,5 @@ fn mutations() -> Vec<(&'static str, Rules, &'static str)> {
 }
 
 fn main() {
-    explorer::run(scenarios, RULES, &mutations());
+    explorer::run(scenarios, RULES, &mutations(), &[]);
 }

@@ -106,7 +106,7 @@ struct Found {
 }
 
 /// With more states a scenario counts as not explored.
-const STATES_MAX: usize = 8_000_000;
+const STATES_MAX: usize = 12_000_000;
 
 fn explore<M: Model>(model: &M) -> Found {
     let mut seen: HashSet<u64, BuildHasherDefault<AsIs>> = HashSet::default();
@@ -142,21 +142,21 @@ fn explore<M: Model>(model: &M) -> Found {
 
 /// The program of a model: `rules [LETTER..]` explores its scenarios, in none of which a violation may appear;
 /// `mutations [NAME..]` takes each rule away, and each time one of the scenarios named beside it must show a
-/// violation, whose steps are printed; without arguments, both, with the steps of violations of the rules only.
+/// violation, whose steps are printed; `variants [NAME..]` explores all scenarios with other rules that do as
+/// well; without arguments, both, with the steps of violations of the rules only.
 /// Exit status 1 if that is not so.
 pub fn run<M: Model, R: Copy + Sync>(
     scenarios: impl Fn(R) -> Vec<M> + Sync,
     rules: R,
     mutations: &[(&'static str, R, &'static str)],
+    variants: &[(&'static str, R)],
 ) {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mode = arguments.first().map_or("all", String::as_str);
     let is_picked = |name: &str| arguments.len() < 2 || arguments[1..].iter().any(|wanted| name == wanted);
     let mut is_good = true;
-    if matches!(mode, "all" | "rules") {
-        let mut jobs = scenarios(rules);
-        jobs.retain(|model| is_picked(&model.name()[..1]));
-        is_good &= in_parallel(&jobs, |model| {
+    let none_violates = |jobs: &[M]| {
+        in_parallel(jobs, |model| {
             let started = Instant::now();
             let found = explore(model);
             let took = started.elapsed().as_secs_f32();
@@ -167,7 +167,16 @@ pub fn run<M: Model, R: Copy + Sync>(
                 None => {}
             }
             (found.is_whole, text)
-        });
+        })
+    };
+    if matches!(mode, "all" | "rules") {
+        let mut jobs = scenarios(rules);
+        jobs.retain(|model| is_picked(&model.name()[..1]));
+        is_good &= none_violates(&jobs);
+    }
+    for (name, rules) in variants.iter().filter(|variant| mode == "variants" && is_picked(variant.0)) {
+        println!("variant {name}");
+        is_good &= none_violates(&scenarios(*rules));
     }
     if matches!(mode, "all" | "mutations") {
         let jobs: Vec<_> = mutations.iter().filter(|job| is_picked(job.0)).collect();
