@@ -142,9 +142,8 @@ fn explore<M: Model>(model: &M) -> Found {
 
 /// The program of a model: `rules [LETTER..]` explores its scenarios, in none of which a violation may appear;
 /// `mutations [NAME..]` takes each rule away, and each time one of the scenarios named beside it must show a
-/// violation, whose steps are printed; `variants [NAME..]` explores all scenarios with other rules that do as
-/// well; without arguments, both, with the steps of violations of the rules only.
-/// Exit status 1 if that is not so.
+/// violation, whose steps are printed where names are given; `variants [NAME..]` explores all scenarios with
+/// other rules that do as well; without arguments, the first two. Exit status 1 if that is not so.
 pub fn run<M: Model, R: Copy + Sync>(
     scenarios: impl Fn(R) -> Vec<M> + Sync,
     rules: R,
@@ -184,7 +183,7 @@ pub fn run<M: Model, R: Copy + Sync>(
             for model in scenarios(*rules).iter().filter(|model| letters.contains(&model.name()[..1])) {
                 let Found { states, violation: Some((trace, wrong)), .. } = explore(model) else { continue };
                 let mut text = format!("without {name}: {wrong}, after {states} states of {}", model.name());
-                if mode == "mutations" {
+                if arguments.len() > 1 {
                     text += &format!("\n   {}", trace.join("\n   "));
                 }
                 return (true, text);
