@@ -194,7 +194,7 @@ fn roll_back_what_is_built(checksum: ChecksumKind) {
     array.sim.assert_scrub_clean();
     array.verify();
     if checksum != ChecksumKind::None {
-        let told = |notice: &ArrayNotice| notice.text.contains("does not hold what it held before the stop");
+        let told = |notice: &ArrayNotice| notice.text.contains("all that it held before the stop");
         assert_eq!(array.sim.notices.iter().filter(|notice| told(notice)).count(), 1);
     }
 }

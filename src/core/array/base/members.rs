@@ -206,7 +206,7 @@ impl Progress {
         if is_off(Mutation::JoinsLacking) {
             return false;
         }
-        if self.next >= slots && !self.is_patient(now) {
+        if self.next >= slots && self.proofs.are_over() && !self.is_patient(now) {
             return false;
         }
         self.lacking.insert(slot);

@@ -22,6 +22,7 @@ pub(in crate::array) struct Proofs {
     failed: BTreeSet<u64>,
     /// Are being built once more.
     rebuilding: BTreeSet<u64>,
+    is_announced: bool,
     is_told: bool,
 }
 
@@ -77,12 +78,15 @@ impl Proofs {
         self.under_way.remove(&slot);
         match outcome {
             Proof::Holds => self.unknown_since = None,
-            Proof::Unknown if !self.is_impatient(now) => {
+            Proof::Unknown => {
                 self.not_before = Timestamp(now.0 + AGAIN_NS);
-                self.again.insert(slot);
+                // It proves nothing of the slots that follow.
+                let is_built = self.is_impatient(now) && self.failed.len() < FAILED_MAX;
+                let list = if is_built { &mut self.failed } else { &mut self.again };
+                list.insert(slot);
             }
-            Proof::Unknown | Proof::Fails if self.failed.len() < FAILED_MAX => _ = self.failed.insert(slot),
-            Proof::Unknown | Proof::Fails => return Consequence::Rewind,
+            Proof::Fails if self.failed.len() < FAILED_MAX => _ = self.failed.insert(slot),
+            Proof::Fails => return Consequence::Rewind,
         }
         Consequence::Nothing
     }
@@ -99,8 +103,13 @@ impl Proofs {
     }
 
     /// The slot to be built once more next.
-    pub(super) fn due(&self) -> Option<u64> {
+    pub(in crate::array) fn due(&self) -> Option<u64> {
         self.failed.first().copied()
+    }
+
+    /// Whether the slot is known to be wrong, and not built yet.
+    pub(in crate::array) fn has_failed(&self, slot: u64) -> bool {
+        self.failed.contains(&slot) || self.rebuilding.contains(&slot)
     }
 
     /// Records that a slot is being built, if it is once more.
@@ -138,10 +147,15 @@ impl Proofs {
     }
 
     /// How many slots are open.
-    pub(super) fn open(&self) -> u64 {
+    pub(in crate::array) fn open(&self) -> u64 {
         let sets = [&self.under_way, &self.again, &self.failed, &self.rebuilding];
         let listed: usize = sets.iter().map(|set| set.len()).sum();
         self.left.end.saturating_sub(self.left.start) + listed as u64
+    }
+
+    /// Whether it was not told yet that slots are compared. From then on it counts as told.
+    pub(in crate::array) fn announce(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_announced, true)
     }
 
     /// Whether it was not told yet that slots of the device failed. From then on it counts as told.
@@ -194,6 +208,16 @@ mod tests {
         }
         compare(&mut proofs, Proof::Unknown, 30 * SECOND);
         assert_eq!((proofs.due(), proofs.next(Timestamp(99 * SECOND))), (Some(0), None));
+    }
+
+    #[test]
+    fn a_long_shortage_costs_no_more_than_the_slots_that_it_meets() {
+        let mut proofs = Proofs::of(SlotIndex(5000), false);
+        for second in 0..3000 {
+            let (_, consequence) = compare(&mut proofs, Proof::Unknown, second * SECOND);
+            assert_eq!(consequence, Consequence::Nothing);
+        }
+        assert_eq!((proofs.open(), proofs.failed.len()), (5000, FAILED_MAX));
     }
 
     #[test]

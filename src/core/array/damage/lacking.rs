@@ -259,7 +259,8 @@ impl Damage {
         let new = of.replacement.as_ref().filter(|new| new.device.id == device);
         let (uuid, progress) =
             new.map_or((of.uuid, of.progress.as_ref()), |new| (new.uuid, Some(&new.progress)));
-        let is_lacking = progress.is_some_and(|progress| progress.lacking.contains(&slot.0));
+        let is_lacking = progress
+            .is_some_and(|progress| progress.lacking.contains(&slot.0) || progress.proofs.has_failed(slot.0));
         is_lacking || self.lacking.has(uuid, slot)
     }
 

@@ -15,7 +15,7 @@
 
 mod update;
 
-use crate::array::base::members::{Device, Member, Replaced, Which};
+use crate::array::base::members::{Device, Member, Progress, Replaced, Which};
 use crate::array::log::permits::Standing;
 use crate::array::members::assembly::{Assembled, CLAIM_STEP_MAX};
 use crate::array::members::current::{Mark, why_kept};
@@ -521,8 +521,9 @@ impl Array {
     /// version, by the log's last answer.
     fn progress_mark(&self) -> u64 {
         let builds = self.core.roster.members.iter().map(|member| {
-            let own = member.progress.as_ref().map_or(0, |p| p.done());
-            let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
+            let of = |progress: &Progress| progress.done() + progress.proofs.open();
+            let own = member.progress.as_ref().map_or(0, of);
+            let other = member.replacement.as_ref().map_or(0, |r| of(&r.progress));
             own + other
         });
         let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);

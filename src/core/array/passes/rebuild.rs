@@ -89,10 +89,14 @@ impl Core {
         self.progresses().any(|progress| progress.next_unproven(self.now).is_some())
     }
 
-    /// Whether a device of which nothing is to be compared has a slot to be built.
+    /// Whether a slot that was found wrong has to be built, or one of a device of which nothing is to be
+    /// compared.
     pub(super) fn has_others_to_build(&self) -> bool {
-        let mut others = self.progresses().filter(|progress| progress.proofs.are_over());
-        others.any(|progress| progress.due(self.map.slots, self.now).is_some())
+        let is_due = |progress: &Progress| progress.due(self.map.slots, self.now).is_some();
+        self.progresses().any(|progress| match progress.proofs.are_over() {
+            true => is_due(progress),
+            false => progress.proofs.due().is_some(),
+        })
     }
 
     /// Whether something on a device under construction was not compared yet, or is built once more.

@@ -389,7 +389,7 @@ impl Passes {
             return None;
         }
         let is_rebuild = core.any_building();
-        // Devices of which nothing is to be compared do not wait for one that is compared for hours.
+        // Other slots do not wait for a device that is compared for hours.
         let gives_way = self.has_proved && core.has_others_to_build();
         if is_rebuild && !gives_way && core.has_unproven() {
             // It reads one chunk.

@@ -229,8 +229,7 @@ impl Array {
                 }
             }
             Work::Build(_) => {}
-            // The build waits for them.
-            Work::Prove(_, outcome) => *outcome = Proof::Fails,
+            Work::Prove(_, outcome) => *outcome = Proof::Unknown,
             Work::Rebuild(targets) => {
                 // Others follow it, and all of them are tried again and again: only the first is reported.
                 if self.core.builds_mut().all(|(_, progress)| progress.retried() == 0) {

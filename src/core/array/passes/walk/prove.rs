@@ -18,7 +18,8 @@ use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex};
 impl Array {
     /// Compares a slot.
     pub(in crate::array::passes) fn start_proof(&mut self, slot: SlotIndex, target: Target) {
-        if slot.0 == 0 {
+        let build = self.core.builds_mut().find(|(device, _)| *device == target.device);
+        if build.is_some_and(|(_, progress)| progress.proofs.announce()) {
             let member = target.device.member;
             let text = format!(
                 "what was built on the new device of member {member} before the stop is compared with its checksums first"
@@ -90,9 +91,8 @@ impl Array {
         let build = self.core.builds_mut().find(|(of, _)| *of == device);
         if outcome == Proof::Fails && build.is_some_and(|(_, progress)| progress.proofs.tell()) {
             let text = format!(
-                "slot {} on the device that is built for member {member} does not hold what it held before the stop: the \
-                 device was rolled back, or is damaged; that slot and others like it are built once more",
-                pass.hold.slot()
+                "the device that is built for member {member} does not hold, or does not give, all that it held before the stop: \
+                 it was rolled back, or is damaged; the slots in question are built once more"
             );
             self.core.notice(NoticeKind::BuildCompared, NoticeLevel::Warning, Some(member), text);
         }
