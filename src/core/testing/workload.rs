@@ -139,6 +139,9 @@ pub struct Run {
     /// Requests to take a member out, each with its member and the time by which it has ended at the latest.
     /// Until then the member may still be in service.
     pub(super) leaving: Vec<(u64, u16, Timestamp)>,
+    /// Disks that come back, each with the request, as long as it may not be answered: one lane may have the
+    /// disk already.
+    coming: Vec<(u64, u32)>,
     /// Number of the array's notices that are already in the log.
     noticed: usize,
     log: Vec<String>,
@@ -199,6 +202,7 @@ impl Run {
             guilty,
             tense: 0,
             leaving: Vec::new(),
+            coming: Vec::new(),
             noticed: 0,
             log: Vec::new(),
         }
@@ -747,11 +751,15 @@ impl Run {
             _ if status.replacement.is_some() => {}
             // A member that was out of service comes back, and needs only what it has missed.
             state if state != MemberState::Online && self.random.one_in(2) => {
-                if let Some(id) = self.sim.disk_out_of_use(member) {
+                self.coming.retain(|(request, _)| self.sim.poll_admin(*request).is_none());
+                let is_coming = |id: u32| self.coming.iter().any(|(_, disk)| *disk == id);
+                if let Some(id) = self.sim.disk_out_of_use(member).filter(|id| !is_coming(*id)) {
                     self.note(format!("disk {id} of member {member} ({state:?}) comes back"));
                     self.tense = TENSE_STEPS;
                     let device = self.reopen(id);
-                    let _ = self.sim.submit_admin(AdminRequest::Online { member: index, device });
+                    let disk = device.device.0;
+                    let request = self.sim.submit_admin(AdminRequest::Online { member: index, device });
+                    self.coming.push((request, disk));
                 }
             }
             // A member in service may be replaced too.
