@@ -27,8 +27,8 @@ const RECORDS_MAX: usize = 14;
 const VOLUMES: usize = 2;
 const SNAPSHOTS: usize = 2;
 
-/// Pages in the order in which a record takes effect on them: what a snapshot takes over is taken before it is
-/// changed.
+/// Pages in the order in which a record takes effect on them: a snapshot takes over a list before the list is
+/// emptied.
 const COUNTS: usize = 0;
 const REST: usize = 1;
 const DEADLIST: usize = 2;

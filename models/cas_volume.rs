@@ -20,8 +20,8 @@
 //!
 //! Bounds: two blocks, each with a map page of its own; one page each for counts, for chunks with segments,
 //! for the deadlist and for the snapshot; three ids; three or four segments of one chunk each; scripts of up
-//! to six writes; one snapshot; two crashes. Not modelled: space (C5), intents of TRIM (C10), clones, several
-//! volumes, compression, damage of members, metadata segments.
+//! to six writes; one snapshot; two crashes. Not modelled: space (C5), compression, damage of members,
+//! metadata segments; intents of TRIM and clones are in `cas_snapshots.rs`.
 
 use calpe_models::{self as explorer, Model};
 
@@ -296,7 +296,7 @@ impl Volume {
         }
     }
 
-    /// Applies the effects of record `number` on one page, all of them together.
+    /// Applies the effects of a record on one page, all of them together.
     fn apply(&mut self, page: usize, record: Record, rules: &Rules) {
         match (record, page) {
             (Record::Write { block, entry, old, .. }, COUNTS) => {
@@ -435,7 +435,7 @@ impl Model for Config {
         self.checkpoint_steps(state, steps);
         self.crashes(state, steps);
         for step in steps.iter_mut().filter(|step| step.wrong.is_none()) {
-            step.wrong = wrong(&step.after, &step.after.memory, step.after.issued);
+            step.wrong = wrong(&step.after);
         }
     }
 }
@@ -666,7 +666,7 @@ impl Config {
 
     fn reader_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let mut after = state.clone();
-        let content = |block: u8| contents(state, state.issued).0[block as usize];
+        let content = |block: u8| contents(state).0[block as usize];
         match state.reader {
             Reader::Waits => {
                 let entry = state.memory.map[0];
@@ -822,9 +822,7 @@ impl Config {
             crashes: state.crashes + 1,
             ..state
         };
-        for record in &mut after.log[left as usize..] {
-            *record = Record::None;
-        }
+        after.log[left as usize..].fill(Record::None);
         // A deletion that was cut off goes on.
         after.is_deleting =
             after.log.contains(&Record::Delete) && after.memory.dead.iter().any(|dead| *dead > 0);
@@ -843,10 +841,10 @@ fn held_at(state: &State, chunk: Chunk) -> u8 {
     }
 }
 
-/// What the blocks of the volume and of its snapshot hold after this many records.
-fn contents(state: &State, records: u8) -> ([u8; BLOCKS], Option<[u8; BLOCKS]>) {
+/// What the blocks of the volume and of its snapshot hold by the records.
+fn contents(state: &State) -> ([u8; BLOCKS], Option<[u8; BLOCKS]>) {
     let (mut head, mut snapshot) = ([0; BLOCKS], None);
-    for record in &state.log[..records as usize] {
+    for record in &state.log[..state.issued as usize] {
         match *record {
             Record::Write { block, content, .. } => head[block as usize] = content,
             Record::Snapshot { .. } => snapshot = Some(head),
@@ -857,9 +855,10 @@ fn contents(state: &State, records: u8) -> ([u8; BLOCKS], Option<[u8; BLOCKS]>) 
     (head, snapshot)
 }
 
-/// What is wrong with the volume, if anything is.
-fn wrong(state: &State, volume: &Volume, records: u8) -> Option<String> {
-    let (head, snapshot) = contents(state, records);
+/// What is wrong in memory, if anything is.
+fn wrong(state: &State) -> Option<String> {
+    let volume = &state.memory;
+    let (head, snapshot) = contents(state);
     let read = |entry: Entry| match (entry.id, volume.table[entry.id as usize].segment) {
         (0, _) => 0,
         (_, NOWHERE) => TORN,

@@ -140,7 +140,7 @@ fn explore<M: Model>(model: &M) -> Found {
     Found { states: seen.len(), is_whole: true, violation: None }
 }
 
-/// The program of a model: `rules [LETTER..]` explores its scenarios, in none of which a violation may appear;
+/// The program of a model: `rules [LETTER..]` explores its scenarios, in which no violation may appear;
 /// `mutations [NAME..]` takes each rule away, and each time one of the scenarios named beside it must show a
 /// violation, whose steps are printed where names are given; `variants [NAME..]` explores all scenarios with
 /// other rules that do as well; without arguments, the first two. Exit status 1 if that is not so.

@@ -689,7 +689,7 @@ pub(crate) fn with_handles<K: Clone>(
         state: seat.state,
         key: seat.key.map(&handle),
         built: seat.built,
-        replacement: seat.replacement.map(|(key, uuid, rebuilt)| (handle(key), uuid, rebuilt)),
+        replacement: seat.replacement.map(|(key, uuid, built)| (handle(key), uuid, built)),
         reason: seat.reason,
     };
     Assembled {
