@@ -1,6 +1,7 @@
 //! Bytes to types and back, for everything that is on disk. Pure: no I/O, no clocks, no randomness.
 //! docs/on-disk-format.md is the byte-level document; code refers to it rather than repeating it.
 
+pub mod cas;
 mod copies;
 mod counts;
 mod features;
