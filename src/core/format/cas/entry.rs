@@ -1,12 +1,27 @@
 //! Entries of the journal: a header with records, then the bytes of chunks that lie in the entry itself.
 
-use super::{CAS_BLOCK_BYTES, CasKey, CasRecord, JournalPlace, SegmentIndex};
+use super::{CAS_BLOCK_BYTES, CasKey, CasRecord, SegmentIndex};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Identity of an entry: the keyed hash of all its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EntryHash(pub [u8; 32]);
+
+/// Where an entry of the journal begins, or the next one will.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalPlace {
+    /// Its number.
+    pub sequence: u64,
+    /// Hash of the entry before.
+    pub previous: EntryHash,
+    /// The segment.
+    pub segment: SegmentIndex,
+    /// Block of the segment's user data.
+    pub block: u32,
+    /// The segment in which the journal goes on after this one.
+    pub next: SegmentIndex,
+}
 
 /// Longest header, in blocks. Bounds what a header that is not verified yet can make a reader read.
 pub const MAX_ENTRY_HEADER_BLOCKS: u32 = 256;
@@ -85,8 +100,8 @@ impl JournalEntry {
         header_blocks as usize * CAS_BLOCK_BYTES - size_of::<RawHeader>()
     }
 
-    /// Writes the header of an entry to `header`, which has the blocks that it takes. `chunks` are the bytes of
-    /// the chunks behind it. Returns the entry's identity.
+    /// Writes the header of an entry to `header`, which has the blocks that it takes. `chunks` are the bytes
+    /// of the chunks behind it. Returns the entry's identity.
     ///
     /// # Panics
     /// When `header` has another size.

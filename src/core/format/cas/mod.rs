@@ -9,13 +9,13 @@ mod page;
 mod records;
 mod root;
 
-pub use entry::{EntryError, EntryHash, EntryHeader, JournalEntry, MAX_ENTRY_HEADER_BLOCKS};
+pub use entry::{EntryError, EntryHash, EntryHeader, JournalEntry, JournalPlace, MAX_ENTRY_HEADER_BLOCKS};
 pub use page::{
     CatalogueEntry, CatalogueState, PAGE_SLOTS, PageName, PageSpace, RawCasPage, SegmentEntry, StateEntry,
     TableEntry, VOLUME_NAME_BYTES,
 };
 pub use records::{CasRecord, Moved, RecordError};
-pub use root::{CasRoot, JournalPlace, RootError, SPACES, SpaceRoot, TOP_LOCATIONS};
+pub use root::{CasRoot, RootError, SPACES, SpaceRoot, TOP_LOCATIONS};
 
 use crate::units::ROW_BYTES;
 
@@ -46,8 +46,8 @@ pub struct CatalogueSlot(pub u16);
 /// The BLAKE3 hash of a chunk's bytes.
 pub type ChunkHash = [u8; 32];
 
-/// An entry of a map: of a leaf, the chunk of a block; of an inner page, the page below it. Nothing where `id`
-/// is 0.
+/// An entry of a map: of a leaf, the chunk of a block; of an inner page, the page below it. Nothing where
+/// `id` is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapSlot {
     /// A chunk id, or the number of a page.

@@ -1,7 +1,7 @@
 //! Records of the journal: what each does to the pages of a cas volume.
 //!
-//! Invariant: `decode` accepts exactly what `encode` writes, and never reads or allocates beyond the bytes that
-//! it is given, whatever they are.
+//! Invariant: `decode` accepts exactly what `encode` writes, and never reads or allocates beyond the bytes
+//! that it is given, whatever they are.
 
 use super::{CatalogueSlot, ChunkHash, ChunkId, ID_BITS, SegmentIndex, VOLUME_NAME_BYTES};
 

@@ -1,6 +1,6 @@
 //! The root of a cas volume: one block, on two places.
 
-use super::{CAS_BLOCK_BYTES, CasKey, EntryHash, PageSpace, SegmentIndex};
+use super::{CAS_BLOCK_BYTES, CasKey, EntryHash, JournalPlace, PageSpace, SegmentIndex};
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,21 +13,6 @@ pub const TOP_LOCATIONS: usize = 32;
 
 /// First bytes of a root.
 const MAGIC: [u8; 8] = *b"CALPECAS";
-
-/// Where an entry of the journal begins, or the next one will.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct JournalPlace {
-    /// Its number.
-    pub sequence: u64,
-    /// Hash of the entry before.
-    pub previous: EntryHash,
-    /// The segment.
-    pub segment: SegmentIndex,
-    /// Block of the segment's user data.
-    pub block: u32,
-    /// The segment in which the journal goes on after this one.
-    pub next: SegmentIndex,
-}
 
 /// The pages of a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
