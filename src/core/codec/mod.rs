@@ -25,7 +25,7 @@ use cache::MapCache;
 use engine::{Kernel, LinearMap, Mode, Output};
 
 pub use engine::{Engine, UnknownEngine, xor, xor_into};
-pub use hash::{BlockHasher, keyed_hash_each};
+pub use hash::{BlockHasher, keyed_hash_each, whole_hash_each};
 pub use job::{CodecJob, CodedColumns, Column, Outputs};
 pub use transform::{Form, Transform};
 

@@ -19,6 +19,9 @@ const CHUNKS: usize = BLOCK / CHUNK;
 const VALUE: usize = 32;
 /// Blocks hashed at once: the lanes of the widest registers.
 const LANES: usize = 16;
+/// The fewest inputs that the kernel is given: with four or two, those of the crate (1.8.7) for AVX-512 read
+/// 48 or 16 bytes beyond the end of the first input, where there may be no memory.
+const HALF: usize = 8;
 /// Fewer blocks than this are hashed one by one: a block alone fills as many lanes as they would together.
 const LANES_MIN: usize = CHUNKS;
 
@@ -74,15 +77,16 @@ pub(super) fn hash_each<'a>(
 ) {
     let words = start.words();
     while blocks.len() > 0 {
-        // The kernel hashes a remainder with half the lanes at a time, so counts are cut to powers of two.
-        let lanes = if blocks.len() >= LANES { LANES } else { 1 << blocks.len().ilog2() };
-        if lanes < LANES_MIN {
-            blocks.by_ref().take(lanes).for_each(|block| tell(start.one(block).as_bytes()));
-            continue;
+        let left = blocks.len();
+        if left < LANES_MIN {
+            return blocks.for_each(|block| tell(start.one(block).as_bytes()));
         }
+        // Lanes without a block of their own hash zeroes.
+        let lanes = if left >= LANES { LANES } else { HALF };
+        let now_count = lanes.min(left);
         let mut now = [&[0; BLOCK]; LANES];
-        now.iter_mut().zip(blocks.by_ref().take(lanes)).for_each(|(lane, block)| *lane = block);
-        hash_lanes(words, &now[..lanes]).iter().take(lanes).for_each(&mut tell);
+        now.iter_mut().zip(blocks.by_ref().take(now_count)).for_each(|(lane, block)| *lane = block);
+        hash_lanes(words, &now[..lanes]).iter().take(now_count).for_each(&mut tell);
     }
 }
 
