@@ -521,13 +521,15 @@ impl Array {
     /// version, by the log's last answer.
     fn progress_mark(&self) -> u64 {
         let builds = self.core.roster.members.iter().map(|member| {
-            let of = |progress: &Progress| progress.done() + progress.proofs.open();
+            // Grows with each slot that is built, and with each that was compared.
+            let of = |progress: &Progress| (2 * progress.done()).wrapping_sub(progress.proofs.open());
             let own = member.progress.as_ref().map_or(0, of);
             let other = member.replacement.as_ref().map_or(0, |r| of(&r.progress));
-            own + other
+            own.wrapping_add(other)
         });
         let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
-        builds.sum::<u64>() + scrub + self.supers.map_pages()
+        let builds = builds.fold(0, u64::wrapping_add);
+        builds.wrapping_add(scrub).wrapping_add(self.supers.map_pages())
     }
 }
 
