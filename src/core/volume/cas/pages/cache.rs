@@ -1,9 +1,9 @@
 //! Pages of level 0 in memory, and which of them give way to others.
 //!
 //! A page that is changed, or whose bytes are on their way to the disk, stays; so do those of the resident
-//! spaces. The others are in a queue: the first gives way, unless it was looked at since it joined, which a page
-//! that was just loaded counts as; it then joins once more (second chance). Pages of the holder leave the queue
-//! until its end. Pages give way in [`Cache::make_room`] only. Must not know of locations.
+//! spaces. The others are in a queue: the first gives way, unless it was looked at since it joined; it then
+//! joins once more (second chance). A page that was just loaded counts as looked at. Pages of the holder
+//! leave the queue until its end. Pages give way in [`Cache::make_room`] only. Must not know of locations.
 
 use crate::format::cas::{PageName, PageSpace, RawCasPage, SPACES};
 use slab::Slab;

@@ -2,14 +2,16 @@
 //! and come out; the owner reads and writes them, and keeps the requests that wait for a page.
 //!
 //! Locations of all pages are in memory, content of level 0 as far as it fits (`cache`). Of a page there are
-//! at most two versions in memory: as it is now, which is what readers get, and, between a freeze and the moment when
-//! it is handed out to be written, as it was at the freeze.
+//! at most two versions in memory: as it is now, which is what readers get, and as it was at the freeze,
+//! until that is handed out to be written.
 //!
 //! The way of a root:
 //! 1. [`Pages::freeze`] ends what it contains. One root is under way at a time.
 //! 2. [`Pages::next_to_write`] hands out its pages, those of locations last; their writes are answered.
 //! 3. [`Pages::root_spaces`] is what the root says of them. The root goes to both of its places.
 //! 4. [`Pages::root_is_durable`] says which places are no longer used.
+//!
+//! An owner that starts anew forgets the reads and writes of before.
 //!
 //! Must not know what pages hold, nor the array.
 
@@ -204,9 +206,9 @@ impl Pages {
         is_wanted
     }
 
-    /// While this is on, pages that are looked at stay in memory until [`Pages::end_hold`]. For one operation at
-    /// a time, which asks for its pages as often as it takes: the oldest, so that it comes to its end however small
-    /// the memory is.
+    /// While this is on, pages that are looked at stay in memory until [`Pages::end_hold`]. For one operation
+    /// at a time, which looks for its pages as often as it takes: the oldest, so that it comes to its end
+    /// however small the memory is.
     pub(super) fn hold(&mut self, is_holding: bool) {
         self.cache.hold(is_holding);
     }
@@ -221,8 +223,8 @@ impl Pages {
         self.cache.make_room(held);
     }
 
-    /// Has a page written elsewhere by the next root, though it need not have changed. Returns false if it must
-    /// be in memory for that, and is not.
+    /// Has a page written elsewhere by the next root, though it need not have changed. Returns false if it
+    /// must be in memory for that, and is not.
     pub(super) fn touch(&mut self, name: PageName) -> bool {
         if name.level > 0 {
             if self.trees[name.space as usize].location(name.level, name.index).is_some() {
@@ -240,8 +242,8 @@ impl Pages {
         }
     }
 
-    /// Pages in segments of metadata that `is_wanted` chooses, as far as the next root would leave them there.
-    /// Looks at all locations: one call for many segments.
+    /// Pages in the segments of metadata that `is_wanted` chooses, as far as the next root would leave them
+    /// there. Looks at all locations: make one call for many segments.
     pub(super) fn pages_at(&self, is_wanted: impl Fn(SegmentIndex) -> bool) -> Vec<PageName> {
         let located = self.trees.iter().flat_map(Tree::located);
         let found = located.filter(|(_, at)| is_wanted(at.segment)).map(|(name, _)| name);
@@ -371,10 +373,10 @@ impl PageAccess for Pages {
     fn page(&self, name: PageName) -> Option<&RawCasPage> {
         debug_assert_eq!(name.level, 0, "entries are in level 0");
         match self.cache.look(name) {
-            Known::Content(page) => return Some(page),
+            Known::Content(page) => Some(page),
             Known::Nothing if self.trees[name.space as usize].location(0, name.index).is_some() => {
                 self.cache.missed();
-                return None;
+                None
             }
             Known::Nothing | Known::Freed => Some(&self.blanks[name.space as usize]),
         }

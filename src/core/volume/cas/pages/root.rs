@@ -1,9 +1,9 @@
 //! What a root needs written: the pages that changed before it was begun, as they were then, and above them
 //! the pages with their locations.
 //!
-//! Changes gather in a [`Changes`]. A freeze makes it a [`RootWriter`], which goes through it level by level, as a
-//! page of locations is known once those below it have theirs. Must not know what is in memory: it keeps the
-//! content of a page only if that changed since the freeze.
+//! Changes gather in a [`Changes`]. A freeze makes it a [`RootWriter`], which goes through it level by level,
+//! as a page of locations is known once those below it have theirs. Must not know what is in memory: it keeps
+//! the content of a page only if that changed since the freeze.
 
 use super::tree::Tree;
 use crate::format::cas::{PageLocation, PageName, PageSpace, RawCasPage, SPACES};
@@ -15,7 +15,8 @@ use std::collections::BTreeSet;
 pub(super) struct Changes {
     /// Pages of level 0, by space.
     pages: [BTreeSet<u64>; SPACES],
-    /// Pages of maps that were freed, and may have a location.
+    /// Pages of maps that were freed, and perhaps made again since: they lose their location before those that
+    /// changed get one.
     freed: BTreeSet<u64>,
     /// Pages of locations: level, space and index.
     locations: BTreeSet<(u8, PageSpace, u64)>,
@@ -25,9 +26,6 @@ impl Changes {
     /// A page of level 0 has changed.
     pub(super) fn add(&mut self, name: PageName) {
         self.pages[name.space as usize].insert(name.index);
-        if name.space == PageSpace::Map {
-            self.freed.remove(&name.index);
-        }
     }
 
     /// A page of a map is freed.

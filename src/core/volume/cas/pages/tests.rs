@@ -48,7 +48,8 @@ struct World {
     frozen: Option<Contents>,
     durable: DurableRoot,
     reading: VecDeque<PageLoad>,
-    unanswered: Vec<PageName>,
+    /// Writes that are not on the disk yet, and may not be after a power loss.
+    unanswered: Vec<(PageName, PageLocation, Vec<u8>)>,
     /// How many pages were to be written at most, before each that was, for the root under way.
     bounds: Vec<u64>,
     limit: usize,
@@ -188,15 +189,15 @@ impl World {
         self.bounds.push(bound);
         assert!(RawCasPage::open(&block, &key(), name).is_some());
         assert!(self.named.insert(at), "written over what a root names");
-        self.disk.insert(at, block);
-        self.unanswered.push(name);
+        self.unanswered.push((name, at, block));
         self.next = Some(PageLocation { block: at.block + 1, ..at });
         true
     }
 
     fn answer(&mut self, at: usize) {
         if !self.unanswered.is_empty() {
-            let name = self.unanswered.swap_remove(at % self.unanswered.len());
+            let (name, at, block) = self.unanswered.swap_remove(at % self.unanswered.len());
+            self.disk.insert(at, block);
             self.pages.write_answered(name);
         }
     }
@@ -208,13 +209,16 @@ impl World {
         let written = self.bounds.len() as u64 - 1;
         assert!(self.bounds[0] >= written, "{written} pages written");
         assert!(self.bounds[1..].iter().zip(0..).all(|(&bound, before)| bound >= written - before));
+        // The root is written when all its pages are; whether that was said one by one is no matter.
+        for (_, at, block) in self.unanswered.drain(..) {
+            self.disk.insert(at, block);
+        }
         self.durable = DurableRoot { spaces: self.pages.root_spaces(), contents };
         for at in self.pages.root_is_durable() {
             assert!(self.named.remove(&at), "handed back twice, or never named: {at:?}");
             // Whatever comes there next.
             self.disk.insert(at, vec![0xee; CAS_BLOCK_BYTES]);
         }
-        self.unanswered.clear();
         self.check_accounts();
         self.check_durable();
     }
@@ -250,7 +254,9 @@ impl World {
         (self.frozen, self.next) = (None, None);
         self.named = self.pages.trees.iter().flat_map(Tree::located).map(|(_, at)| at).collect();
         self.reading.clear();
-        self.unanswered.clear();
+        // Some arrived.
+        let arrived = self.unanswered.drain(..).step_by(2);
+        self.disk.extend(arrived.map(|(_, at, block)| (at, block)));
         self.check_accounts();
     }
 

@@ -1,8 +1,8 @@
 //! Where the pages of one space lie: the locations of all its pages, level by level, in memory.
 //!
-//! Level 0 has the pages with entries. Page `i` of level `n + 1` holds the locations of the pages of level `n`
-//! from `508 * i` on. The locations of the highest level, the first with at most [`TOP_LOCATIONS`] pages, are
-//! in the root. A page without location is blank: of level 0 it was never written or is freed, of a level
+//! Level 0 has the pages with entries. Page `i` of level `n + 1` holds the locations of the pages of level
+//! `n` from `508 * i` on. The locations of the highest level, the first with at most [`TOP_LOCATIONS`] pages,
+//! are in the root. A page without location is blank: of level 0 it was never written or is freed, of a level
 //! above there is no page below it.
 
 use crate::format::cas::{
@@ -88,8 +88,8 @@ impl Tree {
         self.levels.get(usize::from(level)).is_some_and(|level| index < level.len() as u64)
     }
 
-    /// Grows to so many pages of level 0, if it has fewer. Returns the levels that are new and have a location
-    /// below them: page 0 of each has to be written, as what it holds was in the root.
+    /// Grows to so many pages of level 0, if it has fewer. Returns the levels that are new and may have a
+    /// location below them: page 0 of each has to be written, as what it holds was in the root.
     ///
     /// # Panics
     /// When it is more than [`PAGES_MAX`].
@@ -112,8 +112,8 @@ impl Tree {
         if had_pages { old_height + 1..self.height() + 1 } else { 0..0 }
     }
 
-    /// Pages of levels above 0 that `changed` pages of level 0 change at most, when the tree has at least `pages`
-    /// of them. Those of new levels are counted.
+    /// Pages of levels above 0 that `changed` pages change at most, when the tree has at least `pages` of
+    /// level 0. Those of new levels are counted.
     pub(super) fn locations_bound(&self, changed: u64, pages: u64) -> u64 {
         let (mut count, mut bound) = (self.pages().max(pages), 0);
         if changed == 0 {

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A world with a durable root over map pages 1 to `maps` and as many pages of the table, each with its index as
-/// value.
+/// A world with a durable root over map pages 1 to `count` and the same pages of the table, each with its
+/// index as value.
 fn world(limit: usize, count: u64) -> World {
     let mut world = World::new(limit);
     for index in 1..=count {
@@ -91,7 +91,7 @@ fn what_was_handed_out_is_not_read_before_it_is_written() {
     }
     let state = |world: &World| world.pages.cache.state(map(1));
     assert_eq!(state(&world), Known::Content(PageState::Written));
-    world.pages.write_answered(map(1));
+    world.answer(0);
     assert_eq!(state(&world), Known::Content(PageState::Clean));
     // A change after that is the next root's, and the answer to the old bytes does not make it clean.
     world.change(map(1), 51);
@@ -177,6 +177,17 @@ fn memory_stays_at_its_limit_while_nothing_changes() {
     }
     let facts = world.pages.facts();
     assert!(facts.evictions > 400 && facts.misses >= 550 && facts.hits > 600, "{facts:?}");
+}
+
+#[test]
+fn what_is_loaded_stays_for_a_while_in_no_memory_at_all() {
+    let world = world(1000, 20);
+    let mut pages = Pages::new(Opening::new(key(), &world.durable.spaces).expect("a root"), 0);
+    for number in 1..=20 {
+        let Want::Read(load) = pages.want(map(number)) else { panic!("to be read") };
+        assert_eq!(pages.loaded(load, &read(&world, load)), Ok(()));
+    }
+    assert!((1..=20).all(|number| pages.page(map(number)).is_some()));
 }
 
 #[test]
