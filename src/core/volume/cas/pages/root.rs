@@ -15,8 +15,8 @@ use std::collections::BTreeSet;
 pub(super) struct Changes {
     /// Pages of level 0, by space.
     pages: [BTreeSet<u64>; SPACES],
-    /// Pages of maps that were freed, and perhaps made again since: they lose their location before those that
-    /// changed get one.
+    /// Pages of maps that were freed, and perhaps made again since. They lose their locations before those
+    /// that changed get theirs.
     freed: BTreeSet<u64>,
     /// Pages of locations: level, space and index.
     locations: BTreeSet<(u8, PageSpace, u64)>,
