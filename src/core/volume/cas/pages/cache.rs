@@ -371,9 +371,9 @@ mod tests {
     fn what_the_holder_looked_at_stays_until_its_end() {
         let mut cache = with_clean(4, 4);
         cache.hold(true);
-        (0..4).for_each(|index| drop(cache.look(name(index))));
+        (0..4).for_each(|index| _ = cache.look(name(index)));
         cache.hold(false);
-        (0..4).for_each(|index| drop(cache.look(name(index))));
+        (0..4).for_each(|index| _ = cache.look(name(index)));
         for index in 4..20 {
             insert(&mut cache, name(index), PageState::Clean);
             cache.make_room(0);
