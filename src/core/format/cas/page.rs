@@ -215,6 +215,16 @@ impl RawCasPage {
         self.hash = key.half(&self.as_bytes()[16..]);
     }
 
+    /// Writes the page to `block` as it goes to disk, with its hash.
+    ///
+    /// # Panics
+    /// When `block` is not as long as a page.
+    pub fn write_to(&self, key: &CasKey, block: &mut [u8]) {
+        block.copy_from_slice(self.as_bytes());
+        let hash = key.half(&block[16..]);
+        block[..16].copy_from_slice(&hash);
+    }
+
     /// Takes a page from disk, if the bytes are this page of this volume.
     #[must_use]
     pub fn open(bytes: &[u8], key: &CasKey, name: PageName) -> Option<Box<RawCasPage>> {
@@ -417,8 +427,10 @@ mod tests {
         let name = PageName { space: PageSpace::States, level: 0, index: 12 };
         let mut page = RawCasPage::blank(name);
         page.set_state_entry(507, StateEntry::new(3, 256, SegmentIndex(77)));
+        let mut bytes = vec![0xff; CAS_BLOCK_BYTES];
+        page.write_to(&key(), &mut bytes);
         page.seal(&key());
-        let bytes = page.as_bytes().to_vec();
+        assert_eq!(bytes, page.as_bytes());
         let read = RawCasPage::open(&bytes, &key(), name).expect("a page");
         assert_eq!(read.state_entry(507), StateEntry::new(3, 256, SegmentIndex(77)));
         assert!(RawCasPage::open(&bytes, &key(), PageName { index: 13, ..name }).is_none());
