@@ -1,6 +1,7 @@
 //! The cas volume: distinct blocks, stored once, on an array of one lane. See docs/cas.md for how it is built
 //! and for the rules that the code names.
 //!
-//! `place` says which page holds what. Must not know of members.
+//! `place` says which page holds what, `ledger` what records do to the pages. Must not know of members.
 
+mod ledger;
 mod place;
