@@ -1,9 +1,9 @@
 //! The audit: what the pages have to say, computed from nothing but the maps, and where they say something
 //! else. The oracle of the simulator, and what `calpe check` finds out.
 //!
-//! Independent of how records are applied: an entry of a map is inherited if the map before has the same entry
-//! for the same block, and counts otherwise; births are only looked at to check them. All findings are of a
-//! state between two entries of the journal: within one, a chunk may be stored that no map names yet.
+//! Independent of how records are applied: an entry of a map is inherited if the map before has the same
+//! entry for the same block, and counts otherwise; births are only looked at to check them. All findings are
+//! of a state between two entries of the journal: within one, a chunk may be stored that no map names yet.
 
 use super::Bounds;
 use crate::format::cas::{

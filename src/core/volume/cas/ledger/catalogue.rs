@@ -1,9 +1,9 @@
 //! The catalogue: volumes, snapshots, and how they hang together.
 //!
-//! A chain is a volume and its snapshots, from the oldest on: `before` of each leads to the one before it, and
-//! `after` of a snapshot to the one after it, the volume at last. `before` of the oldest of a clone is its
-//! origin, which is of another chain: its `after` leads elsewhere. What a rollback took out of its volume, and
-//! a volume that is deleted, have a `before` and no `after`.
+//! A chain is a volume and its snapshots, from the oldest on: `before` of each leads to the one before it,
+//! and `after` of a snapshot to the one after it, the volume at last. `before` of the oldest of a clone is
+//! its origin, which is of another chain: its `after` leads elsewhere. What a rollback took out of its
+//! volume, and a volume that is deleted, have a `before` and no `after`.
 
 use super::view::{Inconsistent, View, resident};
 use super::{Ledger, Plan};
@@ -238,8 +238,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the volume was has nothing in common with what it becomes but what the snapshot has: it is deleted
-    /// as a volume is, beside the chain.
+    /// What the volume was has nothing in common with what it becomes but what the snapshot has: it is
+    /// deleted as a volume is, beside the chain.
     pub(super) fn plan_rollback<P: PageAccess>(
         &self,
         view: &View<P>,

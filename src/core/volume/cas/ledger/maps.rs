@@ -1,8 +1,9 @@
 //! Maps: which chunk a block has, the records that change it, and which pages and entries are shared (S1).
 //!
-//! A page is as old as its youngest path: an entry may be younger than the page that it is in, but no snapshot
-//! of the chain lies between the two, since the page would be shared by it and the entry be in a copy. So all
-//! that lies below a page that a snapshot has is in the snapshot too, except where its deletion has passed.
+//! A page is as old as its youngest path: an entry may be younger than the page that it is in, but no
+//! snapshot of the chain lies between the two, since the page would be shared by it and the entry be in a
+//! copy. So all that lies below a page that a snapshot has is in the snapshot too, except where its deletion
+//! has passed.
 
 use super::view::{Inconsistent, View};
 use super::{Ledger, Plan};
@@ -184,8 +185,8 @@ impl Ledger {
         }
     }
 
-    /// The number of the leaf that has a block, which only this volume has. Pages of the path that are missing
-    /// are made, and those that are shared copied.
+    /// The number of the leaf that has a block, which only this volume has. Pages of the path that are
+    /// missing are made, and those that are shared copied.
     fn leaf_to_write<P: PageAccess>(
         &self,
         pages: &mut P,

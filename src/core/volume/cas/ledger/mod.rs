@@ -4,8 +4,8 @@
 //! records to the same pages, comes to the same bytes. A record is first planned, which reads only and checks
 //! all that it relies on; what follows cannot fail. Must not know of buffers, the array or the journal.
 //!
-//! `view` is what a plan reads, `tally` works out counts, `chunks`, `maps`, `catalogue` and `deletion` are the
-//! records by subject. `audit` computes everything anew from the maps, in other ways.
+//! `view` is what a plan reads, `tally` works out counts, `chunks`, `maps`, `catalogue` and `deletion` are
+//! the records by subject. `audit` computes everything anew from the maps, in other ways.
 
 mod audit;
 mod catalogue;
@@ -128,8 +128,8 @@ impl Ledger {
         self.next_number
     }
 
-    /// Appends the pages that a record needs and that are known to be not in memory. Once they are, others may
-    /// be known: when none is appended, the record can be applied.
+    /// Appends the pages that a record needs and that are known to be not in memory. Once they are, others
+    /// may be known: when none is appended, the record can be applied.
     pub(super) fn missing<P: PageAccess>(&self, pages: &P, record: &CasRecord, out: &mut Vec<PageName>) {
         let mut view = View::new(pages);
         // What is wrong is said when the record is applied.

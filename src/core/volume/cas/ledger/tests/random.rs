@@ -27,6 +27,7 @@ enum Op {
     Create(Index),
     Write { volume: Index, at: Index, contents: Vec<Content> },
     Unmap { volume: Index, from: Index, to: Index },
+    Wipe(Index),
     Snapshot(Index),
     Clone(Index),
     Rollback(Index),
@@ -46,12 +47,13 @@ fn op() -> impl Strategy<Value = Op> {
         9 => (index(), index(), contents)
             .prop_map(|(volume, at, contents)| Op::Write { volume, at, contents }),
         3 => (index(), index(), index()).prop_map(|(volume, from, to)| Op::Unmap { volume, from, to }),
+        1 => index().prop_map(Op::Wipe),
         4 => index().prop_map(Op::Snapshot),
         1 => index().prop_map(Op::Clone),
         2 => index().prop_map(Op::Rollback),
         4 => index().prop_map(Op::Delete),
-        5 => (index(), 0usize..6).prop_map(|(slot, budget)| Op::Step { slot, budget }),
-        1 => (index(), index()).prop_map(|(slot, to)| Op::Leap { slot, to }),
+        4 => (index(), 0usize..4).prop_map(|(slot, budget)| Op::Step { slot, budget }),
+        3 => (index(), index()).prop_map(|(slot, to)| Op::Leap { slot, to }),
         1 => (index(), index()).prop_map(|(volume, size)| Op::Resize { volume, size }),
         1 => index().prop_map(Op::Compact),
         3 => record().prop_map(Op::Any),
@@ -214,6 +216,10 @@ impl Run {
                 let (one, other) = (*from.get(&PLACES), *to.get(&PLACES));
                 let (from, to) = (one.min(other).min(blocks), one.max(other).min(blocks));
                 self.unmap(volume, from, to);
+            }
+            Op::Wipe(volume) => {
+                let Some(volume) = pick(&volume, &self.model.volumes()) else { return };
+                self.unmap(volume, 0, self.model.images[&volume].blocks);
             }
             Op::Resize { volume, size } => {
                 let Some(volume) = pick(&volume, &self.model.volumes()) else { return };
@@ -428,7 +434,7 @@ impl Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 48 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 128 }))]
 
     #[test]
     fn volumes_and_snapshots_read_as_those_of_a_model(ops in prop::collection::vec(op(), 1..120)) {

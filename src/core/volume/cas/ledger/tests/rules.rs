@@ -399,6 +399,21 @@ fn a_segment_is_given_up_when_nothing_lives_in_it_and_starts_afresh() {
 }
 
 #[test]
+fn a_chunk_is_not_mapped_after_its_segment_was_given_up() {
+    let mut world = World::new();
+    let volume = world.create(100);
+    world.done(open(1));
+    world.done(store(1, 0, &[5]));
+    assert_eq!(
+        world.audit(),
+        [Difference::Void(ChunkId(5)), Difference::Used { page: 0, used: 1, found: 0 }]
+    );
+    let segment = SegmentIndex(1);
+    world.done(CasRecord::GiveUp { segment });
+    assert_eq!(world.apply(map(volume, 0, &[5])), Err(Inconsistent::SegmentKind { segment, kind: 0 }));
+}
+
+#[test]
 fn names_are_unique_where_they_have_to_be() {
     let mut world = World::new();
     let volume = world.create(10);
