@@ -261,6 +261,11 @@ impl RawCasPage {
         self.set_entry(at, &U64::new(slot.pack()));
     }
 
+    /// Takes over all entries of another page of the same kind.
+    pub fn take_entries(&mut self, from: &RawCasPage) {
+        self.body = from.body;
+    }
+
     /// A location, of a page of a level above 0; 0 for none.
     #[must_use]
     pub fn location(&self, at: usize) -> u64 {

@@ -5,4 +5,7 @@
 //! members.
 
 mod pages;
+//! `place` says which page holds what, `ledger` what records do to the pages. Must not know of members.
+
+mod ledger;
 mod place;

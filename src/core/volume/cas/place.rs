@@ -16,8 +16,8 @@ pub(super) trait PageAccess {
     /// When it is not in memory.
     fn change(&mut self, name: PageName) -> &mut RawCasPage;
 
-    /// The number of a new page of a map, which is blank: the lowest that no page has, so that a start, which
-    /// makes the same pages again, gives them the same numbers.
+    /// The number of a new page of a map, which is blank: the lowest above 0 that no page has, so that a
+    /// start, which makes the same pages again, gives them the same numbers.
     fn new_map_page(&mut self) -> u64;
 
     /// A page of a map is no longer used; its number may be.
