@@ -1,236 +1,215 @@
-//! Explicit-state model of snapshots of the cas volume: births, deadlists and what becomes of them when
-//! snapshots are deleted, clones, and rolling back; with pages that are saved at different positions, and
-//! crashes (rules C9 and C10, and the rules of pages; `cas_volume.rs` models chunks and segments).
+//! Explicit-state model of snapshots of the cas volume: map pages that maps share and copy, births, deletion
+//! by comparing with the successor, clones and rolling back (rules S1 to S3 of docs/cas.md).
 //!
 //! Run: `cargo run --release -p calpe-models --bin cas-snapshots` (`explorer.rs` says what it accepts).
 //!
-//! Enumerated: every interleaving of the operations of a script, the steps of a deletion, flushes, saving
-//! single pages, writing the root, making it durable, moving the tail, and crashes, of which each leaves a
-//! prefix of the records that holds at least what was flushed.
+//! Enumerated: every interleaving of the operations of a script, or of every sequence of so many operations
+//! of a menu, with the steps of deletions, a block each; and with a root and a crash, of which each leaves a
+//! number of records, and which replays them from the root.
 //!
-//! A chunk is its id, and what a block holds is an id. Checked after every step: every block of every volume
-//! and snapshot is what the records say; while nothing is being deleted, the count of an id is the number of
-//! entries with it that some map has, where maps that share an entry have it together. During a deletion
-//! counts may be higher, never lower.
+//! A chunk is its id, and what a block holds is an id. Each entry of a map carries the record that made it,
+//! at which no rule looks. Checked after every step: every block of every volume and snapshot is what the
+//! records say; the count of an id is the number of different entries with it that are in some map, those
+//! left out that a deletion has passed; exactly the map pages are used that some map names. So nothing leaks
+//! and nothing is freed too early. What is replayed is what was in memory.
 //!
-//! Pages: one for counts, one for the map of the first volume, one for its deadlist, and one for all that
-//! snapshots and the clone have. Bounds: two blocks, three ids, two snapshots, one clone, scripts of up to
-//! seven operations, one or two crashes. Not modelled: several deletions in one volume at a time, which the
-//! rules do not allow; deleting a volume, which is trimming it.
+//! Bounds: maps of a top page and two leaves of two blocks; three ids; six volumes and snapshots.
 
 use calpe_models::{self as explorer, Model};
 
-const BLOCKS: usize = 2;
+const LEAVES: usize = 2;
+const SLOTS: usize = 2;
+const BLOCKS: usize = LEAVES * SLOTS;
+const PAGES: usize = 18;
+/// Ids begin with 1; id 0 is a hole.
 const IDS: usize = 4;
-const BIRTHS: usize = 5;
-const RECORDS_MAX: usize = 14;
-const VOLUMES: usize = 2;
-const SNAPSHOTS: usize = 2;
-
-/// Pages in the order in which a record takes effect on them: a snapshot takes over a list before the list is
-/// emptied.
-const COUNTS: usize = 0;
-const REST: usize = 1;
-const DEADLIST: usize = 2;
-const MAP: usize = 3;
-const PAGES: usize = 4;
-const PAGE_NAMES: [&str; PAGES] =
-    ["counts", "snapshots and clone", "deadlist and intent of volume 0", "map of volume 0"];
+/// Volumes and snapshots.
+const CATALOGUE: usize = 6;
+const NONE: u8 = 255;
 
 /// One switch for each rule: true is the rule, false what the mutation does instead.
 #[derive(Clone, Copy)]
 struct Rules {
-    /// An entry born up to the newest snapshot of its volume goes to the deadlist (else: is counted off).
-    deadlist: bool,
-    /// Overwriting an entry that a clone has from its origin changes nothing.
-    clone_shares: bool,
-    /// An origin is deleted after its clones.
+    /// (S1) An overwritten entry that is shared keeps its count.
+    entries_are_shared: bool,
+    /// (S1) A page that is shared is copied.
+    pages_are_shared: bool,
+    /// (S1) A new entry is younger than every snapshot.
+    births_grow: bool,
+    /// (S2) Entries that the successor has, too, keep their count.
+    compares_entries: bool,
+    /// (S2) An entry with the same id is another one if its birth is another.
+    compares_births: bool,
+    /// (S2) Pages that the successor has, too, are kept.
+    compares_pages: bool,
+    /// (S2) Entries born up to the predecessor keep their count.
+    predecessor_keeps_entries: bool,
+    /// (S2) Pages born up to the predecessor are kept.
+    predecessor_keeps_pages: bool,
+    /// (S2) An overwrite is judged without the snapshot where its deletion has passed.
+    without_where_passed: bool,
+    /// (S2) And with it elsewhere.
+    with_elsewhere: bool,
+    /// (S2) A page is passed when all of its blocks are (else: when the block that is overwritten is).
+    pages_pass_whole: bool,
+    /// (S2) The successor is the next snapshot, also if it is made during the deletion (else: the head).
+    successor_is_next: bool,
+    /// (S2) One deletion of a volume goes on at a time.
+    one_at_a_time: bool,
+    /// (S2) Of those that wait, the newest begins.
+    newest_first: bool,
+    /// (S3) The origin of a clone is the predecessor of what the clone has.
+    origin_is_predecessor: bool,
+    /// (S3) An origin is deleted after its clones.
     origin_after_clones: bool,
-    /// A deletion counts off the entries born after the snapshot before (else: all that the next one lists).
-    drops_own: bool,
-    /// A deletion hands its own deadlist on.
-    merges: bool,
-    /// A deletion ends when both of these are done.
-    ends_when_done: bool,
-    /// Rolling back empties the deadlist.
-    rollback_empties: bool,
-    /// A write takes its block out of the intent to trim it (C10).
-    writes_cut: bool,
-    /// A snapshot takes over what is yet to be trimmed, and a clone and a rollback from the snapshot (C10).
-    intents_are_inherited: bool,
-    /// The record of a rollback names what it counts off (else: replay looks into the map).
-    rollback_names: bool,
-    /// No map page under a root includes records beyond a snapshot that the root lacks.
-    no_map_beyond_snapshot: bool,
-    /// The same for the deadlist, which the snapshot takes over.
-    no_deadlist_beyond_snapshot: bool,
-    /// No page of the map, or of intents, under a root lacks a rollback to a snapshot whose deletion the root
-    /// includes.
-    no_deletion_beyond_use: bool,
+    /// (S3) A snapshot that a rollback makes has a number of its own.
+    rollback_counts: bool,
+    /// (K1) A root has all pages as they were at one position.
+    root_is_sharp: bool,
 }
 
 const RULES: Rules = Rules {
-    deadlist: true,
-    clone_shares: true,
+    entries_are_shared: true,
+    pages_are_shared: true,
+    births_grow: true,
+    compares_entries: true,
+    compares_births: true,
+    compares_pages: true,
+    predecessor_keeps_entries: true,
+    predecessor_keeps_pages: true,
+    without_where_passed: true,
+    with_elsewhere: true,
+    pages_pass_whole: true,
+    successor_is_next: true,
+    one_at_a_time: true,
+    newest_first: true,
+    origin_is_predecessor: true,
     origin_after_clones: true,
-    drops_own: true,
-    merges: true,
-    ends_when_done: true,
-    rollback_empties: true,
-    writes_cut: true,
-    intents_are_inherited: true,
-    rollback_names: true,
-    no_map_beyond_snapshot: true,
-    no_deadlist_beyond_snapshot: true,
-    no_deletion_beyond_use: true,
+    rollback_counts: true,
+    root_is_sharp: true,
 };
 
-/// `writer`: the volume in which it was written. An entry that a clone has from its origin is that of the
-/// origin.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-struct Entry {
+/// An entry of a map: `id` is a chunk's, or of a top page the number of a leaf.
+#[derive(Clone, Copy, Eq, PartialEq, Hash, Default, Debug)]
+struct Slot {
     id: u8,
     birth: u8,
-    writer: u8,
+    /// The record that made it.
+    made_by: u8,
 }
 
-/// How many entries of each id and birth a deadlist has.
-type List = [[u8; BIRTHS]; IDS];
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-struct Head {
-    exists: bool,
-    /// The number of the snapshot that it is a clone of; 0: it is no clone.
-    origin: u8,
-    map: [Entry; BLOCKS],
-    dead: List,
-    /// Blocks that read as zeroes and are yet to be trimmed, bit by block.
-    intent: u8,
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+struct Page {
+    is_used: bool,
+    slots: [Slot; SLOTS],
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-struct Snapshot {
-    /// 0: there is none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Kind {
+    Free,
+    Volume,
+    Snapshot,
+    /// A snapshot or a volume that is being deleted.
+    Going,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Map {
+    kind: Kind,
+    top: Slot,
     number: u8,
-    volume: u8,
-    map: [Entry; BLOCKS],
-    dead: List,
-    /// Blocks that read as zeroes whatever the map says. Their entries stay until the snapshot goes.
-    intent: u8,
-    is_deleting: bool,
+    before: u8,
+    after: u8,
+    /// Blocks below have been dealt with.
+    cursor: u8,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Pages {
+const NO_MAP: Map = Map {
+    kind: Kind::Free,
+    top: Slot { id: 0, birth: 0, made_by: 0 },
+    number: 0,
+    before: NONE,
+    after: NONE,
+    cursor: 0,
+};
+
+/// What the pages of the volume say, and what is to be read by the records.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Memory {
     counts: [u8; IDS],
-    heads: [Head; VOLUMES],
-    snapshots: [Snapshot; SNAPSHOTS],
-    /// The highest number that a snapshot was given.
-    newest: u8,
-    positions: [u8; PAGES],
-}
-
-/// A deadlist.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Owner {
-    Head(u8),
-    Snapshot(u8),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Fate {
-    /// Another map has the entry, and counts it.
-    Shared,
-    CountedOff,
-    Dead,
+    /// By their numbers; 0 is none.
+    pages: [Page; PAGES],
+    maps: [Map; CATALOGUE],
+    /// Of the next snapshot.
+    next_number: u8,
+    expected: [[u8; BLOCKS]; CATALOGUE],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Record {
-    None,
-    Write {
+    /// With id 0 the block becomes a hole.
+    Map {
         volume: u8,
         block: u8,
-        entry: Entry,
-        old: Entry,
-        fate: Fate,
+        id: u8,
     },
-    /// These blocks of the volume read as zeroes from now on.
-    Intend {
+    /// All blocks of a leaf become holes.
+    Unmap {
         volume: u8,
-        blocks: u8,
-    },
-    /// A block of the intent is trimmed.
-    Trim {
-        volume: u8,
-        block: u8,
-        old: Entry,
-        fate: Fate,
+        leaf: u8,
     },
     Snapshot {
-        at: u8,
         volume: u8,
-        number: u8,
+        at: u8,
     },
     Clone {
+        origin: u8,
         at: u8,
     },
-    /// `counted_off`: ids that the volume had alone.
     Rollback {
-        at: u8,
-        counted_off: [u8; BLOCKS],
-    },
-    DeletionBegins {
+        volume: u8,
         at: u8,
     },
-    Drop {
-        from: Owner,
-        id: u8,
-        birth: u8,
-    },
-    Merge {
-        at: u8,
-        to: Owner,
-        id: u8,
-        birth: u8,
-    },
-    DeletionEnds {
+    Delete {
         at: u8,
     },
-    CloneGone,
+    DeleteStep {
+        at: u8,
+        upto: u8,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    memory: Pages,
-    saved: Pages,
-    saved_now: u8,
-    written_root: Option<Pages>,
-    root: Pages,
-    log: [Record; RECORDS_MAX],
-    issued: u8,
-    durable: u8,
-    tail: u8,
+    memory: Memory,
+    root: Memory,
+    /// The records since the root, where there are crashes.
+    records: Vec<Record>,
+    /// How many records there were before the root.
+    position: u8,
+    /// How many operations there were.
     next: u8,
-    crashes: u8,
     roots: u8,
+    crashes: u8,
 }
 
 #[derive(Clone, Copy)]
 enum Op {
     Write(u8, u8, u8),
-    /// These blocks, bit by bit.
     Trim(u8, u8),
-    Snapshot(u8, u8),
+    Snapshot(u8),
     Clone(u8),
     Rollback(u8),
     Delete(u8),
-    CloneGone,
 }
 
 struct Config {
     name: &'static str,
+    /// One after the other.
     script: Vec<Op>,
+    /// After the script so many of these, in any order and any number of times.
+    menu: Vec<Op>,
+    operations: u8,
     crashes: u8,
     roots: u8,
     rules: Rules,
@@ -238,23 +217,17 @@ struct Config {
 
 type Step = explorer::Step<State>;
 
-impl Pages {
-    fn new() -> Pages {
-        let mut heads = [Head::default(); VOLUMES];
-        heads[0].exists = true;
-        Pages { counts: [0; IDS], heads, snapshots: Default::default(), newest: 0, positions: [0; PAGES] }
-    }
-
-    fn list(&mut self, owner: Owner) -> &mut List {
-        match owner {
-            Owner::Head(volume) => &mut self.heads[volume as usize].dead,
-            Owner::Snapshot(at) => &mut self.snapshots[at as usize].dead,
+impl Memory {
+    fn new() -> Memory {
+        let mut maps = [NO_MAP; CATALOGUE];
+        maps[0].kind = Kind::Volume;
+        Memory {
+            counts: [0; IDS],
+            pages: [Page::default(); PAGES],
+            maps,
+            next_number: 1,
+            expected: [[0; BLOCKS]; CATALOGUE],
         }
-    }
-
-    /// The page that has a deadlist.
-    fn page_of(owner: Owner) -> usize {
-        if owner == Owner::Head(0) { DEADLIST } else { REST }
     }
 
     fn count(&mut self, id: u8, by: i8) {
@@ -263,155 +236,220 @@ impl Pages {
         }
     }
 
-    /// Applies the effects of a record on one page.
-    fn apply(&mut self, page: usize, record: Record, rules: &Rules) {
-        let map_page = |volume: u8| if volume == 0 { MAP } else { REST };
+    fn number_of(&self, map: u8) -> u8 {
+        if map == NONE { 0 } else { self.maps[map as usize].number }
+    }
+
+    /// The number of a predecessor in the chain of `map`.
+    fn number_before(&self, map: u8, before: u8, rules: &Rules) -> u8 {
+        let is_origin = before != NONE && self.maps[before as usize].after != map;
+        if is_origin && !rules.origin_is_predecessor { 0 } else { self.number_of(before) }
+    }
+
+    /// What was born up to this number in blocks up to `end` is shared by a snapshot of the volume.
+    fn shared_upto(&self, volume: u8, end: u8, rules: &Rules) -> u8 {
+        let (mut map, mut before) = (volume, self.maps[volume as usize].before);
+        while before != NONE {
+            let Map { kind, cursor, before: further, .. } = self.maps[before as usize];
+            let is_passed = kind == Kind::Going
+                && if rules.with_elsewhere { end <= cursor && rules.without_where_passed } else { true };
+            if !is_passed {
+                break;
+            }
+            (map, before) = (before, further);
+        }
+        self.number_before(map, before, rules)
+    }
+
+    /// The same for a page whose last block is before `end`, when `block` of it changes.
+    fn page_shared_upto(&self, volume: u8, end: u8, block: u8, rules: &Rules) -> u8 {
+        self.shared_upto(volume, if rules.pages_pass_whole { end } else { block + 1 }, rules)
+    }
+
+    fn new_page(&mut self, slots: [Slot; SLOTS], made_by: u8) -> Slot {
+        let page = (1..PAGES).find(|page| !self.pages[*page].is_used).expect("as many as needed");
+        self.pages[page] = Page { is_used: true, slots };
+        Slot { id: page as u8, birth: self.next_number, made_by }
+    }
+
+    /// A page as it may be changed: itself, or a copy.
+    fn own(&mut self, page: Slot, shared_upto: u8, made_by: u8, rules: &Rules) -> Slot {
+        match page.id {
+            0 => self.new_page(Default::default(), made_by),
+            id if page.birth <= shared_upto && rules.pages_are_shared => {
+                self.new_page(self.pages[id as usize].slots, made_by)
+            }
+            _ => page,
+        }
+    }
+
+    fn leaf(&self, top: Slot, leaf: usize) -> Slot {
+        self.pages[top.id as usize].slots[leaf]
+    }
+
+    fn entry(&self, top: Slot, block: usize) -> Slot {
+        let leaf = self.leaf(top, block / SLOTS);
+        self.pages[leaf.id as usize].slots[block % SLOTS]
+    }
+
+    fn count_off_overwritten(&mut self, volume: u8, block: u8, rules: &Rules) {
+        let old = self.entry(self.maps[volume as usize].top, block as usize);
+        if old.birth > self.shared_upto(volume, block + 1, rules) || !rules.entries_are_shared {
+            self.count(old.id, -1);
+        }
+    }
+
+    fn own_top(&mut self, volume: u8, block: u8, made_by: u8, rules: &Rules) -> usize {
+        let shared = self.page_shared_upto(volume, BLOCKS as u8, block, rules);
+        let top = self.own(self.maps[volume as usize].top, shared, made_by, rules);
+        self.maps[volume as usize].top = top;
+        top.id as usize
+    }
+
+    fn write(&mut self, volume: u8, block: u8, id: u8, made_by: u8, rules: &Rules) {
+        self.expected[volume as usize][block as usize] = id;
+        let old = self.entry(self.maps[volume as usize].top, block as usize);
+        if old.id == 0 && id == 0 {
+            return;
+        }
+        self.count_off_overwritten(volume, block, rules);
+        self.count(id, 1);
+        let top = self.own_top(volume, block, made_by, rules);
+        let at = block as usize / SLOTS;
+        let shared = self.page_shared_upto(volume, ((at + 1) * SLOTS) as u8, block, rules);
+        let leaf = self.own(self.pages[top].slots[at], shared, made_by, rules);
+        self.pages[top].slots[at] = leaf;
+        let entry = Slot { id, birth: self.next_number, made_by };
+        self.pages[leaf.id as usize].slots[block as usize % SLOTS] =
+            if id == 0 { Slot::default() } else { entry };
+    }
+
+    fn unmap_leaf(&mut self, volume: u8, at: usize, made_by: u8, rules: &Rules) {
+        let leaf = self.leaf(self.maps[volume as usize].top, at);
+        let (first, end) = ((at * SLOTS) as u8, ((at + 1) * SLOTS) as u8);
+        for block in first..end {
+            self.expected[volume as usize][block as usize] = 0;
+            self.count_off_overwritten(volume, block, rules);
+        }
+        if leaf.id == 0 {
+            return;
+        }
+        let top = self.own_top(volume, first, made_by, rules);
+        self.pages[top].slots[at] = Slot::default();
+        if leaf.birth > self.page_shared_upto(volume, end, first, rules) {
+            self.pages[leaf.id as usize] = Page::default();
+        }
+    }
+
+    /// Adds a snapshot at the end of the chain of a volume.
+    fn append(&mut self, volume: u8, at: u8, kind: Kind, rules: &Rules) {
+        let Map { top, before, .. } = self.maps[volume as usize];
+        self.maps[at as usize] =
+            Map { kind, top, number: self.next_number, before, after: volume, cursor: 0 };
+        self.expected[at as usize] = self.expected[volume as usize];
+        if before != NONE && self.maps[before as usize].after == volume && rules.successor_is_next {
+            self.maps[before as usize].after = at;
+        }
+        self.maps[volume as usize].before = at;
+    }
+
+    /// The snapshot that a volume can be rolled back to.
+    fn newest(&self, volume: u8) -> Option<u8> {
+        let (mut map, mut before) = (volume, self.maps[volume as usize].before);
+        while before != NONE && self.maps[before as usize].after == map {
+            if self.maps[before as usize].kind == Kind::Snapshot {
+                return Some(before);
+            }
+            (map, before) = (before, self.maps[before as usize].before);
+        }
+        None
+    }
+
+    fn apply(&mut self, record: Record, made_by: u8, rules: &Rules) {
         match record {
-            Record::Write { volume, block, entry, old, fate } => {
-                if page == COUNTS {
-                    self.count(entry.id, 1);
-                    self.count(old.id, if fate == Fate::CountedOff { -1 } else { 0 });
+            Record::Map { volume, block, id } => self.write(volume, block, id, made_by, rules),
+            Record::Unmap { volume, leaf } => self.unmap_leaf(volume, leaf as usize, made_by, rules),
+            Record::Snapshot { volume, at } => {
+                self.append(volume, at, Kind::Snapshot, rules);
+                self.next_number += u8::from(rules.births_grow);
+            }
+            Record::Clone { origin, at } => {
+                let Map { top, .. } = self.maps[origin as usize];
+                self.maps[at as usize] = Map { kind: Kind::Volume, top, before: origin, ..NO_MAP };
+                self.expected[at as usize] = self.expected[origin as usize];
+            }
+            Record::Rollback { volume, at } => {
+                let to = self.newest(volume).expect("a snapshot");
+                self.append(volume, at, Kind::Going, rules);
+                self.next_number += u8::from(rules.rollback_counts);
+                self.maps[volume as usize].top = self.maps[to as usize].top;
+                self.expected[volume as usize] = self.expected[to as usize];
+            }
+            Record::Delete { at } => {
+                self.maps[at as usize].kind = Kind::Going;
+            }
+            Record::DeleteStep { at, upto } => {
+                for block in self.maps[at as usize].cursor..upto {
+                    self.delete_block(at, block as usize, rules);
                 }
-                if page == Self::page_of(Owner::Head(volume)) && fate == Fate::Dead {
-                    self.heads[volume as usize].dead[old.id as usize][old.birth as usize] += 1;
-                }
-                if page == Self::page_of(Owner::Head(volume)) && rules.writes_cut {
-                    self.heads[volume as usize].intent &= !(1 << block);
-                }
-                if page == map_page(volume) {
-                    self.heads[volume as usize].map[block as usize] = entry;
+                self.maps[at as usize].cursor = upto;
+                if upto as usize == BLOCKS {
+                    self.end_deletion(at, rules);
                 }
             }
-            Record::Intend { volume, blocks } if page == Self::page_of(Owner::Head(volume)) => {
-                self.heads[volume as usize].intent |= blocks;
-            }
-            Record::Trim { volume, block, old, fate } => {
-                let head = &mut self.heads[volume as usize];
-                if page == Self::page_of(Owner::Head(volume)) {
-                    head.dead[old.id as usize][old.birth as usize] += u8::from(fate == Fate::Dead);
-                    head.intent &= !(1 << block);
-                }
-                if page == map_page(volume) {
-                    head.map[block as usize] = Entry::default();
-                }
-                if page == COUNTS && fate == Fate::CountedOff {
-                    self.count(old.id, -1);
-                }
-            }
-            Record::Snapshot { at, volume, number } => {
-                let Head { map, dead, intent, .. } = self.heads[volume as usize];
-                let intent = if rules.intents_are_inherited { intent } else { 0 };
-                if page == REST {
-                    self.snapshots[at as usize] =
-                        Snapshot { number, volume, map, dead, intent, is_deleting: false };
-                    self.newest = number;
-                }
-                if page == Self::page_of(Owner::Head(volume)) {
-                    self.heads[volume as usize].dead = List::default();
-                }
-            }
-            Record::Clone { at } if page == REST => {
-                let Snapshot { number: origin, map, intent, .. } = self.snapshots[at as usize];
-                self.heads[1] = Head { exists: true, origin, map, dead: List::default(), intent };
-            }
-            Record::CloneGone if page == REST => self.heads[1] = Head::default(),
-            Record::Rollback { at, counted_off } => {
-                let to = self.snapshots[at as usize].map;
-                match page {
-                    COUNTS if rules.rollback_names => counted_off.iter().for_each(|id| self.count(*id, -1)),
-                    COUNTS => {
-                        for entry in self.heads[0]
-                            .map
-                            .iter()
-                            .filter(|entry| !to.contains(entry))
-                            .copied()
-                            .collect::<Vec<_>>()
-                        {
-                            self.count(entry.id, -1);
-                        }
-                    }
-                    DEADLIST => {
-                        self.heads[0].intent = self.snapshots[at as usize].intent;
-                        if rules.rollback_empties {
-                            self.heads[0].dead = List::default();
-                        }
-                    }
-                    MAP => self.heads[0].map = to,
-                    _ => {}
-                }
-            }
-            Record::DeletionBegins { at } if page == REST => self.snapshots[at as usize].is_deleting = true,
-            Record::Drop { from, id, birth } => {
-                if page == COUNTS {
-                    self.count(id, -1);
-                }
-                if page == Self::page_of(from) {
-                    let listed = &mut self.list(from)[id as usize][birth as usize];
-                    *listed = listed.wrapping_sub(1);
-                }
-            }
-            Record::Merge { at, to, id, birth } => {
-                if page == REST {
-                    let listed = &mut self.snapshots[at as usize].dead[id as usize][birth as usize];
-                    *listed = listed.wrapping_sub(1);
-                }
-                if page == Self::page_of(to) {
-                    self.list(to)[id as usize][birth as usize] += 1;
-                }
-            }
-            Record::DeletionEnds { at } if page == REST => self.snapshots[at as usize] = Snapshot::default(),
-            _ => {}
+        }
+    }
+
+    fn top_after(&self, map: &Map) -> Slot {
+        if map.after == NONE { Slot::default() } else { self.maps[map.after as usize].top }
+    }
+
+    fn delete_block(&mut self, at: u8, block: usize, rules: &Rules) {
+        let map = self.maps[at as usize];
+        let before = self.number_before(at, map.before, rules);
+        let (other, number) = (self.top_after(&map), block / SLOTS);
+        let (leaf, other_leaf) = (self.leaf(map.top, number), self.leaf(other, number));
+        let (entry, other_entry) = (self.entry(map.top, block), self.entry(other, block));
+        let is_same = entry.id == other_entry.id
+            && (entry.birth == other_entry.birth || !rules.compares_births)
+            && rules.compares_entries;
+        if !is_same && (entry.birth > before || !rules.predecessor_keeps_entries) {
+            self.count(entry.id, -1);
+        }
+        if (block + 1).is_multiple_of(SLOTS) {
+            self.free_page(leaf, other_leaf, before, rules);
         }
     }
 
-    fn take_page(&mut self, page: usize, from: &Pages) {
-        match page {
-            COUNTS => self.counts = from.counts,
-            MAP => self.heads[0].map = from.heads[0].map,
-            DEADLIST => {
-                (self.heads[0].dead, self.heads[0].intent) = (from.heads[0].dead, from.heads[0].intent);
-            }
-            _ => {
-                self.heads[1] = from.heads[1];
-                (self.snapshots, self.newest) = (from.snapshots, from.newest);
+    fn free_page(&mut self, page: Slot, other: Slot, before: u8, rules: &Rules) {
+        let is_same = page.id == other.id && rules.compares_pages;
+        if page.id != 0 && !is_same && (page.birth > before || !rules.predecessor_keeps_pages) {
+            self.pages[page.id as usize] = Page::default();
+        }
+    }
+
+    fn end_deletion(&mut self, at: u8, rules: &Rules) {
+        let map = self.maps[at as usize];
+        let before = self.number_before(at, map.before, rules);
+        self.free_page(map.top, self.top_after(&map), before, rules);
+        if map.before != NONE && self.maps[map.before as usize].after == at {
+            self.maps[map.before as usize].after = map.after;
+        }
+        for other in &mut self.maps {
+            if other.before == at {
+                other.before = map.before;
             }
         }
-        self.positions[page] = from.positions[page];
+        self.maps[at as usize] = NO_MAP;
+        self.expected[at as usize] = [0; BLOCKS];
     }
 
-    /// Whether a page is as another set has it, wherever that one stands.
-    fn has_page_of(&self, page: usize, other: &Pages) -> bool {
-        let mut copy = *self;
-        copy.take_page(page, other);
-        copy.positions = self.positions;
-        copy == *self
-    }
-
-    /// Numbers of the snapshots of a volume that are there and not being deleted.
-    fn numbers(&self, volume: u8) -> impl Iterator<Item = u8> {
-        let kept = |snapshot: &&Snapshot| snapshot.number != 0 && !snapshot.is_deleting;
-        self.snapshots
-            .iter()
-            .filter(kept)
-            .filter(move |snapshot| snapshot.volume == volume)
-            .map(|of| of.number)
-    }
-
-    /// The number up to which entries of the volume are held by a snapshot before `number`, or by the origin.
-    fn held_before(&self, volume: u8, number: u8) -> u8 {
-        let before = self.numbers(volume).filter(|of| *of < number).max();
-        before.unwrap_or(self.heads[volume as usize].origin)
-    }
-
-    /// The deadlist after that of a snapshot.
-    fn list_after(&self, at: usize) -> Owner {
-        let Snapshot { number, volume, .. } = self.snapshots[at];
-        let is_after = |of: &usize| {
-            let other = self.snapshots[*of];
-            other.volume == volume && other.number > number
-        };
-        let after = (0..SNAPSHOTS).filter(is_after).min_by_key(|of| self.snapshots[*of].number);
-        after.map_or(Owner::Head(volume), |of| Owner::Snapshot(of as u8))
+    /// The volume in whose chain a snapshot is.
+    fn volume_of(&self, mut map: u8) -> u8 {
+        while self.maps[map as usize].after != NONE {
+            map = self.maps[map as usize].after;
+        }
+        map
     }
 }
 
@@ -423,454 +461,272 @@ impl Model for Config {
     }
 
     fn start(&self) -> State {
-        let pages = Pages::new();
-        State {
-            memory: pages,
-            saved: pages,
-            saved_now: 0,
-            written_root: None,
-            root: pages,
-            log: [Record::None; RECORDS_MAX],
-            issued: 0,
-            durable: 0,
-            tail: 0,
-            next: 0,
-            crashes: 0,
-            roots: 0,
-        }
+        let memory = Memory::new();
+        State { memory, root: memory, records: vec![], position: 0, next: 0, roots: 0, crashes: 0 }
     }
 
     fn steps(&self, state: &State, steps: &mut Vec<Step>) {
-        if (state.issued as usize) < RECORDS_MAX {
-            self.client_steps(state, steps);
-            self.deletion_steps(state, steps);
-            self.trim_steps(state, steps);
+        let next = state.next as usize;
+        match self.script.get(next) {
+            Some(op) => self.operation(state, *op, steps),
+            None if next < self.script.len() + self.operations as usize => {
+                self.menu.iter().for_each(|op| self.operation(state, *op, steps));
+            }
+            None => {}
         }
-        self.checkpoint_steps(state, steps);
-        self.crashes(state, steps);
-        for step in steps.iter_mut() {
-            step.wrong = wrong(&step.after);
+        self.deletion_steps(state, steps);
+        self.root_steps(state, steps);
+        for step in steps.iter_mut().filter(|step| step.wrong.is_none()) {
+            step.wrong = wrong(&step.after.memory);
         }
     }
 }
 
 impl Config {
-    fn issue(&self, state: &State, record: Record, text: String, steps: &mut Vec<Step>) {
+    fn issue(&self, state: &State, record: Record, is_operation: bool, steps: &mut Vec<Step>) {
         let mut after = state.clone();
-        after.log[after.issued as usize] = record;
-        after.issued += 1;
-        for page in 0..PAGES {
-            after.memory.apply(page, record, &self.rules);
-            after.memory.positions[page] = after.issued;
+        after.next += u8::from(is_operation);
+        let made_by = state.position + state.records.len() as u8;
+        after.memory.apply(record, made_by + 1, &self.rules);
+        match self.crashes > 0 {
+            true => after.records.push(record),
+            false => after.position += 1,
         }
-        steps.push(Step::new(text, after));
+        steps.push(Step::new(format!("{record:?}"), after));
     }
 
-    fn client_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        let Some(op) = self.script.get(state.next as usize) else { return };
+    fn operation(&self, state: &State, op: Op, steps: &mut Vec<Step>) {
         let memory = &state.memory;
-        let mut begun = state.clone();
-        begun.next += 1;
-        // What a crash has undone is not done again, and what needed it is refused.
-        if !self.may_begin(memory, *op) {
-            steps.push(Step::new("an operation is refused", begun));
-            return;
-        }
-        match *op {
-            Op::Write(volume, block, id) => {
-                let old = memory.heads[volume as usize].map[block as usize];
-                let writer = volume;
-                let entry =
-                    if id == 0 { Entry::default() } else { Entry { id, birth: memory.newest + 1, writer } };
-                let record =
-                    Record::Write { volume, block, entry, old, fate: self.fate(memory, volume, old) };
-                self.issue(&begun, record, format!("block {block} of volume {volume} is {id}"), steps);
+        let is = |map: u8, kind| memory.maps[map as usize].kind == kind;
+        let free = memory.maps.iter().position(|map| map.kind == Kind::Free).map(|at| at as u8);
+        let record = match (op, free) {
+            (Op::Write(volume, block, id), _) if is(volume, Kind::Volume) => {
+                Record::Map { volume, block, id }
             }
-            Op::Trim(volume, blocks) => {
-                let text = format!("volume {volume} is to be trimmed");
-                self.issue(&begun, Record::Intend { volume, blocks }, text, steps);
+            (Op::Trim(volume, leaf), _) if is(volume, Kind::Volume) => Record::Unmap { volume, leaf },
+            (Op::Snapshot(volume), Some(at)) if is(volume, Kind::Volume) => Record::Snapshot { volume, at },
+            (Op::Clone(origin), Some(at)) if is(origin, Kind::Snapshot) => Record::Clone { origin, at },
+            (Op::Rollback(volume), Some(at))
+                if is(volume, Kind::Volume) && memory.newest(volume).is_some() =>
+            {
+                Record::Rollback { volume, at }
             }
-            Op::Snapshot(volume, at) => {
-                let record = Record::Snapshot { at, volume, number: memory.newest + 1 };
-                self.issue(&begun, record, format!("snapshot {at} of volume {volume}"), steps);
-            }
-            Op::Clone(at) => {
-                self.issue(&begun, Record::Clone { at }, format!("a clone of snapshot {at}"), steps)
-            }
-            Op::CloneGone => self.issue(&begun, Record::CloneGone, "the clone is gone".into(), steps),
-            Op::Rollback(at) => {
-                let to = memory.snapshots[at as usize].map;
-                let alone = |entry: Entry| if to.contains(&entry) { 0 } else { entry.id };
-                let counted_off = memory.heads[0].map.map(alone);
-                self.issue(
-                    &begun,
-                    Record::Rollback { at, counted_off },
-                    format!("back to snapshot {at}"),
-                    steps,
-                );
-            }
-            Op::Delete(at) => {
-                let record = Record::DeletionBegins { at };
-                self.issue(&begun, record, format!("snapshot {at} is to be deleted"), steps);
-            }
-        }
+            (Op::Delete(at), _) if self.may_be_deleted(memory, at) => Record::Delete { at },
+            _ => return,
+        };
+        self.issue(state, record, true, steps);
     }
 
-    fn may_begin(&self, memory: &Pages, op: Op) -> bool {
-        let snapshot = |at: u8| memory.snapshots[at as usize];
-        let is_there = |at: u8| snapshot(at).number != 0 && !snapshot(at).is_deleting;
-        let is_deleting = memory.snapshots.iter().any(|snapshot| snapshot.is_deleting);
-        let clone = memory.heads[1];
-        match op {
-            Op::Write(volume, ..) | Op::Trim(volume, _) => memory.heads[volume as usize].exists,
-            Op::Snapshot(volume, at) => memory.heads[volume as usize].exists && snapshot(at).number == 0,
-            Op::Clone(at) => is_there(at) && !clone.exists,
-            Op::CloneGone => {
-                let is_own = |entry: &Entry| entry.id != 0 && entry.birth > clone.origin;
-                clone.exists && !clone.map.iter().any(is_own) && memory.numbers(1).next().is_none()
+    fn may_be_deleted(&self, memory: &Memory, at: u8) -> bool {
+        let Map { kind, before, after, .. } = memory.maps[at as usize];
+        match kind {
+            Kind::Snapshot => {
+                let mut maps = (0..CATALOGUE as u8).filter(|map| *map != after);
+                let is_origin = maps.any(|map| memory.maps[map as usize].before == at);
+                !is_origin || !self.rules.origin_after_clones
             }
-            // To the newest snapshot.
-            Op::Rollback(at) => {
-                !is_deleting && is_there(at) && memory.numbers(0).max() == Some(snapshot(at).number)
-            }
-            Op::Delete(at) => {
-                let is_origin = clone.exists && clone.origin == snapshot(at).number;
-                !is_deleting && is_there(at) && !(is_origin && self.rules.origin_after_clones)
-            }
-        }
-    }
-
-    /// What becomes of an entry that is overwritten.
-    fn fate(&self, memory: &Pages, volume: u8, old: Entry) -> Fate {
-        let Head { origin, .. } = memory.heads[volume as usize];
-        if old.id == 0 || origin != 0 && old.birth <= origin && self.rules.clone_shares {
-            return Fate::Shared;
-        }
-        // One that is being deleted may count: what it has is counted off before the deletion ends.
-        let newest = memory.numbers(volume).max();
-        match newest.is_some_and(|number| old.birth <= number) && self.rules.deadlist {
-            true => Fate::Dead,
-            false => Fate::CountedOff,
-        }
-    }
-
-    /// The first block of an intent is trimmed.
-    fn trim_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        for volume in 0..VOLUMES as u8 {
-            let head = state.memory.heads[volume as usize];
-            let Some(block) = (0..BLOCKS as u8).find(|block| head.intent >> block & 1 == 1) else { continue };
-            let old = head.map[block as usize];
-            let fate = self.fate(&state.memory, volume, old);
-            let text = format!("block {block} of volume {volume} is trimmed");
-            self.issue(state, Record::Trim { volume, block, old, fate }, text, steps);
+            Kind::Volume => before == NONE || memory.maps[before as usize].after != at,
+            Kind::Free | Kind::Going => false,
         }
     }
 
     fn deletion_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let memory = &state.memory;
-        let Some(at) = memory.snapshots.iter().position(|snapshot| snapshot.is_deleting) else { return };
-        let Snapshot { number, volume, dead, .. } = memory.snapshots[at];
-        let next = memory.list_after(at);
-        let held = if self.rules.drops_own { memory.held_before(volume, number) } else { 0 };
-        let (at, mut copy) = (at as u8, *memory);
-        let listed = *copy.list(next);
-        let first = |list: &List, from: usize| {
-            (1..IDS as u8).find_map(|id| {
-                let birth = (from..BIRTHS).find(|birth| list[id as usize][*birth] > 0)?;
-                Some((id, birth as u8))
-            })
-        };
-        // The entries that only this snapshot holds, before others join them.
-        if let Some((id, birth)) = first(&listed, usize::from(held) + 1) {
-            let record = Record::Drop { from: next, id, birth };
-            self.issue(state, record, format!("{id}, born at {birth}, is counted off"), steps);
-            if self.rules.ends_when_done {
-                return;
+        let going = || (0..CATALOGUE as u8).filter(|at| memory.maps[*at as usize].kind == Kind::Going);
+        for at in going() {
+            let volume = memory.volume_of(at);
+            let others = || going().filter(|other| *other != at && memory.volume_of(*other) == volume);
+            let is_under_way = |other: u8| memory.maps[other as usize].cursor > 0;
+            let is_newer = |other: u8| memory.number_of(other) > memory.number_of(at);
+            let must_wait = self.rules.one_at_a_time && others().any(is_under_way)
+                || self.rules.newest_first && !is_under_way(at) && others().any(is_newer);
+            if !must_wait {
+                let upto = memory.maps[at as usize].cursor + 1;
+                self.issue(state, Record::DeleteStep { at, upto }, false, steps);
             }
-        } else if let Some((id, birth)) = first(&dead, 0).filter(|_| self.rules.merges) {
-            let record = Record::Merge { at, to: next, id, birth };
-            self.issue(state, record, format!("{id}, born at {birth}, is handed on"), steps);
-            if self.rules.ends_when_done {
-                return;
-            }
-        }
-        self.issue(state, Record::DeletionEnds { at }, format!("snapshot {at} is gone"), steps);
-    }
-
-    fn checkpoint_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        if state.durable < state.issued {
-            let mut after = state.clone();
-            after.durable = state.issued;
-            steps.push(Step::new("flush", after));
-        }
-        if state.roots < self.roots && state.written_root.is_none() {
-            let is_due = |page: &usize| {
-                state.saved_now >> page & 1 == 0 && !state.saved.has_page_of(*page, &state.memory)
-            };
-            for page in (0..PAGES).filter(is_due) {
-                let mut after = state.clone();
-                after.saved.take_page(page, &state.memory);
-                after.saved_now |= 1 << page;
-                let text =
-                    format!("{} saved, with records up to {}", PAGE_NAMES[page], after.saved.positions[page]);
-                steps.push(Step::new(text, after));
-            }
-            let mut after = state.clone();
-            // A page that has not changed need not be saved to include everything.
-            let is_same = |page: &usize| {
-                state.memory.positions[*page] <= state.durable
-                    && state.saved.has_page_of(*page, &state.memory)
-            };
-            (0..PAGES).filter(is_same).for_each(|page| after.saved.take_page(page, &state.memory));
-            if state.saved_now != 0 && self.may_be_root(state, &after.saved) {
-                after.written_root = Some(after.saved);
-                after.saved_now = 0;
-                after.roots += 1;
-                steps.push(Step::new("the root is written", after));
-            }
-        }
-        if let Some(root) = state.written_root {
-            let mut after = state.clone();
-            (after.root, after.written_root) = (root, None);
-            steps.push(Step::new("the root is durable", after));
-        }
-        let tail = *state.root.positions.iter().min().expect("pages");
-        if tail > state.tail {
-            let mut after = state.clone();
-            after.tail = tail;
-            steps.push(Step::new(format!("the log begins after record {tail}"), after));
         }
     }
 
-    /// Whether these pages may be under one root.
-    fn may_be_root(&self, state: &State, pages: &Pages) -> bool {
-        let at = &pages.positions;
-        if at.iter().any(|position| *position > state.durable) {
-            return false;
-        }
-        let records = || (1..=state.issued).map(|number| (number, state.log[number as usize - 1]));
-        records().all(|(number, record)| match record {
-            Record::Snapshot { volume: 0, .. } if at[REST] < number => {
-                let map_is = self.rules.no_map_beyond_snapshot && at[MAP] > number;
-                // The snapshot takes the list over, so it must not be empty already.
-                let deadlist_is = self.rules.no_deadlist_beyond_snapshot && at[DEADLIST] >= number;
-                !map_is && !deadlist_is
-            }
-            Record::Rollback { at: to, .. }
-                if at[MAP].min(at[DEADLIST]) < number && self.rules.no_deletion_beyond_use =>
-            {
-                let is_deletion = |(later, record)| {
-                    later > number && record == Record::DeletionEnds { at: to } && at[REST] >= later
-                };
-                !records().any(is_deletion)
-            }
-            _ => true,
-        })
-    }
-
-    fn crashes(&self, state: &State, steps: &mut Vec<Step>) {
+    fn root_steps(&self, state: &State, steps: &mut Vec<Step>) {
         if state.crashes == self.crashes {
             return;
         }
-        for root in [Some(state.root), state.written_root].into_iter().flatten() {
-            for left in state.durable..=state.issued {
-                let mut pages = root;
-                for number in state.tail + 1..=left {
-                    for page in 0..PAGES {
-                        if pages.positions[page] < number {
-                            pages.apply(page, state.log[number as usize - 1], &self.rules);
-                            pages.positions[page] = number;
-                        }
-                    }
-                }
-                let mut after = State {
-                    memory: pages,
-                    saved: root,
-                    saved_now: 0,
-                    written_root: None,
-                    root,
-                    issued: left,
-                    durable: left,
-                    crashes: state.crashes + 1,
-                    ..state.clone()
-                };
-                after.log[left as usize..].fill(Record::None);
-                let text = format!("CRASH: records up to {left} of {} are left", state.issued);
-                steps.push(Step::new(text, after));
+        for left in 0..=state.records.len() {
+            let mut memory = state.root;
+            for (at, record) in state.records[..left].iter().enumerate() {
+                memory.apply(*record, state.position + at as u8 + 1, &self.rules);
             }
+            let (records, crashes) = (state.records[..left].to_vec(), state.crashes + 1);
+            let after = State { memory, records, crashes, ..state.clone() };
+            let is_other = left == state.records.len() && memory != state.memory;
+            let wrong = is_other.then(|| "what is replayed is not what was in memory".into());
+            let text = format!("CRASH: {left} of {} records are left", state.records.len());
+            steps.push(Step { text, after, wrong });
+            if state.roots == self.roots {
+                continue;
+            }
+            // A root at this position, though more records have joined.
+            let mut after = state.clone();
+            if !self.rules.root_is_sharp {
+                memory.pages = state.memory.pages;
+                memory.counts = state.memory.counts;
+            }
+            (after.root, after.records) = (memory, state.records[left..].to_vec());
+            (after.position, after.roots) = (state.position + left as u8, state.roots + 1);
+            steps.push(Step::new(format!("a root with {} records", after.position), after));
         }
     }
 }
 
 /// What is wrong in memory, if anything is.
-fn wrong(state: &State) -> Option<String> {
-    let memory = &state.memory;
-    let mut heads = [[0u8; BLOCKS]; VOLUMES];
-    let mut snapshots = [None; SNAPSHOTS];
-    for record in &state.log[..state.issued as usize] {
-        match *record {
-            Record::Write { volume, block, entry, .. } => heads[volume as usize][block as usize] = entry.id,
-            Record::Intend { volume, blocks } => {
-                let is_trimmed = |block: &usize| blocks >> block & 1 == 1;
-                (0..BLOCKS).filter(is_trimmed).for_each(|block| heads[volume as usize][block] = 0);
+fn wrong(memory: &Memory) -> Option<String> {
+    let mut entries: Vec<(u8, u8)> = vec![];
+    let mut named = [false; PAGES];
+    for (at, map) in memory.maps.iter().enumerate().filter(|(_, map)| map.kind != Kind::Free) {
+        let cursor = if map.kind == Kind::Going { map.cursor as usize } else { 0 };
+        named[map.top.id as usize] = true;
+        for block in cursor..BLOCKS {
+            let entry = memory.entry(map.top, block);
+            named[memory.leaf(map.top, block / SLOTS).id as usize] = true;
+            if map.kind != Kind::Going && entry.id != memory.expected[at][block] {
+                let expected = memory.expected[at][block];
+                return Some(format!("block {block} of {at} holds {}, not {expected}", entry.id));
             }
-            Record::Snapshot { at, volume, .. } => snapshots[at as usize] = Some(heads[volume as usize]),
-            Record::Clone { at } => heads[1] = snapshots[at as usize].expect("it is there"),
-            Record::CloneGone => heads[1] = [0; BLOCKS],
-            Record::Rollback { at, .. } => heads[0] = snapshots[at as usize].expect("it is there"),
-            Record::DeletionBegins { at } => snapshots[at as usize] = None,
-            _ => {}
+            entries.push((entry.id, entry.made_by));
         }
     }
-    let ids = |map: [Entry; BLOCKS], intent: u8| {
-        std::array::from_fn::<u8, BLOCKS, _>(|block| if intent >> block & 1 == 1 { 0 } else { map[block].id })
-    };
-    for (volume, expected) in heads.iter().enumerate() {
-        let head = memory.heads[volume];
-        let found = ids(head.map, head.intent);
-        if found != *expected {
-            return Some(format!("volume {volume} holds {found:?}, not {expected:?}"));
-        }
-    }
-    for (at, snapshot) in memory.snapshots.iter().enumerate() {
-        let found =
-            (snapshot.number != 0 && !snapshot.is_deleting).then_some(ids(snapshot.map, snapshot.intent));
-        if found != snapshots[at] {
-            return Some(format!("snapshot {at} holds {found:?}, not {:?}", snapshots[at]));
-        }
-    }
-    let kept = memory.snapshots.iter().filter(|snapshot| snapshot.number != 0 && !snapshot.is_deleting);
-    let maps = memory.heads.iter().map(|head| head.map).chain(kept.map(|snapshot| snapshot.map));
-    let entries = maps.flat_map(|map| map.into_iter().enumerate()).filter(|(_, entry)| entry.id != 0);
-    let mut entries: Vec<(u8, u8, usize, u8)> =
-        entries.map(|(block, entry)| (entry.id, entry.writer, block, entry.birth)).collect();
     entries.sort_unstable();
     entries.dedup();
-    let is_deleting = memory.snapshots.iter().any(|snapshot| snapshot.is_deleting);
     for id in 1..IDS {
-        let count = usize::from(memory.counts[id]);
-        let expected = entries.iter().filter(|entry| usize::from(entry.0) == id).count();
-        let is_right = if is_deleting { (expected..100).contains(&count) } else { count == expected };
-        if !is_right {
-            return Some(format!("the count of {id} is {count}, not {expected}"));
+        let expected = entries.iter().filter(|entry| entry.0 as usize == id).count();
+        if memory.counts[id] as usize != expected {
+            return Some(format!("the count of {id} is {}, not {expected}", memory.counts[id]));
+        }
+    }
+    for (page, is_named) in named.iter().enumerate().skip(1) {
+        if memory.pages[page].is_used != *is_named {
+            return Some(format!("map page {page} is used: {}", !is_named));
         }
     }
     None
 }
 
 fn scenarios(rules: Rules) -> Vec<Config> {
-    use Op::{Clone, CloneGone, Delete, Rollback, Snapshot, Trim, Write};
-    let config =
-        |name, script: &[Op], crashes, roots| Config { name, script: script.to_vec(), crashes, roots, rules };
+    use Op::{Clone, Delete, Rollback, Snapshot, Trim, Write};
+    let config = |name, script: &[Op], menu: &[Op], operations, crashes| Config {
+        name,
+        script: script.to_vec(),
+        menu: menu.to_vec(),
+        operations,
+        crashes,
+        roots: crashes,
+        rules,
+    };
     vec![
         config(
-            "a: the older of two is deleted",
-            &[
-                Write(0, 0, 1),
-                Snapshot(0, 0),
-                Write(0, 0, 2),
-                Snapshot(0, 1),
-                Write(0, 0, 3),
-                Delete(0),
-                Delete(1),
-            ],
-            1,
-            1,
-        ),
-        config(
-            "b: the newer of two is deleted",
-            &[
-                Write(0, 0, 1),
-                Snapshot(0, 0),
-                Write(0, 0, 2),
-                Snapshot(0, 1),
-                Write(0, 0, 3),
-                Delete(1),
-                Delete(0),
-            ],
-            1,
-            1,
-        ),
-        config(
-            "c: writes during a deletion",
-            &[Write(0, 0, 1), Snapshot(0, 0), Delete(0), Write(0, 0, 2), Snapshot(0, 1), Write(0, 0, 1)],
-            1,
-            1,
-        ),
-        config(
-            "d: a clone",
-            &[
-                Write(0, 0, 1),
-                Snapshot(0, 0),
-                Clone(0),
-                Write(1, 0, 2),
-                Write(0, 0, 3),
-                Write(1, 0, 0),
-                CloneGone,
-                Delete(0),
-            ],
-            1,
-            1,
-        ),
-        config(
-            "e: a snapshot of a clone",
-            &[
-                Write(0, 0, 1),
-                Snapshot(0, 0),
-                Clone(0),
-                Write(1, 1, 2),
-                Snapshot(1, 1),
-                Write(1, 0, 3),
-                Write(1, 1, 3),
-                Delete(1),
-            ],
-            1,
-            1,
-        ),
-        config(
-            "f: rolled back",
-            &[Write(0, 0, 1), Snapshot(0, 0), Write(0, 0, 2), Rollback(0), Write(0, 1, 3), Delete(0)],
-            1,
-            1,
-        ),
-        config("g: two crashes", &[Write(0, 0, 1), Snapshot(0, 0), Write(0, 0, 2), Delete(0)], 2, 2),
-        config(
-            "i: trimmed by and by",
-            &[Write(0, 0, 1), Write(0, 1, 2), Trim(0, 3), Write(0, 0, 3), Trim(0, 3)],
-            1,
-            1,
-        ),
-        config(
-            "j: back to what is being trimmed",
-            &[Write(0, 0, 1), Trim(0, 1), Snapshot(0, 0), Rollback(0), Delete(0)],
-            1,
-            1,
-        ),
-        config(
-            "l: a snapshot of what is being trimmed",
-            &[Write(0, 0, 1), Trim(0, 1), Snapshot(0, 0), Write(0, 0, 2), Delete(0)],
-            1,
-            1,
-        ),
-        config(
-            "k: a clone of what is to be trimmed",
-            &[
-                Write(0, 0, 1),
-                Trim(0, 1),
-                Snapshot(0, 0),
-                Clone(0),
-                Write(1, 0, 2),
-                Trim(1, 1),
-                CloneGone,
-                Delete(0),
-            ],
-            1,
+            "a: snapshots and deletions",
+            &[Write(0, 0, 1)],
+            &[Write(0, 0, 1), Write(0, 1, 2), Trim(0, 0), Snapshot(0), Delete(1), Delete(2), Delete(3)],
+            6,
             0,
         ),
         config(
-            "h: an origin with a clone",
-            &[Write(0, 0, 1), Snapshot(0, 0), Clone(0), Write(0, 0, 2), Delete(0), Write(1, 0, 3)],
+            "b: writes during a deletion",
+            &[Write(0, 0, 1), Snapshot(0), Write(0, 0, 2), Write(0, 1, 1), Snapshot(0), Delete(2)],
+            &[
+                Write(0, 0, 1),
+                Write(0, 1, 0),
+                Write(0, 2, 2),
+                Trim(0, 0),
+                Snapshot(0),
+                Rollback(0),
+                Delete(1),
+            ],
+            4,
+            0,
+        ),
+        config(
+            "c: clones",
+            &[Write(0, 0, 1), Snapshot(0), Clone(1)],
+            &[
+                Write(2, 0, 1),
+                Write(0, 0, 2),
+                Write(2, 1, 3),
+                Snapshot(2),
+                Snapshot(0),
+                Delete(1),
+                Delete(2),
+                Delete(3),
+            ],
+            5,
+            0,
+        ),
+        config(
+            "d: rolled back",
+            &[Write(0, 0, 1), Write(0, 2, 2), Snapshot(0)],
+            &[Write(0, 0, 2), Write(0, 1, 1), Trim(0, 1), Snapshot(0), Rollback(0), Delete(1), Delete(2)],
+            5,
+            0,
+        ),
+        config(
+            "e: a middle snapshot, and crashes",
+            &[
+                Write(0, 0, 1),
+                Snapshot(0),
+                Write(0, 0, 2),
+                Write(0, 1, 1),
+                Snapshot(0),
+                Write(0, 0, 3),
+                Delete(2),
+                Trim(0, 0),
+                Delete(1),
+            ],
+            &[],
+            0,
             1,
+        ),
+        config(
+            "f: a deletion, and two crashes",
+            &[Write(0, 0, 1), Snapshot(0), Delete(1), Write(0, 0, 2), Rollback(0), Snapshot(0)],
+            &[Write(0, 1, 1), Rollback(0)],
+            2,
+            2,
+        ),
+        config(
+            "g: a clone, and a crash",
+            &[
+                Write(0, 0, 1),
+                Snapshot(0),
+                Clone(1),
+                Write(2, 0, 2),
+                Snapshot(2),
+                Trim(2, 0),
+                Delete(3),
+                Delete(2),
+                Delete(1),
+            ],
+            &[],
+            0,
+            1,
+        ),
+        config(
+            "h: anything",
+            &[],
+            &[
+                Write(0, 0, 1),
+                Write(0, 1, 1),
+                Write(2, 0, 1),
+                Trim(0, 0),
+                Snapshot(0),
+                Snapshot(2),
+                Clone(1),
+                Rollback(0),
+                Rollback(2),
+                Delete(1),
+                Delete(2),
+                Delete(3),
+            ],
+            7,
             0,
         ),
     ]
@@ -879,19 +735,24 @@ fn scenarios(rules: Rules) -> Vec<Config> {
 fn main() {
     let rules = RULES;
     let mutations = [
-        ("deadlist", Rules { deadlist: false, ..rules }, "a"),
-        ("clone-shares", Rules { clone_shares: false, ..rules }, "d"),
-        ("origin-after-clones", Rules { origin_after_clones: false, ..rules }, "h"),
-        ("drops-own", Rules { drops_own: false, ..rules }, "ab"),
-        ("merges", Rules { merges: false, ..rules }, "ab"),
-        ("ends-when-done", Rules { ends_when_done: false, ..rules }, "a"),
-        ("writes-cut", Rules { writes_cut: false, ..rules }, "i"),
-        ("intents-are-inherited", Rules { intents_are_inherited: false, ..rules }, "j"),
-        ("rollback-empties", Rules { rollback_empties: false, ..rules }, "f"),
-        ("rollback-names", Rules { rollback_names: false, ..rules }, "f"),
-        ("no-map-beyond-snapshot", Rules { no_map_beyond_snapshot: false, ..rules }, "ga"),
-        ("no-deadlist-beyond-snapshot", Rules { no_deadlist_beyond_snapshot: false, ..rules }, "ab"),
-        ("no-deletion-beyond-use", Rules { no_deletion_beyond_use: false, ..rules }, "f"),
+        ("entries-are-shared", Rules { entries_are_shared: false, ..rules }, "a"),
+        ("pages-are-shared", Rules { pages_are_shared: false, ..rules }, "a"),
+        ("births-grow", Rules { births_grow: false, ..rules }, "a"),
+        ("compares-entries", Rules { compares_entries: false, ..rules }, "a"),
+        ("compares-births", Rules { compares_births: false, ..rules }, "a"),
+        ("compares-pages", Rules { compares_pages: false, ..rules }, "a"),
+        ("predecessor-keeps-entries", Rules { predecessor_keeps_entries: false, ..rules }, "ab"),
+        ("predecessor-keeps-pages", Rules { predecessor_keeps_pages: false, ..rules }, "ab"),
+        ("without-where-passed", Rules { without_where_passed: false, ..rules }, "ab"),
+        ("with-elsewhere", Rules { with_elsewhere: false, ..rules }, "ab"),
+        ("pages-pass-whole", Rules { pages_pass_whole: false, ..rules }, "ab"),
+        ("successor-is-next", Rules { successor_is_next: false, ..rules }, "ab"),
+        ("one-at-a-time", Rules { one_at_a_time: false, ..rules }, "ab"),
+        ("origin-is-predecessor", Rules { origin_is_predecessor: false, ..rules }, "c"),
+        ("origin-after-clones", Rules { origin_after_clones: false, ..rules }, "c"),
+        ("rollback-counts", Rules { rollback_counts: false, ..rules }, "d"),
+        ("newest-first", Rules { newest_first: false, ..rules }, "d"),
+        ("root-is-sharp", Rules { root_is_sharp: false, ..rules }, "fe"),
     ];
     explorer::run(scenarios, rules, &mutations, &[]);
 }

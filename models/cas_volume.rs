@@ -1,184 +1,133 @@
-//! Explicit-state model of the cas volume above the array's log: map, counts, chunks, segments, deadlists and
-//! the root under which they are saved; duplicates, segments that are given up and used again, moves,
-//! snapshots, readers, checkpoints and crashes.
+//! Explicit-state model of chunks of the cas volume: map, table and counts; duplicates, ids and segments that
+//! are used again, moves, reads; records that join the journal, roots and replay (rules J1 and D1 to D3 of
+//! docs/cas.md).
 //!
 //! Run: `cargo run --release -p calpe-models --bin cas-volume` (`explorer.rs` says what it accepts).
 //!
 //! Enumerated, breadth first, every interleaving of the steps of at most two writes of clients (look-up, then
-//! the record), of giving a chunk up, of moving one, of one reader, of saving single pages, writing the root,
-//! making it durable, moving the tail, of flushes, and of crashes, after each of which everything goes on.
+//! the record), of giving segments up, of moving a chunk, of one reader, of answers and flushes, of a root,
+//! and of crashes, after each of which everything goes on.
 //!
-//! The log is that of the array: here it is a list of records, one for each batch, of which a crash leaves a
-//! prefix that holds at least what was flushed, with the bytes of the chunks that these records name. Bytes
-//! of other chunks on their way are torn by a power loss. A page is saved somewhere else each time, so the
-//! root that is durable keeps its own pages.
+//! The journal is a list of records, answered in order; `cas_journal.rs` has what is below. A crash leaves a
+//! prefix that holds at least what was flushed. A segment that was overwritten has its old bytes after a
+//! crash that does not leave what had been answered before, and is torn if no record is left that names what
+//! is new. A hash is the content; contents 1 and 3 are the same in the bits that the index has.
 //!
-//! Checked after every step and every recovery, against the list of records alone: every block, of the volume
-//! and of its snapshot, reads what the newest record says; counts are the entries of all maps; a deadlist
-//! holds what the snapshot has and the volume does not; a segment is in use where a chunk is in it, and
-//! nowhere else. A reader gets what its block held at some time while it read.
+//! Checked after every step and every start, against the list of records alone: every block reads what the
+//! newest record says; the count of an id is the number of entries with it; a segment has as many chunks as
+//! the table says, and is in use if it has any. A reader gets what its block held at some time while it read,
+//! and no error.
 //!
-//! Bounds: two blocks, each with a map page of its own; one page each for counts, for chunks with segments,
-//! for the deadlist and for the snapshot; three ids; three or four segments of one chunk each; scripts of up
-//! to six writes; one snapshot; two crashes. Not modelled: space (C5), compression, damage of members,
-//! metadata segments; intents of TRIM and clones are in `cas_snapshots.rs`.
+//! Bounds: two or three blocks; three ids; two or three segments of one chunk each; counts up to two; scripts
+//! of up to seven writes; one root; two crashes. Not modelled: compression, damage.
 
 use calpe_models::{self as explorer, Model};
 
-const BLOCKS: usize = 2;
+const BLOCKS: usize = 3;
 /// Ids begin with 1; id 0 is a hole.
 const IDS: usize = 4;
-const SEGMENTS: usize = 4;
-const RECORDS_MAX: usize = 10;
+const SEGMENTS: usize = 3;
+const RECORDS_MAX: usize = 12;
 const WRITERS: usize = 2;
+const COUNT_MAX: u8 = 2;
 
 const NOWHERE: u8 = 255;
-/// In place of a segment: the bytes are in the log, with the record whose number is the generation.
-const IN_LOG: u8 = 253;
 const TORN: u8 = 255;
 /// Of bytes that no record names yet.
 const UNNAMED: u8 = 254;
 
-/// Pages of the volume. Those of the map come last, so that a record's other effects see what it replaces.
-const COUNTS: usize = 0;
-const DEADLIST: usize = 1;
-const CHUNKS: usize = 2;
-const SNAPSHOT: usize = 3;
-const MAP: usize = 4;
-const PAGES: usize = MAP + BLOCKS;
-const PAGE_NAMES: [&str; PAGES] =
-    ["counts", "deadlist", "chunks", "snapshot", "map of block 0", "map of block 1"];
-
 /// One switch for each rule: true is the rule, false what the mutation does instead.
 #[derive(Clone, Copy)]
 struct Rules {
-    /// A page carries the position that it includes, and replay applies newer records only (else: all).
-    positions: bool,
-    /// A record names the id that it replaces (else: replay takes it from the map).
-    names_old: bool,
-    /// It also says whether that goes to the deadlist (else: replay looks at births in the map).
-    names_fate: bool,
-    /// A saved page goes under a root only once its records are durable.
-    root_after_durable: bool,
-    /// The tail moves when the root is durable (else: when it is written).
-    tail_after_root: bool,
-    /// The tail is the oldest position of the root's pages (else: the newest).
-    tail_is_oldest: bool,
-    /// The tail stays below bytes that a page of the root places in the log.
-    tail_keeps_bytes: bool,
-    /// No page under a root includes records beyond a snapshot that the root lacks.
-    no_page_beyond_snapshot: bool,
-    /// A look-up pins the chunk until the record counts it (C2).
-    pins: bool,
-    /// Giving a chunk up joins a batch only while its count and pins are zero (C2).
-    give_up_rechecks: bool,
-    /// A move looks again at id and place when its record joins (C2).
-    move_rechecks: bool,
-    /// A match counts only where the chunk is still the one that the index means (C3).
-    match_checks_generation: bool,
-    /// A segment is used again once the record that gave it up is durable (C4).
-    reuse_after_durable: bool,
-    /// A reader looks at the map again after the table (C8).
-    reader_rechecks: bool,
-    /// A reader compares what it read with the hash (C8).
-    reader_compares: bool,
-    /// What a snapshot holds goes to the deadlist when it is overwritten (C9).
-    deadlist: bool,
-    /// A new entry is younger than every snapshot (C9).
-    births_grow: bool,
-    /// A record of a deletion names what it takes from the deadlist (else: all that is in it at replay).
-    deletion_names: bool,
+    /// (J1) Records are in the journal in the order in which they changed memory.
+    joins_in_order: bool,
+    /// (J1) The id of a new chunk is chosen when its record joins.
+    ids_are_chosen_late: bool,
+    /// (K1) A root has all pages as they were at one position.
+    root_is_sharp: bool,
+    /// (D1) A duplicate is compared with the table once more when its record joins.
+    duplicate_compares: bool,
+    /// (D1) All bits of the hash are compared.
+    all_bits: bool,
+    /// (D1) A chunk that nothing refers to is no duplicate.
+    duplicate_is_counted: bool,
+    /// (D1) The table has nothing of an id that is free.
+    free_id_is_void: bool,
+    /// (D1) A chunk whose count is at its maximum is no duplicate.
+    count_is_below_maximum: bool,
+    /// (D2) A move joins only while the id is where it was copied from.
+    move_compares_place: bool,
+    /// (D2) And while it has the hash with which the copy was verified.
+    move_compares_hash: bool,
+    /// (D2) And while it is counted.
+    move_is_counted: bool,
+    /// (D3) A reader looks at map and table at one moment.
+    reads_at_once: bool,
+    /// (D3) It compares what it read with the hash.
+    read_compares: bool,
+    /// (D3) After a mismatch it looks up again.
+    read_is_repeated: bool,
+    /// (D3) An error says that nothing has changed, not even what was in the segment.
+    read_sees_reuse: bool,
+    /// (K2) A segment is used again when the record that gave it up is answered.
+    reuse_after_answer: bool,
 }
 
 const RULES: Rules = Rules {
-    positions: true,
-    names_old: true,
-    names_fate: true,
-    root_after_durable: true,
-    tail_after_root: true,
-    tail_is_oldest: true,
-    tail_keeps_bytes: true,
-    no_page_beyond_snapshot: true,
-    pins: true,
-    give_up_rechecks: true,
-    move_rechecks: true,
-    match_checks_generation: true,
-    reuse_after_durable: true,
-    reader_rechecks: true,
-    reader_compares: true,
-    deadlist: true,
-    births_grow: true,
-    deletion_names: true,
+    joins_in_order: true,
+    ids_are_chosen_late: true,
+    root_is_sharp: true,
+    duplicate_compares: true,
+    all_bits: true,
+    duplicate_is_counted: true,
+    free_id_is_void: true,
+    count_is_below_maximum: true,
+    move_compares_place: true,
+    move_compares_hash: true,
+    move_is_counted: true,
+    reads_at_once: true,
+    read_compares: true,
+    read_is_repeated: true,
+    read_sees_reuse: true,
+    reuse_after_answer: true,
 };
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-struct Entry {
-    id: u8,
-    birth: u8,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// An entry of the table: `content` is the hash.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Chunk {
     segment: u8,
-    generation: u8,
     content: u8,
 }
 
-const NO_CHUNK: Chunk = Chunk { segment: NOWHERE, generation: 0, content: 0 };
+const NO_CHUNK: Chunk = Chunk { segment: NOWHERE, content: 0 };
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-struct Segment {
-    in_use: bool,
-    generation: u8,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-struct Snapshot {
-    /// 0: there is none.
-    number: u8,
-    map: [Entry; BLOCKS],
-}
-
-/// What the pages say, in memory or as saved, and the position that each includes.
+/// What the pages say.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Volume {
-    map: [Entry; BLOCKS],
+struct Pages {
+    map: [u8; BLOCKS],
     counts: [u8; IDS],
     table: [Chunk; IDS],
-    segments: [Segment; SEGMENTS],
-    dead: [u8; IDS],
-    snapshot: Snapshot,
-    positions: [u8; PAGES],
+    in_use: [bool; SEGMENTS],
+    /// Chunks that are used, by segment.
+    live: [u8; SEGMENTS],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Record {
-    None,
-    /// `new` is the chunk's place where it is a new one. `to_deadlist`: a snapshot holds what is replaced.
+    /// `segment`: where the chunk is, if it is a new one. The content is what the client wrote.
     Write {
         block: u8,
-        entry: Entry,
-        old: u8,
+        id: u8,
         content: u8,
-        new: Option<(u8, u8)>,
-        to_deadlist: bool,
+        segment: u8,
     },
     GiveUp {
-        id: u8,
         segment: u8,
     },
     Move {
         id: u8,
         from: u8,
         to: u8,
-    },
-    Snapshot {
-        number: u8,
-    },
-    /// The snapshot is gone; what its deadlist holds is taken from the counts by the records that follow.
-    Delete,
-    Drop {
-        id: u8,
     },
 }
 
@@ -192,199 +141,126 @@ enum Writer {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Reader {
-    /// It has not begun.
     Waits,
+    /// It looks up again after a mismatch.
+    Repeats {
+        found: Lookup,
+        held: u8,
+    },
     HasMap {
-        block: u8,
-        entry: Entry,
+        id: u8,
         held: u8,
     },
     HasTable {
-        block: u8,
-        chunk: Chunk,
+        found: Lookup,
         held: u8,
     },
     Over,
 }
 
-/// Moves a chunk from its segment, or from the log, to another segment.
+/// What a reader found, and how often the segment had been written to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Lookup {
+    id: u8,
+    chunk: Chunk,
+    uses: u8,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Mover {
     id: u8,
-    from: u8,
-    generation: u8,
+    from: Chunk,
     to: u8,
 }
 
-/// An entry of the index: it may be of long ago.
+/// The bytes of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-struct Hint {
-    id: u8,
-    segment: u8,
-    generation: u8,
+struct Bytes {
+    content: u8,
+    /// What was there before, and is again if a crash leaves fewer records than had been answered.
+    old: u8,
+    answered: u8,
+    /// The record without which the bytes are torn by a crash.
+    named_by: u8,
+    /// How often they were written, as long as the volume runs.
+    uses: u8,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    memory: Volume,
-    /// Pages saved for the next root.
-    saved: Volume,
-    /// Which of them were saved since the last root, bit by page.
-    saved_now: u8,
-    written_root: Option<Volume>,
-    root: Volume,
-    log: [Record; RECORDS_MAX],
-    issued: u8,
+    memory: Pages,
+    root: Pages,
+    position: u8,
+    /// Pages for the next root, of this position.
+    saving: Option<(Pages, u8)>,
+    journal: Vec<Record>,
+    answered: u8,
     durable: u8,
-    /// Records below are gone from the log.
-    tail: u8,
-    disk: [u8; SEGMENTS],
-    /// The record without which the bytes are torn by a power loss; 0 where they are durable.
-    named_by: [u8; SEGMENTS],
+    disk: [Bytes; SEGMENTS],
     reserved: u8,
-    reserved_ids: u8,
-    /// The record that gave up the segment, or the id, last.
     freed_by: [u8; SEGMENTS],
-    id_freed_by: [u8; IDS],
-    pins: [u8; IDS],
     writers: [Writer; WRITERS],
-    victim: u8,
     mover: Option<Mover>,
-    index: [Hint; 4],
+    /// For the bits of a hash that it has, the id that was stored last.
+    index: [u8; 2],
     reader: Reader,
-    is_deleting: bool,
     next: u8,
     crashes: u8,
     roots: u8,
     moves: u8,
 }
 
-#[derive(Clone, Copy)]
-enum Op {
-    Write(u8, u8),
-    Trim(u8),
-    Snapshot,
-    Delete,
-}
-
 #[derive(Clone)]
 struct Config {
     name: &'static str,
-    script: Vec<Op>,
+    /// Blocks and what is written to them; content 0 is a TRIM.
+    script: Vec<(u8, u8)>,
     segments: usize,
     crashes: u8,
     roots: u8,
     moves: u8,
     reads: bool,
-    /// Whether new chunks may go to the log first.
-    logs: bool,
     rules: Rules,
 }
 
 type Step = explorer::Step<State>;
 
-impl Volume {
-    fn new() -> Volume {
-        Volume {
-            map: [Entry::default(); BLOCKS],
-            counts: [0; IDS],
-            table: [NO_CHUNK; IDS],
-            segments: [Segment::default(); SEGMENTS],
-            dead: [0; IDS],
-            snapshot: Snapshot::default(),
-            positions: [0; PAGES],
-        }
-    }
-
-    /// Applies the effects of a record on one page, all of them together.
-    fn apply(&mut self, page: usize, record: Record, rules: &Rules) {
-        match (record, page) {
-            (Record::Write { block, entry, old, .. }, COUNTS) => {
-                let to_deadlist = self.goes_to_deadlist(record, rules);
-                let old = if rules.names_old { old } else { self.map[block as usize].id };
-                if entry.id != 0 {
-                    self.counts[entry.id as usize] = self.counts[entry.id as usize].wrapping_add(1);
+impl Pages {
+    fn apply(&mut self, record: Record, rules: &Rules) {
+        match record {
+            Record::Write { block, id, content, segment } => {
+                if segment != NOWHERE {
+                    self.table[id as usize] = Chunk { segment, content };
+                    self.in_use[segment as usize] = true;
+                    self.live[segment as usize] += 1;
                 }
-                if old != 0 && !to_deadlist {
-                    self.counts[old as usize] = self.counts[old as usize].wrapping_sub(1);
+                if id != 0 {
+                    self.counts[id as usize] = (self.counts[id as usize] + 1).min(COUNT_MAX);
+                }
+                let old = std::mem::replace(&mut self.map[block as usize], id) as usize;
+                if old != 0 {
+                    self.counts[old] = self.counts[old].wrapping_sub(1);
+                    if self.counts[old] == 0 {
+                        self.leave(self.table[old].segment);
+                        if rules.free_id_is_void {
+                            self.table[old] = NO_CHUNK;
+                        }
+                    }
                 }
             }
-            (Record::Write { old, .. }, DEADLIST) if old != 0 && self.goes_to_deadlist(record, rules) => {
-                self.dead[old as usize] += 1;
-            }
-            (Record::Write { entry, content, new: Some((segment, generation)), .. }, CHUNKS) => {
-                self.table[entry.id as usize] = Chunk { segment, generation, content };
-                if segment != IN_LOG {
-                    self.segments[segment as usize].in_use = true;
-                }
-            }
-            (Record::Write { block, entry, .. }, page) if page == MAP + block as usize => {
-                self.map[block as usize] = entry;
-            }
-            (Record::GiveUp { id, segment }, CHUNKS) => {
-                self.table[id as usize] = NO_CHUNK;
-                self.free(segment);
-            }
-            (Record::Move { id, from, to }, CHUNKS) => {
-                let generation = self.segments[to as usize].generation;
+            Record::GiveUp { segment } => self.in_use[segment as usize] = false,
+            Record::Move { id, from, to } => {
                 self.table[id as usize].segment = to;
-                self.table[id as usize].generation = generation;
-                self.segments[to as usize].in_use = true;
-                self.free(from);
+                self.in_use[to as usize] = true;
+                self.live[to as usize] += 1;
+                self.leave(from);
             }
-            (Record::Snapshot { number }, SNAPSHOT) => self.snapshot = Snapshot { number, map: self.map },
-            (Record::Delete, SNAPSHOT) => self.snapshot = Snapshot::default(),
-            (Record::Drop { id }, COUNTS) if rules.deletion_names => {
-                self.counts[id as usize] = self.counts[id as usize].wrapping_sub(1);
-            }
-            (Record::Drop { .. }, COUNTS) => {
-                for id in 0..IDS {
-                    self.counts[id] = self.counts[id].wrapping_sub(self.dead[id]);
-                }
-            }
-            (Record::Drop { id }, DEADLIST) if rules.deletion_names => {
-                self.dead[id as usize] = self.dead[id as usize].wrapping_sub(1);
-            }
-            (Record::Drop { .. }, DEADLIST) => self.dead = [0; IDS],
-            _ => {}
         }
     }
 
-    /// Whether a snapshot holds what a write replaces.
-    fn goes_to_deadlist(&self, record: Record, rules: &Rules) -> bool {
-        let Record::Write { block, old, to_deadlist, .. } = record else { return false };
-        if rules.names_fate {
-            return to_deadlist;
-        }
-        old != 0 && self.snapshot.number != 0 && self.map[block as usize].birth <= self.snapshot.number
-    }
-
-    fn free(&mut self, segment: u8) {
-        if segment == IN_LOG {
-            return;
-        }
-        let segment = &mut self.segments[segment as usize];
-        (segment.in_use, segment.generation) = (false, segment.generation + 1);
-    }
-
-    /// Takes one page as another volume has it.
-    fn take_page(&mut self, page: usize, from: &Volume) {
-        match page {
-            COUNTS => self.counts = from.counts,
-            DEADLIST => self.dead = from.dead,
-            CHUNKS => (self.table, self.segments) = (from.table, from.segments),
-            SNAPSHOT => self.snapshot = from.snapshot,
-            map => self.map[map - MAP] = from.map[map - MAP],
-        }
-        self.positions[page] = from.positions[page];
-    }
-
-    /// Whether a page is as another volume has it, wherever that one stands.
-    fn has_page_of(&self, page: usize, other: &Volume) -> bool {
-        let mut copy = *self;
-        copy.take_page(page, other);
-        copy.positions = self.positions;
-        copy == *self
+    fn leave(&mut self, segment: u8) {
+        let live = &mut self.live[segment as usize];
+        *live = live.wrapping_sub(1);
     }
 }
 
@@ -396,29 +272,28 @@ impl Model for Config {
     }
 
     fn start(&self) -> State {
+        let pages = Pages {
+            map: [0; BLOCKS],
+            counts: [0; IDS],
+            table: [NO_CHUNK; IDS],
+            in_use: [false; SEGMENTS],
+            live: [0; SEGMENTS],
+        };
         State {
-            memory: Volume::new(),
-            saved: Volume::new(),
-            saved_now: 0,
-            written_root: None,
-            root: Volume::new(),
-            log: [Record::None; RECORDS_MAX],
-            issued: 0,
+            memory: pages,
+            root: pages,
+            position: 0,
+            saving: None,
+            journal: vec![],
+            answered: 0,
             durable: 0,
-            tail: 0,
-            disk: [0; SEGMENTS],
-            named_by: [0; SEGMENTS],
+            disk: Default::default(),
             reserved: 0,
-            reserved_ids: 0,
             freed_by: [0; SEGMENTS],
-            id_freed_by: [0; IDS],
-            pins: [0; IDS],
             writers: [Writer::Idle; WRITERS],
-            victim: 0,
             mover: None,
-            index: [Hint::default(); 4],
+            index: [0; 2],
             reader: if self.reads { Reader::Waits } else { Reader::Over },
-            is_deleting: false,
             next: 0,
             crashes: 0,
             roots: 0,
@@ -428,11 +303,14 @@ impl Model for Config {
 
     fn steps(&self, state: &State, steps: &mut Vec<Step>) {
         self.client_steps(state, steps);
-        self.background_steps(state, steps);
-        if self.reads {
-            self.reader_steps(state, steps);
+        if state.journal.len() < RECORDS_MAX {
+            for at in 0..WRITERS {
+                self.join(state, at, steps);
+            }
+            self.background_steps(state, steps);
         }
-        self.checkpoint_steps(state, steps);
+        self.reader_steps(state, steps);
+        self.root_steps(state, steps);
         self.crashes(state, steps);
         for step in steps.iter_mut().filter(|step| step.wrong.is_none()) {
             step.wrong = wrong(&step.after);
@@ -441,532 +319,381 @@ impl Model for Config {
 }
 
 impl Config {
-    /// Puts a record into the log, and applies it in memory.
+    /// Puts a record into the journal, and applies it in memory.
     fn issue(&self, state: &mut State, record: Record) {
-        state.log[state.issued as usize] = record;
-        state.issued += 1;
-        for page in 0..PAGES {
-            state.memory.apply(page, record, &self.rules);
-            state.memory.positions[page] = state.issued;
+        let is_last_open = state.journal.len() > state.answered as usize;
+        if !self.rules.joins_in_order && is_last_open {
+            state.journal.insert(state.journal.len() - 1, record);
+        } else {
+            state.journal.push(record);
+        }
+        state.memory.apply(record, &self.rules);
+        let held_by = match &mut state.reader {
+            Reader::HasMap { held, .. } | Reader::HasTable { held, .. } | Reader::Repeats { held, .. } => {
+                held
+            }
+            Reader::Waits | Reader::Over => return,
+        };
+        if let Record::Write { block: 0, content, .. } = record {
+            *held_by |= 1 << content;
         }
     }
 
-    fn has_room(&self, state: &State) -> bool {
-        (state.issued as usize) < RECORDS_MAX
+    /// Whether the chunk of an id may stand for this content.
+    fn is_duplicate(&self, state: &State, id: u8, content: u8) -> bool {
+        let (count, chunk) = (state.memory.counts[id as usize], state.memory.table[id as usize]);
+        id != 0
+            && (count > 0 || !self.rules.duplicate_is_counted)
+            && (count < COUNT_MAX || !self.rules.count_is_below_maximum)
+            && match self.rules.all_bits {
+                true => chunk.content == content,
+                false => chunk.content % 2 == content % 2 && chunk.content != 0,
+            }
     }
 
-    /// The chunk with this content that a new entry may refer to.
-    fn find(&self, state: &State, content: u8) -> Option<u8> {
-        let hint = state.index[content as usize];
-        let chunk = state.memory.table[hint.id as usize];
-        let is_current =
-            (chunk.segment, chunk.generation, chunk.content) == (hint.segment, hint.generation, content);
-        (hint.id != 0 && (is_current || !self.rules.match_checks_generation)).then_some(hint.id)
-    }
-
+    /// The one that was given up last, if any: using it again soon is what may go wrong.
     fn free_segment(&self, state: &State) -> Option<u8> {
         let is_free = |segment: &usize| {
-            !state.memory.segments[*segment].in_use
+            !state.memory.in_use[*segment]
                 && state.reserved >> segment & 1 == 0
-                && (!self.rules.reuse_after_durable || state.freed_by[*segment] <= state.durable)
+                && (!self.rules.reuse_after_answer || state.freed_by[*segment] <= state.answered)
         };
-        // The one that was given up last, if any: using it again soon is what may go wrong.
         let free = (0..self.segments).filter(is_free);
         free.max_by_key(|segment| state.freed_by[*segment]).map(|segment| segment as u8)
     }
 
-    /// An id is used again at once: the record that does so comes later in the log.
     fn free_id(&self, state: &State) -> Option<u8> {
-        let is_free = |id: &usize| state.memory.table[*id] == NO_CHUNK && state.reserved_ids >> id & 1 == 0;
-        (1..IDS).filter(is_free).max_by_key(|id| state.id_freed_by[*id]).map(|id| id as u8)
+        (1..IDS).find(|id| state.memory.counts[*id] == 0).map(|id| id as u8)
+    }
+
+    /// Writes a chunk to a segment that is free.
+    fn write_segment(&self, state: &mut State, content: u8) -> Option<u8> {
+        let segment = self.free_segment(state)?;
+        state.reserved |= 1 << segment;
+        let bytes = &mut state.disk[segment as usize];
+        let uses = bytes.uses + u8::from(self.reads);
+        let (old, answered) = (bytes.content, state.answered);
+        *bytes = Bytes { content, old, answered, named_by: UNNAMED, uses };
+        Some(segment)
+    }
+
+    fn new_chunk(&self, state: &mut State, writer: usize, block: u8, content: u8) -> Option<u8> {
+        let id = self.free_id(state)?;
+        let segment = self.write_segment(state, content)?;
+        state.writers[writer] = Writer::New { block, id, segment, content };
+        Some(segment)
     }
 
     fn client_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        if let Some(op) = self.script.get(state.next as usize) {
-            let mut after = state.clone();
-            after.next += 1;
-            let idle = state.writers.iter().position(|writer| *writer == Writer::Idle);
-            match (*op, idle) {
-                (Op::Write(block, content), Some(writer)) => {
-                    if let Some(id) = self.find(state, content) {
-                        after.writers[writer] = Writer::Duplicate { block, id, content };
-                        after.pins[id as usize] += u8::from(self.rules.pins);
-                        steps.push(Step::new(
-                            format!("block {block} is to be {content}: id {id} has it"),
-                            after,
-                        ));
-                    } else if let (Some(id), Some(segment)) = (self.free_id(state), self.free_segment(state))
-                    {
-                        after.writers[writer] = Writer::New { block, id, segment, content };
-                        after.reserved |= 1 << segment;
-                        after.reserved_ids |= 1 << id;
-                        after.disk[segment as usize] = content;
-                        after.named_by[segment as usize] = UNNAMED;
-                        let text =
-                            format!("block {block} is to be {content}: new, id {id}, into segment {segment}");
-                        steps.push(Step::new(text, after));
-                    }
-                    if let (None, Some(id), true) =
-                        (self.find(state, content), self.free_id(state), self.logs && self.has_room(state))
-                    {
-                        // With its record, as there is no time to fill a segment.
-                        let mut after = state.clone();
-                        after.next += 1;
-                        let generation = state.issued + 1;
-                        self.write(&mut after, block, id, content, Some((IN_LOG, generation)));
-                        after.index[content as usize] = Hint { id, segment: IN_LOG, generation };
-                        let text = format!(
-                            "record: block {block} is id {id}, which is new, with its bytes: {content}"
-                        );
-                        steps.push(Step::new(text, after));
-                    }
-                }
-                (Op::Trim(block), _) if self.has_room(state) => {
-                    self.write(&mut after, block, 0, 0, None);
-                    steps.push(Step::new(format!("block {block} is trimmed"), after));
-                }
-                (Op::Snapshot, _) if self.has_room(state) => {
-                    self.issue(&mut after, Record::Snapshot { number: 1 });
-                    steps.push(Step::new("a snapshot is made", after));
-                }
-                (Op::Delete, _) if self.has_room(state) => {
-                    self.issue(&mut after, Record::Delete);
-                    after.is_deleting = true;
-                    steps.push(Step::new("the snapshot is deleted", after));
-                }
-                _ => {}
+        let idle = state.writers.iter().position(|writer| *writer == Writer::Idle);
+        let (Some((block, content)), Some(at)) = (self.script.get(state.next as usize).copied(), idle) else {
+            return;
+        };
+        let mut after = state.clone();
+        after.next += 1;
+        let id = state.index[content as usize % 2];
+        if content == 0 {
+            if state.journal.len() < RECORDS_MAX {
+                self.issue(&mut after, Record::Write { block, id: 0, content, segment: NOWHERE });
+                steps.push(Step::new(format!("record: block {block} is trimmed"), after));
             }
-        }
-        for (at, writer) in state.writers.iter().enumerate().filter(|_| self.has_room(state)) {
-            let mut after = state.clone();
-            after.writers[at] = Writer::Idle;
-            match *writer {
-                Writer::Idle => continue,
-                Writer::Duplicate { block, id, content } => {
-                    after.pins[id as usize] -= u8::from(self.rules.pins);
-                    self.write(&mut after, block, id, content, None);
-                    steps.push(Step::new(format!("record: block {block} is id {id}"), after));
-                }
-                Writer::New { block, id, segment, content } => {
-                    let generation = state.memory.segments[segment as usize].generation;
-                    after.reserved &= !(1 << segment);
-                    after.reserved_ids &= !(1 << id);
-                    self.write(&mut after, block, id, content, Some((segment, generation)));
-                    after.named_by[segment as usize] = after.issued;
-                    after.index[content as usize] = Hint { id, segment, generation };
-                    steps.push(Step::new(format!("record: block {block} is id {id}, which is new"), after));
-                }
-            }
-        }
-        if state.durable < state.issued {
-            let mut after = state.clone();
-            after.durable = state.issued;
-            let is_named = |named_by: u8| named_by <= state.issued;
-            after
-                .named_by
-                .iter_mut()
-                .filter(|named_by| is_named(**named_by))
-                .for_each(|named_by| *named_by = 0);
-            steps.push(Step::new("flush", after));
+        } else if self.is_duplicate(state, id, content) {
+            after.writers[at] = Writer::Duplicate { block, id, content };
+            steps.push(Step::new(format!("block {block} is to be {content}: id {id} has it"), after));
+        } else if let Some(segment) = self.new_chunk(&mut after, at, block, content) {
+            let text = format!("block {block} is to be {content}: new, into segment {segment}");
+            steps.push(Step::new(text, after));
         }
     }
 
-    fn write(&self, state: &mut State, block: u8, id: u8, content: u8, new: Option<(u8, u8)>) {
-        let old = state.memory.map[block as usize];
-        let snapshot = state.memory.snapshot.number;
-        let to_deadlist = self.rules.deadlist && old.id != 0 && snapshot != 0 && old.birth <= snapshot;
-        let birth = if self.rules.births_grow { snapshot + 1 } else { 1 };
-        let entry = Entry { id, birth };
-        if let Reader::HasMap { block: read, held, .. } | Reader::HasTable { block: read, held, .. } =
-            &mut state.reader
-            && *read == block
-        {
-            *held |= 1 << content;
+    /// The record of a write joins.
+    fn join(&self, state: &State, at: usize, steps: &mut Vec<Step>) {
+        let mut after = state.clone();
+        after.writers[at] = Writer::Idle;
+        match state.writers[at] {
+            Writer::Idle => {}
+            Writer::Duplicate { block, id, content }
+                if self.is_duplicate(state, id, content) || !self.rules.duplicate_compares =>
+            {
+                self.issue(&mut after, Record::Write { block, id, content, segment: NOWHERE });
+                steps.push(Step::new(format!("record: block {block} is id {id}"), after));
+            }
+            Writer::Duplicate { block, content, .. } => {
+                if let Some(segment) = self.new_chunk(&mut after, at, block, content) {
+                    let text = format!("block {block}: no duplicate any more, into segment {segment}");
+                    steps.push(Step::new(text, after));
+                }
+            }
+            Writer::New { block, id, segment, content } => {
+                let id = if self.rules.ids_are_chosen_late { self.free_id(state) } else { Some(id) };
+                let Some(id) = id else { return };
+                after.reserved &= !(1 << segment);
+                self.issue(&mut after, Record::Write { block, id, content, segment });
+                after.disk[segment as usize].named_by = after.journal.len() as u8;
+                after.index[content as usize % 2] = id;
+                let text = format!("record: block {block} is id {id}, in segment {segment}: {content}");
+                steps.push(Step::new(text, after));
+            }
         }
-        self.issue(state, Record::Write { block, entry, old: old.id, content, new, to_deadlist });
     }
 
     fn background_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        // Giving up: a chunk is chosen, and then its record joins.
-        let is_unused = |id: usize| state.memory.counts[id] == 0 && state.pins[id] == 0;
-        if state.victim == 0 {
-            for id in (1..IDS).filter(|&id| state.memory.table[id] != NO_CHUNK && is_unused(id)) {
+        for segment in 0..self.segments {
+            if state.memory.in_use[segment] && state.memory.live[segment] == 0 {
                 let mut after = state.clone();
-                after.victim = id as u8;
-                steps.push(Step::new(format!("id {id} is to be given up"), after));
+                self.issue(&mut after, Record::GiveUp { segment: segment as u8 });
+                after.freed_by[segment] = after.journal.len() as u8;
+                steps.push(Step::new(format!("record: segment {segment} is given up"), after));
             }
-        } else if self.has_room(state) {
-            let id = state.victim as usize;
+        }
+        if let Some(Mover { id, from, to }) = state.mover {
             let mut after = state.clone();
-            after.victim = 0;
-            let segment = state.memory.table[id].segment;
-            if segment != NOWHERE && (is_unused(id) || !self.rules.give_up_rechecks) {
-                self.issue(&mut after, Record::GiveUp { id: id as u8, segment });
-                if segment != IN_LOG {
-                    after.freed_by[segment as usize] = after.issued;
-                }
-                after.id_freed_by[id] = after.issued;
-                steps.push(Step::new(format!("record: id {id} and segment {segment} are given up"), after));
+            after.mover = None;
+            after.reserved &= !(1 << to);
+            let chunk = state.memory.table[id as usize];
+            let may_join = (chunk.segment == from.segment || !self.rules.move_compares_place)
+                && (chunk.content == from.content || !self.rules.move_compares_hash)
+                && (state.memory.counts[id as usize] > 0 || !self.rules.move_is_counted);
+            let text = if may_join {
+                self.issue(&mut after, Record::Move { id, from: from.segment, to });
+                after.disk[to as usize].named_by = after.journal.len() as u8;
+                format!("record: id {id} is in segment {to}")
             } else {
-                steps.push(Step::new(format!("id {id} stays"), after));
-            }
-        }
-        match state.mover {
-            None if state.moves < self.moves => {
-                let Some(to) = self.free_segment(state) else { return };
-                for id in (1..IDS).filter(|&id| state.memory.table[id] != NO_CHUNK) {
-                    let Chunk { segment: from, generation, .. } = state.memory.table[id];
-                    let mut after = state.clone();
-                    after.moves += 1;
-                    after.mover = Some(Mover { id: id as u8, from, generation, to });
-                    after.reserved |= 1 << to;
-                    after.disk[to as usize] = held_at(state, state.memory.table[id]);
-                    after.named_by[to as usize] = UNNAMED;
-                    steps.push(Step::new(format!("id {id} is copied to segment {to}"), after));
-                }
-            }
-            Some(Mover { id, from, generation, to }) if self.has_room(state) => {
-                let mut after = state.clone();
-                after.mover = None;
-                after.reserved &= !(1 << to);
-                let chunk = state.memory.table[id as usize];
-                let is_there = (chunk.segment, chunk.generation) == (from, generation);
-                if is_there || !self.rules.move_rechecks {
-                    self.issue(&mut after, Record::Move { id, from, to });
-                    after.named_by[to as usize] = after.issued;
-                    if from != IN_LOG {
-                        after.freed_by[from as usize] = after.issued;
-                    }
-                    let place = after.memory.table[id as usize];
-                    for hint in after.index.iter_mut().filter(|hint| hint.id == id) {
-                        (hint.segment, hint.generation) = (place.segment, place.generation);
-                    }
-                    steps.push(Step::new(format!("record: id {id} is in segment {to}"), after));
-                } else {
-                    steps.push(Step::new(format!("the copy of id {id} is dropped"), after));
-                }
-            }
-            _ => {}
-        }
-        // A deletion goes on until the deadlist is empty.
-        if state.is_deleting && self.has_room(state) {
-            let mut after = state.clone();
-            match (1..IDS).find(|&id| state.memory.dead[id] > 0) {
-                Some(id) => {
-                    self.issue(&mut after, Record::Drop { id: id as u8 });
-                    steps.push(Step::new(format!("record: an entry of id {id} leaves the deadlist"), after));
-                }
-                None => {
-                    after.is_deleting = false;
-                    steps.push(Step::new("the deletion is over", after));
-                }
-            }
-        }
-    }
-
-    fn reader_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        let mut after = state.clone();
-        let content = |block: u8| contents(state).0[block as usize];
-        match state.reader {
-            Reader::Waits => {
-                let entry = state.memory.map[0];
-                if entry.id != 0 {
-                    after.reader = Reader::HasMap { block: 0, entry, held: 1 << content(0) };
-                    steps.push(Step::new(format!("a reader of block 0 finds id {}", entry.id), after));
-                }
-            }
-            Reader::HasMap { block, entry, held } => {
-                let chunk = state.memory.table[entry.id as usize];
-                let is_same = state.memory.map[block as usize] == entry;
-                after.reader = match chunk.segment != NOWHERE && (is_same || !self.rules.reader_rechecks) {
-                    true => Reader::HasTable { block, chunk, held },
-                    false => Reader::Waits,
-                };
-                steps.push(Step::new(format!("the reader finds segment {}", chunk.segment), after));
-            }
-            Reader::HasTable { chunk, held, .. } => {
-                let found = held_at(state, chunk);
-                let is_right = found == chunk.content || !self.rules.reader_compares;
-                after.reader = if is_right { Reader::Over } else { Reader::Waits };
-                let is_wrong = is_right && (found > 7 || held >> found & 1 == 0);
-                let what = is_wrong.then(|| format!("the reader gets {found}, which its block did not hold"));
-                steps.push(Step { text: format!("the reader reads {found}"), after, wrong: what });
-            }
-            Reader::Over => {}
-        }
-    }
-
-    fn checkpoint_steps(&self, state: &State, steps: &mut Vec<Step>) {
-        if state.roots < self.roots && state.written_root.is_none() {
-            let is_due = |page: &usize| {
-                state.saved_now >> page & 1 == 0 && !state.saved.has_page_of(*page, &state.memory)
+                format!("the copy of id {id} is dropped")
             };
-            for page in (0..PAGES).filter(is_due) {
+            steps.push(Step::new(text, after));
+        } else if state.moves < self.moves {
+            for id in (1..IDS).filter(|id| state.memory.counts[*id] > 0) {
                 let mut after = state.clone();
-                after.saved.take_page(page, &state.memory);
-                after.saved_now |= 1 << page;
-                let text =
-                    format!("{} saved, with records up to {}", PAGE_NAMES[page], after.saved.positions[page]);
-                steps.push(Step::new(text, after));
+                let from = state.memory.table[id];
+                if let Some(to) = self.write_segment(&mut after, from.content) {
+                    after.mover = Some(Mover { id: id as u8, from, to });
+                    after.moves += 1;
+                    let text = format!("id {id} is copied from segment {} to {to}", from.segment);
+                    steps.push(Step::new(text, after));
+                }
             }
-            if state.saved_now != 0 && self.may_write_root(state) {
-                let mut after = state.clone();
-                // A page that has not changed need not be saved to include everything.
-                let is_same = |page: &usize| {
-                    state.memory.positions[*page] <= state.durable
-                        && state.saved.has_page_of(*page, &state.memory)
-                };
-                (0..PAGES).filter(is_same).for_each(|page| after.saved.take_page(page, &state.memory));
-                after.written_root = Some(after.saved);
-                after.saved_now = 0;
-                after.roots += 1;
-                steps.push(Step::new("the root is written", after));
-            }
-        }
-        if let Some(root) = state.written_root {
-            let mut after = state.clone();
-            after.root = root;
-            after.written_root = None;
-            steps.push(Step::new("the root is durable", after));
-        }
-        let root =
-            if self.rules.tail_after_root { state.root } else { state.written_root.unwrap_or(state.root) };
-        let positions = root.positions.iter();
-        let mut tail =
-            *if self.rules.tail_is_oldest { positions.min() } else { positions.max() }.expect("pages");
-        for chunk in root.table.iter().filter(|chunk| chunk.segment == IN_LOG && self.rules.tail_keeps_bytes)
-        {
-            tail = tail.min(chunk.generation - 1);
-        }
-        if tail > state.tail {
-            let mut after = state.clone();
-            after.tail = tail;
-            steps.push(Step::new(format!("the log begins after record {tail}"), after));
         }
     }
 
-    fn may_write_root(&self, state: &State) -> bool {
-        let newest = *state.saved.positions.iter().max().expect("pages");
-        if self.rules.root_after_durable && newest > state.durable {
-            return false;
+    fn look_up(&self, state: &State, id: u8) -> Lookup {
+        let chunk = state.memory.table[id as usize];
+        let uses = state.disk.get(chunk.segment as usize).map_or(0, |bytes| bytes.uses);
+        Lookup { id, chunk, uses: if self.rules.read_sees_reuse { uses } else { 0 } }
+    }
+
+    /// A reader of block 0.
+    fn reader_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let id = state.memory.map[0];
+        let mut after = state.clone();
+        match state.reader {
+            Reader::Waits if id != 0 => {
+                let held = 1 << contents(state)[0];
+                after.reader = match self.rules.reads_at_once {
+                    true => Reader::HasTable { found: self.look_up(state, id), held },
+                    false => Reader::HasMap { id, held },
+                };
+                steps.push(Step::new(format!("a reader finds id {id}"), after));
+            }
+            Reader::HasMap { id, held } => {
+                let found = self.look_up(state, id);
+                after.reader =
+                    if found.chunk == NO_CHUNK { Reader::Waits } else { Reader::HasTable { found, held } };
+                steps.push(Step::new(format!("the reader finds segment {}", found.chunk.segment), after));
+            }
+            Reader::HasTable { found, held } => {
+                let content = state.disk[found.chunk.segment as usize].content;
+                let is_right = content == found.chunk.content || !self.rules.read_compares;
+                after.reader = if is_right { Reader::Over } else { Reader::Repeats { found, held } };
+                let wrong = if is_right && (content > 7 || held >> content & 1 == 0) {
+                    Some(format!("the reader gets {content}, which its block did not hold"))
+                } else {
+                    (!is_right && !self.rules.read_is_repeated).then(|| "the reader gets an error".into())
+                };
+                steps.push(Step { text: format!("the reader reads {content}"), after, wrong });
+            }
+            Reader::Repeats { found: before, held } => {
+                let found = self.look_up(state, id);
+                let is_same = id != 0 && found == before;
+                after.reader = if id == 0 { Reader::Over } else { Reader::HasTable { found, held } };
+                let wrong = is_same.then(|| "the reader gets an error".into());
+                steps.push(Step { text: format!("the reader finds id {id}"), after, wrong });
+            }
+            Reader::Waits | Reader::Over => {}
         }
-        if !self.rules.no_page_beyond_snapshot {
-            return true;
+    }
+
+    fn root_steps(&self, state: &State, steps: &mut Vec<Step>) {
+        let issued = state.journal.len() as u8;
+        if state.answered < issued {
+            let mut after = state.clone();
+            after.answered += 1;
+            steps.push(Step::new(format!("record {} is answered", after.answered), after));
         }
-        let is_lacking = |number: u8| {
-            let record = state.log[number as usize - 1];
-            matches!(record, Record::Snapshot { .. })
-                && state.saved.positions[SNAPSHOT] < number
-                && state.saved.positions[MAP..].iter().any(|position| *position > number)
-        };
-        (1..=state.issued).all(|number| !is_lacking(number))
+        if self.crashes == 0 {
+            return;
+        }
+        if state.durable < state.answered {
+            let mut after = state.clone();
+            after.durable = state.answered;
+            steps.push(Step::new("flush", after));
+        }
+        if let Some((mut pages, position)) = state.saving {
+            if position <= state.answered {
+                let mut after = state.clone();
+                if !self.rules.root_is_sharp {
+                    pages.map = state.memory.map;
+                }
+                (after.root, after.position, after.saving) = (pages, position, None);
+                after.durable = after.durable.max(position);
+                steps.push(Step::new("the root counts", after));
+            }
+        } else if state.roots < self.roots && issued > state.position {
+            let mut after = state.clone();
+            after.saving = Some((state.memory, issued));
+            after.roots += 1;
+            steps.push(Step::new(format!("pages for a root with {issued} records"), after));
+        }
     }
 
     fn crashes(&self, state: &State, steps: &mut Vec<Step>) {
         if state.crashes == self.crashes {
             return;
         }
-        let roots = [Some(state.root), state.written_root];
-        for root in roots.into_iter().flatten() {
-            for left in state.durable..=state.issued {
-                let mut after = state.clone();
-                for segment in 0..SEGMENTS {
-                    let named_by = &mut after.named_by[segment];
-                    if *named_by > left {
-                        after.disk[segment] = TORN;
-                    }
-                    *named_by = 0;
-                }
-                let text = format!("POWER LOSS: records up to {left} of {} are left", state.issued);
-                steps.push(self.recovered(after, root, left, text));
+        for left in state.durable..=state.journal.len() as u8 {
+            let mut memory = state.root;
+            for record in &state.journal[state.position as usize..left as usize] {
+                memory.apply(*record, &self.rules);
             }
+            let mut after = State {
+                memory,
+                saving: None,
+                journal: state.journal[..left as usize].to_vec(),
+                answered: left,
+                durable: left,
+                reserved: 0,
+                freed_by: [0; SEGMENTS],
+                writers: [Writer::Idle; WRITERS],
+                mover: None,
+                reader: if self.reads { Reader::Waits } else { Reader::Over },
+                crashes: state.crashes + 1,
+                ..state.clone()
+            };
+            for bytes in &mut after.disk {
+                let content = match *bytes {
+                    Bytes { content, named_by, .. } if named_by <= left => content,
+                    Bytes { old, answered, .. } if answered > left => old,
+                    _ => TORN,
+                };
+                *bytes = Bytes { content, old: content, answered: 0, named_by: 0, uses: 0 };
+            }
+            let text = format!("CRASH: {left} of {} records are left", state.journal.len());
+            steps.push(Step::new(text, after));
         }
-        // A process that dies leaves what it has written.
-        let mut after = state.clone();
-        after.named_by = [0; SEGMENTS];
-        let root = state.written_root.unwrap_or(state.root);
-        steps.push(self.recovered(after, root, state.issued, "PROCESS DEATH".into()));
-    }
-
-    /// Starts again from a root and the records up to `left`.
-    fn recovered(&self, state: State, root: Volume, left: u8, text: String) -> Step {
-        let mut volume = root;
-        for number in state.tail + 1..=left {
-            for page in 0..PAGES {
-                if volume.positions[page] < number || !self.rules.positions {
-                    volume.apply(page, state.log[number as usize - 1], &self.rules);
-                }
-            }
-            // Only after all of its effects: one page may need what another was before.
-            for position in volume.positions.iter_mut() {
-                *position = number.max(*position);
-            }
-        }
-        let mut after = State {
-            memory: volume,
-            saved: root,
-            saved_now: 0,
-            written_root: None,
-            root,
-            issued: left,
-            durable: left,
-            reserved: 0,
-            reserved_ids: 0,
-            freed_by: [0; SEGMENTS],
-            id_freed_by: [0; IDS],
-            pins: [0; IDS],
-            writers: [Writer::Idle; WRITERS],
-            victim: 0,
-            mover: None,
-            reader: if self.reads { Reader::Waits } else { Reader::Over },
-            crashes: state.crashes + 1,
-            ..state
-        };
-        after.log[left as usize..].fill(Record::None);
-        // A deletion that was cut off goes on.
-        after.is_deleting =
-            after.log.contains(&Record::Delete) && after.memory.dead.iter().any(|dead| *dead > 0);
-        Step::new(text, after)
     }
 }
 
-/// The bytes where a chunk is, or was.
-fn held_at(state: &State, chunk: Chunk) -> u8 {
-    if chunk.segment != IN_LOG {
-        return state.disk[chunk.segment as usize];
-    }
-    match state.log[chunk.generation as usize - 1] {
-        Record::Write { content, .. } if chunk.generation > state.tail => content,
-        _ => TORN,
-    }
-}
-
-/// What the blocks of the volume and of its snapshot hold by the records.
-fn contents(state: &State) -> ([u8; BLOCKS], Option<[u8; BLOCKS]>) {
-    let (mut head, mut snapshot) = ([0; BLOCKS], None);
-    for record in &state.log[..state.issued as usize] {
-        match *record {
-            Record::Write { block, content, .. } => head[block as usize] = content,
-            Record::Snapshot { .. } => snapshot = Some(head),
-            Record::Delete => snapshot = None,
-            _ => {}
+/// What the blocks hold by the records.
+fn contents(state: &State) -> [u8; BLOCKS] {
+    let mut contents = [0; BLOCKS];
+    for record in &state.journal {
+        if let Record::Write { block, content, .. } = *record {
+            contents[block as usize] = content;
         }
     }
-    (head, snapshot)
+    contents
 }
 
 /// What is wrong in memory, if anything is.
 fn wrong(state: &State) -> Option<String> {
-    let volume = &state.memory;
-    let (head, snapshot) = contents(state);
-    let read = |entry: Entry| match (entry.id, volume.table[entry.id as usize].segment) {
-        (0, _) => 0,
-        (_, NOWHERE) => TORN,
-        _ => held_at(state, volume.table[entry.id as usize]),
-    };
-    for (block, expected) in head.iter().enumerate() {
-        let found = read(volume.map[block]);
-        if found != *expected {
+    let pages = &state.memory;
+    for (block, expected) in contents(state).into_iter().enumerate() {
+        let found = match (pages.map[block], pages.table[pages.map[block] as usize].segment) {
+            (0, _) => 0,
+            (_, NOWHERE) => TORN,
+            (_, segment) => state.disk[segment as usize].content,
+        };
+        if found != expected {
             return Some(format!("block {block} reads {found}, not {expected}"));
         }
     }
-    match (snapshot, volume.snapshot.number) {
-        (None, 0) => {}
-        (Some(expected), 1) => {
-            for (block, expected) in expected.iter().enumerate() {
-                let found = read(volume.snapshot.map[block]);
-                if found != *expected {
-                    return Some(format!("block {block} of the snapshot reads {found}, not {expected}"));
-                }
-            }
-        }
-        _ => return Some("a snapshot is there that should not be, or is not and should be".into()),
-    }
     for id in 1..IDS {
-        let entries = volume.map.iter().filter(|entry| entry.id as usize == id).count();
-        let expected = entries + usize::from(volume.dead[id]);
-        if usize::from(volume.counts[id]) != expected {
-            return Some(format!("the count of id {id} is {}, not {expected}", volume.counts[id]));
-        }
-        let only_there = |block: &usize| {
-            let entry = volume.snapshot.map[*block];
-            entry.id as usize == id && entry != volume.map[*block]
-        };
-        let expected = (0..BLOCKS).filter(only_there).count();
-        if snapshot.is_some() && usize::from(volume.dead[id]) != expected {
-            return Some(format!("the deadlist has id {id} {} times, not {expected}", volume.dead[id]));
+        let expected = pages.map.iter().filter(|entry| **entry as usize == id).count();
+        if pages.counts[id] as usize != expected {
+            return Some(format!("the count of id {id} is {}, not {expected}", pages.counts[id]));
         }
     }
     for segment in 0..SEGMENTS {
-        let is_needed = volume.table.iter().any(|chunk| chunk.segment as usize == segment);
-        if volume.segments[segment].in_use != is_needed {
-            return Some(format!("segment {segment} is in use: {}", !is_needed));
+        let is_here = |id: &usize| pages.counts[*id] > 0 && pages.table[*id].segment as usize == segment;
+        let expected = (1..IDS).filter(is_here).count();
+        if pages.live[segment] as usize != expected {
+            return Some(format!("segment {segment} has {expected} chunks, not {}", pages.live[segment]));
+        }
+        if expected > 0 && !pages.in_use[segment] {
+            return Some(format!("segment {segment} has a chunk and is not in use"));
         }
     }
     None
 }
 
 fn scenarios(rules: Rules) -> Vec<Config> {
-    use Op::{Delete, Snapshot, Trim, Write};
-    let config = |name, script: &[Op], segments, crashes, roots, moves, reads| Config {
+    let config = |name, script: &[(u8, u8)], segments, crashes, roots, moves| Config {
         name,
         script: script.to_vec(),
         segments,
         crashes,
         roots,
         moves,
-        reads,
-        logs: str::contains(name, "log"),
+        reads: str::contains(name, "reader"),
         rules,
     };
     vec![
-        config("a: duplicates and overwrites", &[Write(0, 1), Write(1, 1), Write(0, 2)], 3, 2, 1, 0, false),
-        config("b: a segment is used again", &[Write(0, 1), Write(0, 2), Write(1, 3)], 2, 2, 1, 0, false),
-        config("c: a zero count is revived", &[Write(0, 1), Trim(0), Write(1, 1)], 2, 2, 1, 0, false),
-        config("d: a chunk is moved", &[Write(0, 1), Trim(0), Write(1, 2)], 3, 1, 1, 1, false),
+        config("a: duplicates and overwrites", &[(0, 1), (1, 1), (0, 2), (1, 2)], 3, 2, 1, 0),
+        config("b: a segment is used again", &[(0, 1), (0, 2), (1, 3), (1, 1)], 2, 2, 1, 0),
+        config("c: ids are used again", &[(0, 1), (0, 0), (0, 2), (1, 1), (0, 1)], 3, 1, 1, 0),
+        config("d: more than a count can say", &[(0, 1), (1, 1), (2, 1), (0, 0), (1, 0)], 3, 1, 1, 0),
+        config("e: chunks are moved", &[(0, 1), (0, 0), (0, 2), (1, 2)], 3, 1, 1, 1),
+        config("f: moves, and ids used again", &[(0, 1), (0, 0), (0, 1), (0, 0), (1, 3)], 3, 0, 0, 2),
+        config("g: a reader", &[(0, 1), (0, 2), (1, 3), (0, 3)], 2, 0, 0, 0),
+        config("h: a reader and moves", &[(0, 1), (1, 2), (0, 2)], 3, 0, 0, 2),
         config(
-            "e: ids and hints used again",
-            &[Write(0, 1), Trim(0), Write(0, 2), Write(1, 1)],
+            "i: a reader, and the same again",
+            &[(0, 1), (0, 2), (1, 3), (1, 0), (0, 0), (0, 1), (0, 3)],
             2,
-            1,
             0,
             0,
-            false,
+            0,
         ),
-        config("f: a reader", &[Write(0, 1), Write(0, 2), Write(1, 3)], 2, 0, 0, 0, true),
-        config("g: a snapshot", &[Write(0, 1), Snapshot, Write(0, 2), Write(0, 1)], 3, 1, 1, 0, false),
-        config("h: a snapshot is deleted", &[Write(0, 1), Snapshot, Trim(0), Delete], 2, 2, 1, 0, false),
-        config("i: two roots", &[Write(0, 1), Write(1, 1), Trim(0)], 2, 1, 2, 0, false),
-        config("j: a reader and a move", &[Write(0, 1), Write(1, 2)], 3, 0, 0, 2, true),
-        config("k: bytes in the log", &[Write(0, 1), Write(1, 1)], 2, 2, 2, 1, false),
-        config("l: bytes in the log, given up", &[Write(0, 1), Trim(0), Write(1, 2)], 2, 1, 1, 1, false),
     ]
 }
 
 fn mutations() -> Vec<(&'static str, Rules, &'static str)> {
     let rules = RULES;
+    let any_free_id = Rules { duplicate_is_counted: false, free_id_is_void: false, ..rules };
     vec![
-        ("positions", Rules { positions: false, ..rules }, "a"),
-        ("names-old", Rules { names_old: false, ..rules }, "a"),
-        ("names-fate", Rules { names_fate: false, ..rules }, "g"),
-        ("root-after-durable", Rules { root_after_durable: false, ..rules }, "a"),
-        ("tail-after-root", Rules { tail_after_root: false, ..rules }, "a"),
-        ("tail-is-oldest", Rules { tail_is_oldest: false, ..rules }, "a"),
-        ("tail-keeps-bytes", Rules { tail_keeps_bytes: false, ..rules }, "k"),
-        ("no-page-beyond-snapshot", Rules { no_page_beyond_snapshot: false, ..rules }, "g"),
-        ("pins", Rules { pins: false, ..rules }, "c"),
-        ("give-up-rechecks", Rules { give_up_rechecks: false, ..rules }, "c"),
-        ("move-rechecks", Rules { move_rechecks: false, ..rules }, "d"),
-        ("match-checks-generation", Rules { match_checks_generation: false, ..rules }, "e"),
-        ("reuse-after-durable", Rules { reuse_after_durable: false, ..rules }, "b"),
-        ("reader-rechecks", Rules { reader_rechecks: false, ..rules }, "f"),
-        ("reader-compares", Rules { reader_compares: false, ..rules }, "f"),
-        ("deadlist", Rules { deadlist: false, ..rules }, "g"),
-        ("births-grow", Rules { births_grow: false, ..rules }, "g"),
-        ("deletion-names", Rules { deletion_names: false, ..rules }, "h"),
+        ("joins-in-order", Rules { joins_in_order: false, ..rules }, "a"),
+        ("ids-are-chosen-late", Rules { ids_are_chosen_late: false, ..rules }, "ab"),
+        ("root-is-sharp", Rules { root_is_sharp: false, ..rules }, "a"),
+        ("duplicate-compares", Rules { duplicate_compares: false, ..rules }, "c"),
+        ("all-bits", Rules { all_bits: false, ..rules }, "b"),
+        ("duplicate-is-counted, free-id-is-void", any_free_id, "bc"),
+        ("count-is-below-maximum", Rules { count_is_below_maximum: false, ..rules }, "d"),
+        ("move-compares-place", Rules { move_compares_place: false, ..rules }, "ef"),
+        ("move-compares-hash", Rules { move_compares_hash: false, ..rules }, "ef"),
+        ("move-is-counted", Rules { move_is_counted: false, free_id_is_void: false, ..rules }, "ef"),
+        ("reads-at-once", Rules { reads_at_once: false, ..rules }, "g"),
+        ("read-compares", Rules { read_compares: false, ..rules }, "g"),
+        ("read-is-repeated", Rules { read_is_repeated: false, ..rules }, "g"),
+        ("read-sees-reuse", Rules { read_sees_reuse: false, ..rules }, "i"),
+        ("reuse-after-answer", Rules { reuse_after_answer: false, ..rules }, "b"),
     ]
 }
 
 fn main() {
-    explorer::run(scenarios, RULES, &mutations(), &[]);
+    let variants = [
+        ("duplicate-is-counted", Rules { duplicate_is_counted: false, ..RULES }),
+        ("free-id-is-void", Rules { free_id_is_void: false, ..RULES }),
+        ("move-is-counted", Rules { move_is_counted: false, ..RULES }),
+    ];
+    explorer::run(scenarios, RULES, &mutations(), &variants);
 }
