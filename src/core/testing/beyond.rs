@@ -117,5 +117,10 @@ fn may_be_dropped(sim: &SimArray) -> BTreeSet<usize> {
         let disks = sim.disks.iter().filter(|(id, _)| serving.iter().any(|(_, disk)| disk == *id));
         logs::blocks_not_noted(disks, LaneIndex(lane))
     };
-    (0..).zip(sim.volume.serving()).flat_map(of_lane).collect()
+    let blocks: BTreeSet<usize> = (0..).zip(sim.volume.serving()).flat_map(of_lane).collect();
+    match sim.cas_blocks() {
+        // What lies there decides what any block holds.
+        Some(all) if !blocks.is_empty() => (0..all).collect(),
+        _ => blocks,
+    }
 }

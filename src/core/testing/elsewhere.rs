@@ -83,7 +83,8 @@ impl Elsewhere {
         let since = oracle.begin_read();
         let mut plan = ReadPlan::default();
         let len = count as usize * BLOCK_BYTES;
-        if sim.volume.view_reader(lane).plan(within, len, &mut plan).is_err() {
+        let reader = sim.volume.view_reader(lane);
+        if reader.is_none_or(|reader| reader.plan(within, len, &mut plan).is_err()) {
             self.unplanned += 1;
             return oracle.end_read(since);
         }
@@ -122,7 +123,7 @@ impl Elsewhere {
     fn end(&mut self, mut read: ForeignRead, sim: &SimArray, oracle: &mut Oracle) -> Result<(), String> {
         oracle.end_read(read.since);
         let is_whole = read.bytes.len() == read.pieces.len();
-        let reader = sim.volume.view_reader(read.lane);
+        let reader = sim.volume.view_reader(read.lane).expect("the volume planned the read");
         let is_right = is_whole && {
             let (pages, pieces) = (read.plan.pages().len(), read.plan.pieces().len());
             let at = if read.pages_first { 0 } else { pieces };

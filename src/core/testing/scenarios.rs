@@ -290,6 +290,18 @@ const COLD_2_1: SimShape = SimShape {
 /// An array with more blocks on every member than the number of errors that makes a member suspect.
 const LARGE_2_1: SimShape = SimShape::new(2, 1, 64 << 10, 40).logged(ChecksumKind::Crc32c, RING);
 
+/// A cas volume of 32 blocks on an array of `stripes` stripes of 2 + 1 chunks of 16 KiB.
+const fn cas_2_1(stripes: u64) -> SimShape {
+    let shape = SimShape { volume_bytes: 32 * 4096, ..SimShape::new(2, 1, 16 << 10, 1) };
+    shape.logged(ChecksumKind::Blake3, RING).cas_on(stripes)
+}
+
+/// A cas volume: the array below takes care of members, so the load is on the volume.
+const fn cas(name: &'static str, shape: SimShape) -> Scenario {
+    let scenario = scenario(name, shape);
+    Scenario { spoil_one_in: u64::MAX, steps: 1500, moments_one_in: 48, ..scenario }
+}
+
 /// The scenarios; a replay token begins with the name of one.
 pub const SCENARIOS: &[Scenario] = &[
     scenario("logged-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING)),
@@ -385,6 +397,9 @@ pub const SCENARIOS: &[Scenario] = &[
     rarer(redone("8-lanes-redone-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::None, SMALL_RING))),
     rarer(back("8-lanes-back-3+2", in_8(3, 2, SMALL, 9).logged(ChecksumKind::Crc32c, SMALL_RING))),
     rarer(lost("8-lanes-lost-2+1", in_8(2, 1, SMALL, 9).logged(ChecksumKind::None, SMALL_RING))),
+    cas("cas-2+1", cas_2_1(64)),
+    cas("cas-tight-2+1", cas_2_1(32)),
+    cas("cas-cold-2+1", SimShape { page_cache: Some(8 << 10), ..cas_2_1(48) }),
     rarer(sick_and_dying(
         "8-lanes-mixed-2+1",
         in_8(2, 1, SMALL, 16).logged(ChecksumKind::Crc32c, RING),

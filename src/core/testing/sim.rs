@@ -7,6 +7,7 @@ mod hung;
 mod lanes;
 mod seats;
 mod shape;
+mod volume;
 
 use super::disk::{BLOCK, DiskWrite, SimDisk};
 use super::faults::fault;
@@ -19,7 +20,7 @@ use crate::codec::Codec;
 use crate::format::{ArrayShape, LanePart, RegionKind, geometry_for, member_bytes_for, superblock_offsets};
 use crate::units::{BlockHash, LaneIndex, Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, ClientError, ClientReply,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayNotice, CasVolume, ClientError, ClientReply,
     ClientRequest, Job, LaneCut, PlainVolume, RequestId, VolumeEvent, VolumeOutput, VolumeStatus, WorkDone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,6 +31,7 @@ pub use hung::HungEnd;
 pub(super) use lanes::{SimLanes, disk_of};
 use seats::LanePace;
 pub use shape::SimShape;
+use volume::SimVolume;
 
 /// Parts that many runs share: the shape, memory for buffers and the codec's tables.
 #[derive(Clone)]
@@ -269,7 +271,14 @@ impl SimArray {
         let volume = |(assembled, lane): (Assembled<OpenDevice>, u64)| {
             let seed = seed.wrapping_add(lane << 32);
             let config = ArrayConfig { seed, job_bytes_min, page_cache, force, ..defaults };
-            PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config)
+            let (codec, pool) = (world.codec.clone(), world.pool.clone());
+            match world.shape.cas {
+                None => SimVolume::Plain(Box::new(PlainVolume::new(assembled, codec, pool, config))),
+                Some(_) => {
+                    let bytes = world.shape.volume_bytes;
+                    SimVolume::Cas(Box::new(CasVolume::new(assembled, codec, pool, config, bytes)))
+                }
+            }
         };
         let volumes = assembled.into_iter().zip(0..).map(volume).collect();
         let ids: Vec<u32> = disks.keys().copied().collect();
@@ -688,6 +697,12 @@ impl SimArray {
         }
     }
 
+    /// Blocks of a volume of kind cas.
+    pub(super) fn cas_blocks(&self) -> Option<usize> {
+        let shape = self.world.shape;
+        shape.cas.map(|_| (shape.volume_bytes / BLOCK) as usize)
+    }
+
     /// The status of the volume.
     #[must_use]
     pub fn status(&self) -> VolumeStatus {
@@ -696,7 +711,7 @@ impl SimArray {
 
     /// For reads of the first lane on other threads than the array's.
     pub(super) fn view_reader(&self) -> crate::volume::ViewReader {
-        self.volume.view_reader(LaneIndex(0))
+        self.volume.view_reader(LaneIndex(0)).expect("a plain volume has one")
     }
 
     /// Tells the array of bytes of the volume that an earlier run could not read.

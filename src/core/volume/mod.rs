@@ -5,13 +5,14 @@
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;
-#[cfg_attr(not(test), expect(dead_code, unused_imports, reason = "under construction"))]
+#[allow(dead_code, reason = "under construction")]
 mod cas;
 mod cut;
 mod driven;
 mod gather;
 mod lanes;
 mod plain;
+mod reply;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, AskArray, Job, JobDone, LogState, MemberCondition, MemberCounters,
@@ -23,6 +24,7 @@ pub use api::{
     ClientRequest, EndedRequest, Health, LetGo, NewDevice, NoticeKind, NoticeLevel, ReadRun,
     ReplacementOrder, ReplacementStep, RequestId, VolumeEvent, VolumeExtent, VolumeOutput,
 };
+pub use cas::{CasVolume, VOLUME_WINDOW_BITS};
 pub use cut::{LaneCut, LanePiece};
 pub use lanes::{
     Begun, Joined, LaneNotices, LaneRequest, LaneRequests, OutOfStep, PartId, WholeRequest, for_lane,

@@ -76,6 +76,7 @@ struct RawHeader {
     hash: [u8; 32],
     magic: [u8; 8],
     sequence: U64,
+    life: U64,
     previous: [u8; 32],
     segment: U32,
     block: U32,
@@ -100,14 +101,15 @@ impl JournalEntry {
         header_blocks as usize * CAS_BLOCK_BYTES - size_of::<RawHeader>()
     }
 
-    /// Writes the header of an entry to `header`, which has the blocks that it takes. `chunks` are the bytes
-    /// of the chunks behind it. Returns the entry's identity.
+    /// Writes the header of an entry to `header`, which has the blocks that it takes. `life` is random and that
+    /// of the start that writes it (J4), `chunks` are the bytes of the chunks behind it. Returns the entry's
+    /// identity.
     ///
     /// # Panics
     /// When `header` has another size.
     pub fn encode<'a>(
         key: &CasKey,
-        place: &JournalPlace,
+        (place, life): (&JournalPlace, u64),
         records: &[CasRecord],
         chunks: impl Iterator<Item = &'a [u8]> + Clone,
         header: &mut [u8],
@@ -120,6 +122,7 @@ impl JournalEntry {
         let mut raw = RawHeader::new_zeroed();
         raw.magic = MAGIC;
         (raw.sequence, raw.previous) = (place.sequence.into(), place.previous.0);
+        raw.life = life.into();
         (raw.segment, raw.block) = (place.segment.0.into(), place.block.into());
         raw.next = place.next.0.into();
         raw.header_blocks = blocks.into();
@@ -202,7 +205,7 @@ mod tests {
         };
         let bytes: usize = records.iter().map(CasRecord::bytes).sum();
         let mut header = vec![0xff; JournalEntry::header_blocks(bytes) as usize * CAS_BLOCK_BYTES];
-        let hash = JournalEntry::encode(&key, &place, records, chunks.chunks(4096), &mut header);
+        let hash = JournalEntry::encode(&key, (&place, 77), records, chunks.chunks(4096), &mut header);
         let head = JournalEntry::peek(&header[..CAS_BLOCK_BYTES]).expect("a header");
         assert_eq!(head.place, place);
         assert_eq!(head.blocks() as usize * CAS_BLOCK_BYTES, header.len() + chunks.len());

@@ -6,6 +6,7 @@
 //! too (`front.rs`). With one lane there is no inbox, and every event is taken at once.
 
 use super::front::{Arrived, Front, Outcome};
+use super::volume::SimVolume;
 use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{Completion, DeviceId, IoOp, IoToken, Pool};
 use crate::format::{LanePart, MemberState};
@@ -13,7 +14,7 @@ use crate::units::{BlockHash, ByteOffset, LaneIndex, MemberIndex, Timestamp, Vol
 use crate::volume::{
     AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ArrayState, JobDone, LaneCut, LaneNotices,
     MemberStatus, NoticeKind, OutOfStep, PlainVolume, ReplacementOrder, ReplacementStatus, ReplacementStep,
-    RequestId, ViewReader, Volume, VolumeEvent, VolumeOutput, VolumeStatus, merge_outcomes, merge_status,
+    RequestId, ViewReader, VolumeEvent, VolumeOutput, VolumeStatus, merge_outcomes, merge_status,
     new_device_of, out_of_step, replacement_orders,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -31,7 +32,7 @@ pub(in crate::testing) struct SimLanes {
     part: LanePart,
     /// Where slots begin in every window.
     data_offset: u64,
-    volumes: Vec<PlainVolume>,
+    volumes: Vec<SimVolume>,
     /// What each lane has not taken yet.
     inboxes: Vec<VecDeque<VolumeEvent>>,
     front: Front,
@@ -85,10 +86,10 @@ impl SimLanes {
     pub(super) fn new(
         cut: LaneCut,
         (part, data_offset): (LanePart, u64),
-        volumes: Vec<PlainVolume>,
+        volumes: Vec<SimVolume>,
         (pool, disks): (Pool, impl Iterator<Item = u32>),
     ) -> SimLanes {
-        let statuses: Vec<VolumeStatus> = volumes.iter().map(PlainVolume::status).collect();
+        let statuses: Vec<VolumeStatus> = volumes.iter().map(SimVolume::status).collect();
         let all: BTreeSet<u16> = (0..cut.count()).collect();
         SimLanes {
             cut,
@@ -230,7 +231,7 @@ impl SimLanes {
 
     /// The new device of a member that lanes build.
     pub(super) fn new_device_of(&self, member: MemberIndex) -> Option<Uuid> {
-        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(SimVolume::status).collect();
         new_device_of(&statuses, member)
     }
 
@@ -374,7 +375,7 @@ impl SimLanes {
 
     /// Has lanes let go of devices that have left another one.
     fn bring_into_step(&mut self) {
-        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(SimVolume::status).collect();
         for OutOfStep { lane, member, device, why } in out_of_step(&statuses) {
             if !self.keeper.told.insert((lane.0, disk_of(device).0)) {
                 continue;
@@ -402,7 +403,7 @@ impl SimLanes {
         if !self.admin.is_empty() || self.inboxes.iter().flatten().any(is_asked) {
             return;
         }
-        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(SimVolume::status).collect();
         // One that has failed is waited for.
         self.keeper.looks_at_replacements = statuses.iter().any(|status| status.state == ArrayState::Failed);
         for (lane, order) in replacement_orders(&statuses) {
@@ -431,7 +432,7 @@ impl SimLanes {
 
     /// The status of the array; devices are disks.
     pub(super) fn status(&self) -> VolumeStatus {
-        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(PlainVolume::status).collect();
+        let statuses: Vec<VolumeStatus> = self.volumes.iter().map(SimVolume::status).collect();
         let mut status = merge_status(&self.cut, &statuses);
         for member in &mut status.members {
             member.device = member.device.map(disk_of);
@@ -444,14 +445,14 @@ impl SimLanes {
     /// Whether a lane has the disk in service, or builds it.
     pub(super) fn uses(&self, disk: u32) -> bool {
         let is_it = |device: Option<DeviceId>| device.is_some_and(|device| disk_of(device).0 == disk);
-        let status = |volume: &PlainVolume| volume.status().members;
+        let status = |volume: &SimVolume| volume.status().members;
         let new = |member: &MemberStatus| member.replacement.map(|new| new.device);
         self.volumes.iter().flat_map(status).any(|member| is_it(member.device) || is_it(new(&member)))
     }
 
     /// By lane: the members that it has in service, each with its disk.
     pub(in crate::testing) fn serving(&self) -> Vec<Vec<(u16, u32)>> {
-        let serving = |volume: &PlainVolume| {
+        let serving = |volume: &SimVolume| {
             let members = volume.status().members.into_iter();
             let online = members.filter(|member| member.state == MemberState::Online);
             online.filter_map(|member| Some((member.index.0, disk_of(member.device?).0))).collect()
@@ -461,7 +462,7 @@ impl SimLanes {
 
     /// When a tick is due at the latest.
     pub(super) fn due(&self) -> Option<Timestamp> {
-        self.volumes.iter().filter_map(PlainVolume::due).min()
+        self.volumes.iter().filter_map(SimVolume::due).min()
     }
 
     /// Tells the lanes of bytes that an earlier run could not read.
@@ -474,7 +475,7 @@ impl SimLanes {
     /// The only lane.
     pub(in crate::testing) fn only(&mut self) -> &mut PlainVolume {
         assert!(self.is_one(), "there are several lanes");
-        &mut self.volumes[0]
+        self.volumes[0].plain()
     }
 
     /// The hash of a block of the volume according to cached pages.
@@ -483,14 +484,14 @@ impl SimLanes {
         self.volumes[usize::from(lane.0)].cached_hash(within)
     }
 
-    /// For reads of a lane on other threads than its own.
-    pub(in crate::testing) fn view_reader(&self, lane: LaneIndex) -> ViewReader {
-        self.volumes[usize::from(lane.0)].view_reader().expect("the volume has one")
+    /// For reads of a lane on other threads than its own, where there are any.
+    pub(in crate::testing) fn view_reader(&self, lane: LaneIndex) -> Option<ViewReader> {
+        self.volumes[usize::from(lane.0)].view_reader()
     }
 
     /// Checks that readers on other threads are shown the pages as they are.
     #[cfg(test)]
     pub(in crate::testing) fn check_shown(&self) {
-        self.volumes.iter().for_each(PlainVolume::check_shown);
+        self.volumes.iter().for_each(SimVolume::check_shown);
     }
 }

@@ -28,6 +28,8 @@ pub struct SimShape {
     pub page_cache: Option<usize>,
     /// How it is cut into lanes.
     pub lanes: Lanes,
+    /// The volume is of kind cas, on an array with so many bytes of user data.
+    pub cas: Option<u64>,
 }
 
 impl SimShape {
@@ -46,6 +48,7 @@ impl SimShape {
             free_slots: None,
             page_cache: None,
             lanes: Lanes::ONE,
+            cas: None,
         }
     }
 
@@ -61,9 +64,19 @@ impl SimShape {
         SimShape { lanes: Lanes { count, group }, ..self }
     }
 
+    /// The same with a volume of kind cas, on an array of `stripes` stripes.
+    #[must_use]
+    pub const fn cas_on(self, stripes: u64) -> SimShape {
+        SimShape { cas: Some(stripes * self.data as u64 * self.chunk as u64), ..self }
+    }
+
     /// How its volume is cut.
     pub(in crate::testing) fn cut(&self) -> LaneCut {
-        LaneCut::new(self.lanes, u64::from(self.data) * u64::from(self.chunk), self.volume_bytes)
+        LaneCut::new(
+            self.lanes,
+            u64::from(self.data) * u64::from(self.chunk),
+            self.cas.unwrap_or(self.volume_bytes),
+        )
     }
 
     /// Members.
