@@ -434,7 +434,7 @@ impl Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 128 }))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 400 }))]
 
     #[test]
     fn volumes_and_snapshots_read_as_those_of_a_model(ops in prop::collection::vec(op(), 1..120)) {
