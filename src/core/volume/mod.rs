@@ -5,7 +5,7 @@
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;
-#[allow(dead_code, reason = "under construction")]
+#[allow(dead_code, unused_imports, reason = "under construction")]
 mod cas;
 mod cut;
 mod driven;

@@ -101,8 +101,8 @@ impl JournalEntry {
         header_blocks as usize * CAS_BLOCK_BYTES - size_of::<RawHeader>()
     }
 
-    /// Writes the header of an entry to `header`, which has the blocks that it takes. `life` is random and that
-    /// of the start that writes it (J4), `chunks` are the bytes of the chunks behind it. Returns the entry's
+    /// Writes the header of an entry to `header`, which has the blocks that it takes. `life` is random, that of
+    /// the start that writes it (J5); `chunks` are the bytes of the chunks behind it. Returns the entry's
     /// identity.
     ///
     /// # Panics

@@ -6,11 +6,11 @@
 //! should hold, into a segment with room left over.
 
 use super::store::RESERVE;
-use super::work::{Found, Op, WriteStage};
-use super::{CasVolume, Facts, Purpose};
+use super::work::{Filling, Found, Op, WriteStage};
+use super::{CasVolume, Purpose};
 use crate::array::StripeRequest;
-use crate::block_io::{Buf, Pool};
-use crate::format::cas::{CAS_BLOCK_BYTES, CasRecord, ChunkHash, SegmentEntry, SegmentIndex};
+use crate::block_io::Buf;
+use crate::format::cas::{CAS_BLOCK_BYTES, CasRecord, SegmentEntry, SegmentIndex};
 use crate::units::StripeIndex;
 use crate::volume::api::ClientError;
 
@@ -18,25 +18,6 @@ use crate::volume::api::ClientError;
 const GATHER_BYTES: usize = 128 << 10;
 /// Most chunks in an entry of the journal, whatever the size of a segment.
 const INLINE_MAX: usize = 64;
-
-/// A segment of chunks that is being written.
-pub(super) struct Filling {
-    segment: SegmentIndex,
-    /// Each block's hash and bytes.
-    chunks: Vec<(ChunkHash, Buf)>,
-}
-
-impl Filling {
-    /// The write.
-    pub(super) fn request(&self, facts: &Facts, pool: &Pool) -> StripeRequest {
-        let mut parts: Vec<Buf> = self.chunks.iter().map(|(_, data)| data.clone()).collect();
-        let left = facts.segment_blocks as usize - parts.len();
-        if left > 0 {
-            parts.push(pool.alloc_zeroed(left * CAS_BLOCK_BYTES).freeze());
-        }
-        StripeRequest::WriteStripe { stripe: StripeIndex(self.segment.0.into()), parts, fua: false }
-    }
-}
 
 impl CasVolume {
     /// Whether so many more blocks may be written.
@@ -193,8 +174,8 @@ impl CasVolume {
         }
     }
 
-    /// Puts the chunks of an operation, `run` of those that are pending from `from` on, into the entry. False:
-    /// not now.
+    /// Puts the chunks of an operation, `run` of those that are pending from `from` on, into the entry.
+    /// False: not now.
     fn place_op_inline(&mut self, key: usize, from: usize, run: usize) -> bool {
         let Op::Write(write) = &self.work.ops[key] else { unreachable!("only writes have chunks") };
         if write.stage != WriteStage::Place || write.pending != run {

@@ -1,4 +1,5 @@
-//! Compaction: chunks of segments in which little is used move to one, and these become free. Rules D2 and K3.
+//! Compaction: chunks of segments in which little is used move to one, and these become free. Rules D2 and
+//! K3.
 //!
 //! One round at a time: some victims are read and verified, what is used of them is written to free segments,
 //! and records say so. A segment whose chunks cannot be read is left alone.

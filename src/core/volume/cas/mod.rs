@@ -27,8 +27,8 @@ mod writes;
 mod tests;
 
 use super::api::{
-    AdminOutcome, AdminRefusal, AdminRequest, ClientError, ClientReply, ClientRequest, Health, RequestId,
-    VolumeEvent, VolumeExtent, VolumeOutput,
+    AdminOutcome, AdminRefusal, AdminRequest, ArrayAction, ClientError, ClientReply, ClientRequest, Health,
+    RequestId, VolumeEvent, VolumeExtent, VolumeOutput,
 };
 use super::driven::DrivenArray;
 use super::reply::read_reply;
@@ -68,6 +68,8 @@ pub struct CasVolume {
     work: Work,
     checkpoint: Checkpoint,
     compaction: Compaction,
+    /// The next flush of every client has to fail.
+    tells_lost: bool,
     /// Requests that were refused at once, and ended ones.
     ended: Vec<(RequestId, Result<ClientReply, ClientError>)>,
     now: Timestamp,
@@ -169,6 +171,7 @@ impl CasVolume {
             work: Work::default(),
             checkpoint: Checkpoint::default(),
             compaction: Compaction::default(),
+            tells_lost: false,
             ended: Vec::new(),
             now: Timestamp::default(),
         };
@@ -277,6 +280,8 @@ impl CasVolume {
         if matches!(self.stage, Stage::Resting(_)) {
             return;
         }
+        // What clients have been answered may be lost.
+        self.tells_lost |= matches!(self.stage, Stage::Serving);
         self.stage = Stage::Resting(self.now);
         self.io.life += 1;
         self.store = Store::blank(&self.facts);
@@ -446,10 +451,14 @@ impl Volume for CasVolume {
         out.replies.append(&mut self.ended);
         let is_done = self.is_done();
         self.driven.pass_on(now, is_done, out);
-        if out.actions.iter().any(|action| matches!(action, super::ArrayAction::WritesLost)) {
+        if out.actions.iter().any(|action| matches!(action, ArrayAction::WritesLost)) {
             // Memory may be ahead of the disk.
             self.fail();
+            self.tells_lost = false;
             out.replies.append(&mut self.ended);
+        }
+        if std::mem::take(&mut self.tells_lost) {
+            out.actions.push(ArrayAction::WritesLost);
         }
     }
 

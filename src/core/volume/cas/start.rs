@@ -316,8 +316,8 @@ impl CasVolume {
         self.mark_start();
     }
 
-    /// Writes the entry that begins this start's part of the journal: a single block. It waits for pages if the
-    /// journal has to go on in another segment.
+    /// Writes the entry that begins this start's part of the journal: a single block. It waits for pages if
+    /// the journal has to go on in another segment.
     fn mark_start(&mut self) {
         if self.store.journal.is_idle() && self.make_room(0, 0) {
             self.write_entry_even_if_empty();

@@ -1,9 +1,11 @@
 //! What clients have asked for and what is under way for it: values without rules of their own.
 
-use super::Purpose;
 use super::locks::BlockLocks;
-use crate::block_io::{Buf, BufMut};
-use crate::format::cas::{CatalogueSlot, ChunkHash, ChunkId, PageName, SegmentIndex};
+use super::{Facts, Purpose};
+use crate::array::StripeRequest;
+use crate::block_io::{Buf, BufMut, Pool};
+use crate::format::cas::{CAS_BLOCK_BYTES, CatalogueSlot, ChunkHash, ChunkId, PageName, SegmentIndex};
+use crate::units::StripeIndex;
 use crate::volume::api::{ClientError, ClientRequest, Health, RequestId};
 use crate::volume::reply::Part;
 use slab::Slab;
@@ -29,7 +31,7 @@ pub(super) struct Work {
     /// Hashes of these, and of those that are being written, and who else has such a block.
     pub placing: HashMap<ChunkHash, Vec<(usize, usize)>>,
     /// Segments of chunks that are being written.
-    pub filling: Slab<super::commit::Filling>,
+    pub filling: Slab<Filling>,
     /// Writes that found no space on a member.
     pub retries: Vec<Purpose>,
     /// Requests that came before the volume had started.
@@ -168,4 +170,23 @@ pub(super) struct Extents {
     pub request: usize,
     pub volume: CatalogueSlot,
     pub range: Range<u64>,
+}
+
+/// A segment of chunks that is being written.
+pub(super) struct Filling {
+    pub segment: SegmentIndex,
+    /// Each block's hash and bytes.
+    pub chunks: Vec<(ChunkHash, Buf)>,
+}
+
+impl Filling {
+    /// The write.
+    pub(super) fn request(&self, facts: &Facts, pool: &Pool) -> StripeRequest {
+        let mut parts: Vec<Buf> = self.chunks.iter().map(|(_, data)| data.clone()).collect();
+        let left = facts.segment_blocks as usize - parts.len();
+        if left > 0 {
+            parts.push(pool.alloc_zeroed(left * CAS_BLOCK_BYTES).freeze());
+        }
+        StripeRequest::WriteStripe { stripe: StripeIndex(self.segment.0.into()), parts, fua: false }
+    }
 }

@@ -369,8 +369,8 @@ impl CasVolume {
         self.part_ended(write.request, None);
     }
 
-    /// Ends a write that cannot be done, whose records have not joined, as soon as nothing of it is under way:
-    /// others may wait for its chunks.
+    /// Ends a write that cannot be done, whose records have not joined, as soon as nothing of it is under
+    /// way: others may wait for its chunks.
     pub(super) fn end_write(&mut self, key: usize, error: Option<ClientError>) {
         let write = self.write_of(key);
         if matches!(write.stage, WriteStage::Lock | WriteStage::Logged) {
