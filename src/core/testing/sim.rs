@@ -697,6 +697,12 @@ impl SimArray {
         }
     }
 
+    /// The volume of kind cas.
+    #[cfg(test)]
+    pub(crate) fn cas(&mut self) -> &mut CasVolume {
+        self.volume.cas()
+    }
+
     /// Blocks of a volume of kind cas.
     pub(super) fn cas_blocks(&self) -> Option<usize> {
         let shape = self.world.shape;

@@ -101,9 +101,9 @@ impl JournalEntry {
         header_blocks as usize * CAS_BLOCK_BYTES - size_of::<RawHeader>()
     }
 
-    /// Writes the header of an entry to `header`, which has the blocks that it takes. `life` is random, that of
-    /// the start that writes it (J5); `chunks` are the bytes of the chunks behind it. Returns the entry's
-    /// identity.
+    /// Writes the header of an entry to `header`, which has the blocks that it takes. `life` is random, and
+    /// that of the start that writes it (J5); `chunks` are the bytes of the chunks behind it. Returns the
+    /// entry's identity.
     ///
     /// # Panics
     /// When `header` has another size.

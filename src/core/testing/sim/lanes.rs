@@ -478,6 +478,12 @@ impl SimLanes {
         self.volumes[0].plain()
     }
 
+    /// The only lane, of kind cas.
+    #[cfg(test)]
+    pub(super) fn cas(&mut self) -> &mut crate::volume::CasVolume {
+        self.volumes[0].cas()
+    }
+
     /// The hash of a block of the volume according to cached pages.
     pub(super) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (lane, within) = self.cut.place_of(offset);

@@ -81,6 +81,15 @@ impl SimVolume {
         }
     }
 
+    /// The cas volume.
+    #[cfg(test)]
+    pub(super) fn cas(&mut self) -> &mut CasVolume {
+        match self {
+            SimVolume::Cas(volume) => volume,
+            SimVolume::Plain(_) => panic!("this is for cas volumes"),
+        }
+    }
+
     /// Checks that readers on other threads are shown the pages as they are.
     #[cfg(test)]
     pub(super) fn check_shown(&self) {

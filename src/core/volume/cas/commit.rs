@@ -6,11 +6,11 @@
 //! should hold, into a segment with room left over.
 
 use super::store::RESERVE;
-use super::work::{Filling, Found, Op, WriteStage};
+use super::work::{Body, Filling, Found, Op, WriteStage};
 use super::{CasVolume, Purpose};
 use crate::array::StripeRequest;
 use crate::block_io::Buf;
-use crate::format::cas::{CAS_BLOCK_BYTES, CasRecord, SegmentEntry, SegmentIndex};
+use crate::format::cas::{CAS_BLOCK_BYTES, CasRecord, ChunkId, SegmentEntry, SegmentIndex};
 use crate::units::StripeIndex;
 use crate::volume::api::ClientError;
 
@@ -18,6 +18,21 @@ use crate::volume::api::ClientError;
 const GATHER_BYTES: usize = 128 << 10;
 /// Most chunks in an entry of the journal, whatever the size of a segment.
 const INLINE_MAX: usize = 64;
+
+/// Where chunks that have no place would lie, one after another from a block of a segment on.
+struct Places<'a> {
+    segment: SegmentIndex,
+    first: u32,
+    ids: &'a [ChunkId],
+}
+
+impl Places<'_> {
+    fn of(&self, found: Found) -> Found {
+        let Found::Pending(id) = found else { return found };
+        let at = self.ids.iter().position(|other| *other == id).expect("all without a place are among them");
+        Found::Placed(id, self.segment, self.first + at as u32)
+    }
+}
 
 impl CasVolume {
     /// Whether so many more blocks may be written.
@@ -38,8 +53,8 @@ impl CasVolume {
         if !self.work.pending.is_empty() && self.work.filling.is_empty() && self.store.journal.is_idle() {
             let most = (whole / 2).min(INLINE_MAX);
             let waiting = self.work.pending.len();
-            if waiting <= most {
-                self.place_inline();
+            if waiting <= most && self.place_inline() {
+                // Others come later.
             } else if !self.cut_segment(waiting.min(whole)) && self.is_full() {
                 self.refuse_pending();
             }
@@ -163,22 +178,31 @@ impl CasVolume {
         self.store.look_at(segment);
     }
 
-    /// Puts the chunks of operations, one after another, into the entry that gathers.
-    fn place_inline(&mut self) {
-        let mut tried = 0;
+    /// Puts the chunks of operations, one after another, into the entry that gathers. False: none, and none
+    /// will be by itself, as operations wait for one another's chunks.
+    fn place_inline(&mut self) -> bool {
+        let (mut tried, before) = (0, self.work.pending.len());
         while let Some(&(key, _)) = self.work.pending.get(tried) {
             let run = self.work.pending.iter().skip(tried).take_while(|(other, _)| *other == key).count();
             if !self.place_op_inline(key, tried, run) {
                 tried += run;
             }
         }
+        let comes = !self.work.ready.is_empty() || self.store.pages.facts().loading > 0;
+        comes || self.work.pending.len() < before || !self.store.journal.is_open_empty()
     }
 
     /// Puts the chunks of an operation, `run` of those that are pending from `from` on, into the entry.
     /// False: not now.
     fn place_op_inline(&mut self, key: usize, from: usize, run: usize) -> bool {
         let Op::Write(write) = &self.work.ops[key] else { unreachable!("only writes have chunks") };
-        if write.stage != WriteStage::Place || write.pending != run {
+        let Body::Blocks(blocks) = &write.body else { unreachable!("chunks are of blocks") };
+        // Blocks of this operation that get their places with the run.
+        let get_theirs = self.work.pending.iter().skip(from).take(run).map(|(_, at)| {
+            let users = self.work.placing.get(&blocks[*at].hash);
+            users.into_iter().flatten().filter(|(user, _)| *user == key).count()
+        });
+        if write.stage != WriteStage::Place || write.pending != get_theirs.sum::<usize>() {
             // It looks for duplicates still, or waits for others' chunks.
             return false;
         }
@@ -196,35 +220,25 @@ impl CasVolume {
             }
         }
         // The records are as long wherever the chunks lie.
-        let (mut block, segment) = (0, SegmentIndex(0));
-        let records = self.records_of(key, |found| match found {
-            Found::Pending(id) => {
-                block += 1;
-                Found::Placed(id, segment, block - 1)
-            }
-            other => other,
-        });
+        let run_of: Vec<(usize, usize)> = self.work.pending.iter().skip(from).take(run).copied().collect();
+        let ids: Vec<ChunkId> = run_of.into_iter().map(|user| self.pending_id(user)).collect();
+        let places = Places { segment: SegmentIndex(0), first: 0, ids: &ids };
+        let records = self.records_of(key, |found| places.of(found));
         let bytes: usize = records.iter().map(CasRecord::bytes).sum();
         if !self.make_room(bytes, run) {
             return false;
         }
         let (segment, first) = self.store.journal.chunk_place(bytes);
-        let mut block = first;
-        let records = self.records_of(key, |found| match found {
-            Found::Pending(id) => {
-                block += 1;
-                Found::Placed(id, segment, block - 1)
-            }
-            other => other,
-        });
+        let places = Places { segment, first, ids: &ids };
+        let records = self.records_of(key, |found| places.of(found));
         let missing = self.missing_for(&records);
         if !missing.is_empty() {
             missing.into_iter().for_each(|name| self.load_page(name));
             return false;
         }
-        let places: Vec<(usize, usize)> = self.work.pending.drain(from..from + run).collect();
+        let pending: Vec<(usize, usize)> = self.work.pending.drain(from..from + run).collect();
         let mut chunks = Vec::with_capacity(run);
-        for (_, at) in places {
+        for (_, at) in pending {
             let block = &self.blocks_of_write(key)[at];
             chunks.push((block.hash, block.data.clone()));
         }

@@ -3,8 +3,8 @@
 //!
 //! `place` says which page holds what, `ledger` what records do to pages, `pages` where pages lie. `index`,
 //! `ids`, `segments`, `journal` and `locks` each keep one thing; `store` joins these to the state that a
-//! record changes. The volume itself is in this file, and in `start`, `reads`, `writes`, `commit`,
-//! `compact` and `checkpoint`, by what it is doing. Must not know of members.
+//! record changes. The volume itself is in this file, and in `start`, `scan`, `reads`, `writes`,
+//! `commit`, `compact` and `checkpoint`, by what it is doing. Must not know of members.
 
 mod checkpoint;
 mod commit;
@@ -17,6 +17,7 @@ mod locks;
 mod pages;
 mod place;
 mod reads;
+mod scan;
 mod segments;
 mod start;
 mod store;
@@ -42,6 +43,7 @@ use crate::units::{StripeIndex, Timestamp, VolumeOffset};
 use checkpoint::Checkpoint;
 use compact::Compaction;
 use pages::{PageLoad, Want};
+use scan::Scan;
 use slab::Slab;
 use start::Start;
 use std::sync::Arc;
@@ -68,6 +70,7 @@ pub struct CasVolume {
     work: Work,
     checkpoint: Checkpoint,
     compaction: Compaction,
+    scan: Scan,
     /// The next flush of every client has to fail.
     tells_lost: bool,
     /// Requests that were refused at once, and ended ones.
@@ -171,6 +174,7 @@ impl CasVolume {
             work: Work::default(),
             checkpoint: Checkpoint::default(),
             compaction: Compaction::default(),
+            scan: Scan::default(),
             tells_lost: false,
             ended: Vec::new(),
             now: Timestamp::default(),
@@ -287,6 +291,7 @@ impl CasVolume {
         self.store = Store::blank(&self.facts);
         self.checkpoint = Checkpoint::default();
         self.compaction = Compaction::default();
+        self.scan = Scan::default();
         let work = std::mem::take(&mut self.work);
         for (_, request) in work.requests {
             self.ended.push((request.id, Err(ClientError::Io)));
@@ -397,6 +402,7 @@ impl CasVolume {
             self.pump_compaction();
             self.commit();
             self.pump_checkpoint();
+            self.pump_scan();
             if self.work.ready.is_empty() {
                 return;
             }

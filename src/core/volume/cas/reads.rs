@@ -8,7 +8,7 @@ use super::{BLOCK, CasVolume, Purpose};
 use crate::array::StripeReply;
 use crate::block_io::{BufMut, Pool};
 use crate::codec::whole_hash_each;
-use crate::format::cas::{CAS_BLOCK_BYTES, CatalogueSlot, PageName};
+use crate::format::cas::{CAS_BLOCK_BYTES, CatalogueSlot, PageName, PageSpace};
 use crate::volume::api::{ClientError, RequestId};
 
 /// A block whose chunk is never what the table says is given up after so many looks.
@@ -268,6 +268,9 @@ impl CasVolume {
             return self.fail();
         }
         waiters.into_iter().for_each(|key| self.give_up_op(key));
+        if matches!(name.space, PageSpace::States | PageSpace::Table) {
+            self.scan_passes_over();
+        }
     }
 
     /// Ends an operation that needs what cannot be read.

@@ -221,7 +221,7 @@ impl CasVolume {
     }
 
     /// The id that a block that waits for its place will have.
-    fn pending_id(&mut self, (key, at): (usize, usize)) -> ChunkId {
+    pub(super) fn pending_id(&mut self, (key, at): (usize, usize)) -> ChunkId {
         match self.blocks_of_write(key)[at].found {
             Found::Pending(id) => id,
             other => unreachable!("a block without a place, not {other:?}"),

@@ -121,8 +121,8 @@ impl Ledger {
         let mut entry = self.in_state(view.pages, volume, CatalogueState::Volume)?;
         check_range(volume, &entry, block, ids.len() as u64)?;
         let sharing = self.sharing(view.pages, &entry)?;
-        // All pages that are needed are asked for, even where a chunk is not stored yet: the record that stores
-        // it may be about to join together with this one.
+        // All pages that are needed are asked for, even where a chunk is not stored yet: the record that
+        // stores it may be about to join together with this one.
         let counted = self.count_all(view, plan, ids);
         for run in leaf_runs(block, ids.len()) {
             let page = match leaf(view.pages, &entry, run.start) {
