@@ -53,6 +53,20 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::ReadsOtherWindow
         | Mutation::WritesOtherWindow
         | Mutation::CutForgotten => (&["2-lanes-2+1", "2-lanes-steady-2+1"], 1),
+        Mutation::CasNoStartEntry | Mutation::CasNoRandomNumber => (&["cas-again-2+1"], 1),
+        Mutation::CasEntryBeforeChunks
+        | Mutation::CasAnsweredBeforeEntry
+        | Mutation::CasEntriesNotInOrder
+        | Mutation::CasRootBeforePages
+        | Mutation::CasRootBeforeEntries
+        | Mutation::CasRootNotMended
+        | Mutation::CasReuseBeforeEntry
+        | Mutation::CasPagesReusedEarly
+        | Mutation::CasJournalGivenUpEarly
+        | Mutation::CasDuplicateNotCheckedAgain
+        | Mutation::CasDuplicateByItsTag
+        | Mutation::CasMoveNotChecked
+        | Mutation::CasReadNotCompared => (&["cas-tight-2+1", "cas-full-2+1", "cas-cold-2+1"], 1),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }
 }

@@ -266,6 +266,36 @@ mutations! {
     CancelledInSomeLanes "cancelled-in-some-lanes",
     /// Lanes: all have the same secret; a log or page that was written into another lane's verifies there.
     LanesShareASecret "lanes-share-a-secret",
+    /// J2 of docs/cas.md: an entry names chunks whose segment is not answered.
+    CasEntryBeforeChunks "cas-entry-before-chunks",
+    /// J3: a write is answered when its records join the journal.
+    CasAnsweredBeforeEntry "cas-answered-before-entry",
+    /// J3: a write is answered when its entry is, though one before is not.
+    CasEntriesNotInOrder "cas-entries-not-in-order",
+    /// J5: clients are served before the entry of the start is answered.
+    CasNoStartEntry "cas-no-start-entry",
+    /// J5: no random number tells the entries of a start from those of others, and it has no entry of its own.
+    CasNoRandomNumber "cas-no-random-number",
+    /// K1: a root is written before its pages are answered.
+    CasRootBeforePages "cas-root-before-pages",
+    /// K1: a root is written before entries that it contains are answered.
+    CasRootBeforeEntries "cas-root-before-entries",
+    /// K1: a start leaves the place as it is that lacks the newest root.
+    CasRootNotMended "cas-root-not-mended",
+    /// K2: a segment is free before the entry that gives it up is answered.
+    CasReuseBeforeEntry "cas-reuse-before-entry",
+    /// K2: metadata that only the older root names is overwritten before the newer one is on both places.
+    CasPagesReusedEarly "cas-pages-reused-early",
+    /// K3: journal segments are given up before a root is past them.
+    CasJournalGivenUpEarly "cas-journal-given-up-early",
+    /// D1: a duplicate is not looked at once more when its record joins.
+    CasDuplicateNotCheckedAgain "cas-duplicate-not-checked-again",
+    /// D1: a duplicate counts by its bits in the index alone.
+    CasDuplicateByItsTag "cas-duplicate-by-its-tag",
+    /// D2: a chunk moves although it is gone or elsewhere.
+    CasMoveNotChecked "cas-move-not-checked",
+    /// D3: what is read is not compared with the hash.
+    CasReadNotCompared "cas-read-not-compared",
 }
 
 impl Mutation {

@@ -244,6 +244,7 @@ impl Explorer<'_> {
             return self.peace(load);
         }
         load.read_all()?;
+        load.sim.audit()?;
         if load.impaired() == 0 {
             self.scrub(&mut load.sim)?;
             load.read_all()?;
@@ -440,6 +441,7 @@ impl Explorer<'_> {
                 return self.peace(load);
             }
             self.read_all(&mut sim, oracle, floor)?;
+            sim.audit()?;
             return self.scrub_sometimes(&mut sim);
         }
         let mut oracle = oracle.clone();

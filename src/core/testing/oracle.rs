@@ -25,6 +25,8 @@ const VERSIONS_KEPT: usize = 80;
 
 /// Write number of zeroes.
 const ZEROES: u64 = 0;
+/// From here on, numbers of common content: the same bytes in every block, again and again.
+const COMMON: u64 = 1 << 40;
 const IN_FLIGHT: u64 = u64::MAX;
 
 /// The writes that must have survived.
@@ -162,6 +164,12 @@ impl Oracle {
     pub fn begin_write(&mut self, first: usize, count: usize) -> Written {
         self.last_value += 1;
         self.begin(first, count, self.last_value, false)
+    }
+
+    /// Begins a write of common content, of which there are many kinds: whole blocks of a kind are equal
+    /// wherever they lie. No other write may be under way in its sectors.
+    pub fn begin_common_write(&mut self, first: usize, count: usize, kind: u64) -> Written {
+        self.begin(first, count, COMMON + kind, false)
     }
 
     /// Begins a zeroing; an advisory one may have no effect.
@@ -363,6 +371,7 @@ impl History {
                 None => Err(format!("zeroes in place of {}", self.candidates(sector))),
             };
         }
+        let place = place_in_content(number, place);
         let version = match self.writes.iter().rposition(|w| w.value == number && w.covers(sector)) {
             Some(at) => at + 1,
             None if self.base[sector] == number => 0,
@@ -385,7 +394,7 @@ impl History {
         if !is_filled(number, place, bytes) {
             return Err(format!("garbage that begins like write {number}"));
         }
-        Ok(Shown { newest: version, certain: true })
+        Ok(Shown { newest: version, certain: number < COMMON })
     }
 
     fn candidates(&self, sector: usize) -> String {
@@ -430,6 +439,11 @@ fn number_of(sector: &[u8]) -> u64 {
     u64::from_le_bytes(sector[..8].try_into().expect("eight bytes"))
 }
 
+/// The place that content names: that of its sector, within the block where the content is common.
+fn place_in_content(value: u64, sector: usize) -> usize {
+    if value < COMMON { sector } else { sector % SECTORS }
+}
+
 fn word(value: u64, sector: usize, at: usize) -> u64 {
     let seed =
         value.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (sector as u64).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -442,6 +456,7 @@ fn fill(value: u64, sector: usize, bytes: &mut [u8]) {
         bytes.fill(0);
         return;
     }
+    let sector = place_in_content(value, sector);
     for (at, piece) in bytes.chunks_mut(8).enumerate() {
         let number = match at {
             0 => value,
@@ -546,6 +561,25 @@ mod tests {
         assert_eq!(oracle.check(0, &rotten, Floor::Flushed).unwrap_err().sector, 1);
         oracle.end_flush(u64::MAX);
         assert!(oracle.check(0, &bytes, Floor::Flushed).is_ok());
+    }
+
+    #[test]
+    fn common_content_is_the_same_in_all_blocks_and_garbage_elsewhere_is_found() {
+        let mut oracle = Oracle::new(8192);
+        let common = oracle.begin_common_write(0, 16, 3);
+        let bytes = Oracle::bytes_of(&common);
+        assert_eq!(bytes[..4096], bytes[4096..]);
+        oracle.end_write(&common, true);
+        assert!(oracle.check(0, &bytes, Floor::Flushed).is_ok());
+        let shifted = [&bytes[512..], &bytes[..512]].concat();
+        assert!(oracle.check(0, &shifted, Floor::Flushed).is_err(), "a sector of another place");
+        let other = oracle.begin_write(0, 8);
+        oracle.end_write(&other, true);
+        assert!(oracle.check(0, &bytes, Floor::Flushed).is_err(), "it was replaced for good");
+        let again = oracle.begin_common_write(0, 8, 3);
+        oracle.end_write(&again, true);
+        assert!(oracle.check(0, &bytes, Floor::Flushed).is_ok());
+        assert!(oracle.check(0, &Oracle::bytes_of(&other), Floor::Flushed).is_err());
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl Run {
         self.make_whole()?;
         self.read_every_block("with all members back")?;
         self.scrub_until_clean()?;
+        self.sim.audit()?;
         self.read_every_block("after a scrub")
     }
 

@@ -299,7 +299,54 @@ const fn cas_2_1(stripes: u64) -> SimShape {
 /// A cas volume: the array below takes care of members, so the load is on the volume.
 const fn cas(name: &'static str, shape: SimShape) -> Scenario {
     let scenario = scenario(name, shape);
-    Scenario { spoil_one_in: u64::MAX, steps: 1500, moments_one_in: 48, ..scenario }
+    let workload = Workload { common_one_in: 2, zeroes: 3, ..LOAD };
+    Scenario { workload, spoil_one_in: u64::MAX, steps: 1500, moments_one_in: 48, ..scenario }
+}
+
+/// A cas volume that has no room for all its blocks: segments and ids are used again and again.
+const fn cas_full(name: &'static str, shape: SimShape) -> Scenario {
+    let scenario = cas(name, shape);
+    let workload = Workload { common_one_in: 6, small_writes: 8, stripe_writes: 10, zeroes: 4, ..LOAD };
+    Scenario { workload, ..scenario }
+}
+
+/// The same few writes to a cas volume again and again, and crashes soon after starts: entries of the journal
+/// are made that may equal lost ones.
+const fn cas_again(name: &'static str) -> Scenario {
+    let scenario = cas(name, SimShape { volume_bytes: 2 * 4096, ..cas_2_1(32) });
+    let workload = Workload {
+        operations: 20,
+        small_writes: 10,
+        stripe_writes: 0,
+        other_writes: 0,
+        reads: 0,
+        flushes: 1,
+        common_one_in: 1,
+        zeroes: 0,
+        faults: 0,
+        admin: 0,
+        ..scenario.workload
+    };
+    let next = Next { end: 1, sweep: 2, crash: 1, load: 4 };
+    let (steps, moments_one_in) = (300, 16);
+    Scenario {
+        workload,
+        steps,
+        moments_one_in,
+        depth_max: 6,
+        sweep_one_in: 6,
+        any_one_in: 16,
+        next,
+        steps_after: 30,
+        ..scenario
+    }
+}
+
+/// A cas volume on an array whose members have passing trouble, die and are replaced.
+const fn cas_sick(name: &'static str, kinds: FaultKinds) -> Scenario {
+    let scenario = cas(name, cas_2_1(48));
+    let workload = Workload { passing: 6, kinds, reads: 8, faults: 1, admin: 2, ..scenario.workload };
+    Scenario { workload, variants: 6, ..scenario }
 }
 
 /// The scenarios; a replay token begins with the name of one.
@@ -400,6 +447,20 @@ pub const SCENARIOS: &[Scenario] = &[
     cas("cas-2+1", cas_2_1(64)),
     cas("cas-tight-2+1", cas_2_1(32)),
     cas("cas-cold-2+1", SimShape { page_cache: Some(8 << 10), ..cas_2_1(48) }),
+    cas_full("cas-full-2+1", SimShape { volume_bytes: 256 * 4096, ..cas_2_1(32) }),
+    cas_again("cas-again-2+1"),
+    cas_sick("cas-reads-2+1", READS),
+    cas_sick("cas-writes-2+1", WRITES),
+    cas_sick("cas-shortage-2+1", SHORTAGE),
+    cas_sick("cas-space-2+1", SPACE),
+    cas_sick("cas-hang-2+1", HANG),
+    cas_sick("cas-sectors-2+1", SECTORS),
+    cas_sick("cas-start-2+1", START),
+    cas_sick("cas-rollback-2+1", ROLLBACK),
+    cas_sick("cas-rollback-many-2+1", ROLLBACK_MANY),
+    cas_sick("cas-blind-2+1", BLIND),
+    cas_sick("cas-everywhere-2+1", EVERYWHERE),
+    cas_sick("cas-mixed-2+1", HONEST),
     rarer(sick_and_dying(
         "8-lanes-mixed-2+1",
         in_8(2, 1, SMALL, 16).logged(ChecksumKind::Crc32c, RING),

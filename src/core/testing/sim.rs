@@ -2,6 +2,7 @@
 //! decides; the process can be killed with operations half done, and the power of all disks can fail. Faults
 //! of a disk itself are in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
+mod cas;
 mod front;
 mod hung;
 mod lanes;
@@ -701,12 +702,6 @@ impl SimArray {
     #[cfg(test)]
     pub(crate) fn cas(&mut self) -> &mut CasVolume {
         self.volume.cas()
-    }
-
-    /// Blocks of a volume of kind cas.
-    pub(super) fn cas_blocks(&self) -> Option<usize> {
-        let shape = self.world.shape;
-        shape.cas.map(|_| (shape.volume_bytes / BLOCK) as usize)
     }
 
     /// The status of the volume.

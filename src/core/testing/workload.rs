@@ -5,6 +5,7 @@
 //! disk. At most `m` members are out of service or dead at a time, so every request must succeed.
 //! Deterministic.
 
+mod content;
 mod passing;
 
 use super::elsewhere::Elsewhere;
@@ -43,6 +44,8 @@ pub struct Workload {
     pub flushes: u64,
     /// One write in this many is FUA.
     pub fua_one_in: u64,
+    /// One write in this many has content that other blocks have, too; 0: none.
+    pub common_one_in: u64,
     /// Trims and zeroing, of whole stripes and of any range.
     pub zeroes: u64,
     /// Pauses long enough for deadlines and periodic work.
@@ -73,6 +76,7 @@ impl Workload {
         reads: 3,
         flushes: 4,
         fua_one_in: 5,
+        common_one_in: 0,
         zeroes: 1,
         pauses: 2,
         faults: 1,
@@ -490,7 +494,8 @@ impl Run {
 
     fn write(&mut self, first: usize, count: usize) {
         let fua = self.random.one_in(self.workload.fua_one_in);
-        let written = self.oracle.begin_write(first, count);
+        let written = self.choose_content(first, count);
+        let (first, count) = (written.first, written.count);
         let bytes = Oracle::bytes_of(&written);
         let id = self.sim.submit_write((first * SECTOR_BYTES) as u64, &bytes, fua);
         let word = if fua { ", FUA" } else { "" };
@@ -573,7 +578,8 @@ impl Run {
             };
             let (id, pending) = self.pending.swap_remove(at);
             self.note(format!("request {id} ended: {}", if result.is_ok() { "done" } else { "error" }));
-            let may_fail = self.errors_allowed || id < self.lenient_below;
+            let may_fail =
+                self.errors_allowed || id < self.lenient_below || self.is_refused(&pending, &result);
             self.ended(pending, result, may_fail)?;
         }
         Ok(())

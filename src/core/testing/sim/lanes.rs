@@ -114,6 +114,13 @@ impl SimLanes {
         &self.cut
     }
 
+    /// As [`CasVolume::audit`].
+    ///
+    /// [`CasVolume::audit`]: crate::volume::CasVolume::audit
+    pub(super) fn audit(&mut self) -> Option<Vec<String>> {
+        self.volumes[0].audit()
+    }
+
     fn is_one(&self) -> bool {
         self.volumes.len() == 1
     }

@@ -73,6 +73,14 @@ impl SimVolume {
         }
     }
 
+    /// As [`CasVolume::audit`].
+    pub(super) fn audit(&mut self) -> Option<Vec<String>> {
+        match self {
+            SimVolume::Plain(_) => Some(Vec::new()),
+            SimVolume::Cas(volume) => volume.audit(),
+        }
+    }
+
     /// The plain volume.
     pub(in crate::testing) fn plain(&mut self) -> &mut PlainVolume {
         match self {

@@ -1,9 +1,11 @@
 //! Roots: the pages as they are at one position of the journal are written, then a root that names them.
 //! Rules K1 and K3.
 
+use super::space::Need;
 use super::store::Store;
 use super::{CasVolume, Purpose};
 use crate::array::StripeRequest;
+use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
 use crate::format::cas::{CAS_BLOCK_BYTES, CasRoot, JournalPlace, PageLocation, PageName, SegmentIndex};
 use crate::units::{StripeIndex, Timestamp};
@@ -31,6 +33,8 @@ pub(super) struct Checkpoint {
     pub newest: u64,
     last_join: Timestamp,
     joined: u64,
+    /// The root itself, where a test has it count before it is written.
+    early: Option<Buf>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,12 +114,17 @@ impl CasVolume {
         self.store.pages.freeze();
         self.checkpoint.all_handed_out = false;
         self.checkpoint.stage = Stage::Pages;
+        if is_off(Mutation::CasJournalGivenUpEarly) {
+            let place = self.checkpoint.place;
+            let passed = self.store.journal.passed(&place);
+            passed.into_iter().for_each(|segment| self.store.look_at(segment));
+        }
     }
 
     /// Writes pages to free segments; when all are written, and the entries that the root contains, the root.
     fn write_pages(&mut self) {
         while self.checkpoint.in_flight < IN_FLIGHT_MAX && !self.checkpoint.all_handed_out {
-            let Some(segment) = self.store.segments.take(0) else { return };
+            let Some(segment) = self.store.segments.take(self.reserve(Need::Root)) else { return };
             let (mut names, mut blocks) = (Vec::new(), Vec::new());
             while blocks.len() < self.facts.segment_blocks as usize {
                 let at = PageLocation { segment, block: blocks.len() as u32 };
@@ -139,8 +148,11 @@ impl CasVolume {
             let request = StripeRequest::WriteStripe { stripe, parts: blocks.clone(), fua: false };
             self.ask(Purpose::Pages(segment, names, blocks), request);
         }
-        let is_written = self.checkpoint.in_flight == 0 && self.checkpoint.all_handed_out;
-        if is_written && self.store.journal.answered() >= self.checkpoint.place.sequence {
+        let is_early = is_off(Mutation::CasRootBeforePages) && !self.is_starting();
+        let are_answered = self.checkpoint.in_flight == 0 || is_early;
+        let is_written = are_answered && self.checkpoint.all_handed_out;
+        let is_contained = self.store.journal.answered() >= self.checkpoint.place.sequence;
+        if is_written && (is_contained || is_off(Mutation::CasRootBeforeEntries)) {
             self.checkpoint.stage = Stage::Root(0);
             self.write_root(0);
         }
@@ -162,7 +174,12 @@ impl CasVolume {
         block.copy_from_slice(&root.encode(&self.facts.key, self.facts.array)[..]);
         let block = block.freeze();
         let request = self.root_request(copy, block.clone());
-        self.ask(Purpose::Root(copy, block), request);
+        self.ask(Purpose::Root(copy, block.clone()), request);
+        if is_off(Mutation::CasPagesReusedEarly) && !self.is_starting() {
+            // The rest follows when the first place is answered.
+            self.root_is_durable();
+            self.checkpoint.early = Some(block);
+        }
     }
 
     /// The segment of a place of the root.
@@ -179,13 +196,19 @@ impl CasVolume {
     pub(super) fn root_written(&mut self, copy: usize) {
         if copy == 0 {
             self.checkpoint.stage = Stage::Root(1);
+            if let Some(block) = self.checkpoint.early.clone() {
+                let request = self.root_request(1, block.clone());
+                return self.ask(Purpose::Root(1, block), request);
+            }
             return self.write_root(1);
         }
         if self.is_starting() {
             return self.start_root_written();
         }
         self.checkpoint.stage = Stage::Idle;
-        self.root_is_durable();
+        if self.checkpoint.early.take().is_none() {
+            self.root_is_durable();
+        }
     }
 
     /// Only the newest root counts from now on.

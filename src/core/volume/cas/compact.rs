@@ -6,8 +6,9 @@
 
 use super::place::{self, PageAccess};
 use super::reads::filled;
-use super::store::RESERVE;
+use super::space::Need;
 use super::{CasVolume, Purpose};
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::{StripeReply, StripeRequest};
 use crate::block_io::Buf;
 use crate::codec::whole_hash_each;
@@ -19,7 +20,7 @@ use crate::volume::api::ClientError;
 use std::collections::HashSet;
 
 /// Most victims of a round.
-const VICTIMS_MAX: usize = 16;
+pub(super) const VICTIMS_MAX: usize = 16;
 
 /// The round under way.
 #[derive(Default)]
@@ -60,6 +61,11 @@ struct Moving {
 }
 
 impl Compaction {
+    /// Whether no round is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.stage == Stage::Idle
+    }
+
     /// Whether it could gain nothing at this state of the journal.
     pub(super) fn is_idle_at(&self, sequence: u64) -> bool {
         self.stage == Stage::Idle && self.idle_at == Some(sequence)
@@ -67,11 +73,6 @@ impl Compaction {
 }
 
 impl CasVolume {
-    /// Whether free segments are few.
-    pub(super) fn is_short(&self) -> bool {
-        self.store.segments.free() < 2 * RESERVE + self.facts.segments as usize / 32
-    }
-
     /// Advances the round, or begins one that pays.
     pub(super) fn pump_compaction(&mut self) {
         loop {
@@ -111,7 +112,12 @@ impl CasVolume {
             .collect();
         found.sort_unstable();
         let (mut victims, mut live) = (Vec::new(), 0);
+        // One of the free segments is for the journal.
+        let targets = self.store.segments.free().saturating_sub(self.reserve(Need::Room) + 1) as u32;
         for (used, segment) in found.into_iter().take(VICTIMS_MAX) {
+            if (live + used).div_ceil(whole) > targets {
+                break;
+            }
             // More than one segment of chunks only where that frees more.
             if live + used > whole && victims.len() as u32 > live.div_ceil(whole) {
                 break;
@@ -146,6 +152,15 @@ impl CasVolume {
         }
         if touched {
             self.checkpoint.want();
+        }
+    }
+
+    /// A page cannot be read that may have been wanted to find out what is used of the victims.
+    pub(super) fn give_up_look(&mut self) {
+        if self.compaction.stage == Stage::Look {
+            let victims = std::mem::take(&mut self.compaction.victims);
+            self.compaction.bad.extend(victims);
+            self.compaction.stage = Stage::Idle;
         }
     }
 
@@ -220,10 +235,19 @@ impl CasVolume {
         let whole = self.facts.segment_blocks as usize;
         while let Some(first) = self.compaction.chunks.iter().position(|chunk| chunk.to.is_none()) {
             let record_bytes = CasRecord::Open { segment: SegmentIndex(0), kind: 0 }.bytes();
-            if !self.make_room(record_bytes, 0) {
+            let record = match self.make_room(Need::Room, record_bytes, 0) {
+                true => self.open_next(Need::Room, SegmentEntry::DATA),
+                false => None,
+            };
+            let Some(record) = record else {
+                self.want_root_for_room(Need::Room);
+                if self.is_stuck() {
+                    // Those that have a place move.
+                    self.compaction.chunks.retain(|chunk| chunk.to.is_some());
+                    continue;
+                }
                 return;
-            }
-            let Some(record) = self.open_next(0, SegmentEntry::DATA) else { return };
+            };
             let CasRecord::Open { segment, .. } = record else { unreachable!("it opens a segment") };
             self.store.join(record);
             self.store.segments.hold(segment, 1);
@@ -264,9 +288,10 @@ impl CasVolume {
                     Ok(found) => found,
                     Err(name) => return self.load_page(name),
                 };
-                let is_there = found.is_some_and(|found| {
-                    (found.segment, found.block) == chunk.from && found.hash == chunk.hash
-                });
+                let is_there = is_off(Mutation::CasMoveNotChecked)
+                    || found.is_some_and(|found| {
+                        (found.segment, found.block) == chunk.from && found.hash == chunk.hash
+                    });
                 let follows = chunk.to == Some((segment, block + record.len() as u32));
                 if (!record.is_empty() && !follows) || (record.is_empty() && taken > 0) {
                     break;
@@ -283,7 +308,11 @@ impl CasVolume {
                 if !missing.is_empty() {
                     return missing.into_iter().for_each(|name| self.load_page(name));
                 }
-                if !self.make_room(records[0].bytes(), 0) {
+                if !self.make_room(Need::Room, records[0].bytes(), 0) {
+                    if self.is_stuck() {
+                        self.compaction.chunks.clear();
+                        break;
+                    }
                     return;
                 }
                 records.into_iter().for_each(|record| self.store.join(record));

@@ -100,6 +100,11 @@ impl Ids {
         }
     }
 
+    /// Ids that are reserved.
+    pub(super) fn reserved(&self) -> usize {
+        self.reserved.len()
+    }
+
     /// One of those that want it has used an id that was taken, or does not want it any more.
     pub(super) fn release(&mut self, id: ChunkId) {
         if let Some(users) = self.reserved.get_mut(&id) {

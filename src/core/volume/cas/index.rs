@@ -5,6 +5,7 @@
 //! when it is made: with a slot and a quarter for each chunk, 10 bytes a chunk. A bucket that is full forgets
 //! one of its chunks.
 
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::cas::{ChunkHash, ChunkId, ID_BITS};
 
 const SLOTS: usize = 8;
@@ -42,8 +43,9 @@ impl Index {
     pub(super) fn find(&self, hash: &ChunkHash) -> impl Iterator<Item = ChunkId> + use<> {
         let (at, tag) = self.home(hash);
         let ids = self.buckets[at].0;
+        let by_bucket = is_off(Mutation::CasDuplicateByItsTag);
         ids.into_iter()
-            .filter(move |&slot| slot != 0 && slot >> ID_BITS << ID_BITS == tag)
+            .filter(move |&slot| slot != 0 && (slot >> ID_BITS << ID_BITS == tag || by_bucket))
             .map(|slot| ChunkId(slot & ((1 << ID_BITS) - 1)))
     }
 

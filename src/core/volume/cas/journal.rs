@@ -4,6 +4,7 @@
 //! The place of the entry that gathers is fixed when its first record joins: chunks in it need to know where
 //! they will lie. Invariant: entries are closed, answered and told in the order of their numbers.
 
+use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{Buf, Pool};
 use crate::format::cas::{
     CAS_BLOCK_BYTES, CasKey, CasRecord, JournalEntry, JournalPlace, SegmentEntry, SegmentIndex,
@@ -241,6 +242,11 @@ impl Journal {
             entry.is_answered = true;
         }
         let mut ended = Vec::new();
+        if is_off(Mutation::CasEntriesNotInOrder) {
+            let answered = self.in_flight.iter_mut().filter(|entry| entry.is_answered);
+            let waiters = answered.flat_map(|entry| std::mem::take(&mut entry.ended.waiters)).collect();
+            ended.push(Ended { waiters, given_up: Vec::new() });
+        }
         while self.in_flight.front().is_some_and(|entry| entry.is_answered) {
             let Some(entry) = self.in_flight.pop_front() else { break };
             entry.chunks.iter().for_each(|at| {

@@ -30,6 +30,11 @@ impl BlockLocks {
         true
     }
 
+    /// Ranges that are held or waited for.
+    pub(super) fn len(&self) -> usize {
+        self.held.len() + self.waiting.len()
+    }
+
     fn is_held(&self, range: &Range<u64>) -> bool {
         self.held.range(..range.end).next_back().is_some_and(|(_, &end)| end > range.start)
     }

@@ -3,9 +3,10 @@
 //!
 //! `place` says which page holds what, `ledger` what records do to pages, `pages` where pages lie. `index`,
 //! `ids`, `segments`, `journal` and `locks` each keep one thing; `store` joins these to the state that a
-//! record changes. The volume itself is in this file, and in `start`, `scan`, `reads`, `writes`,
-//! `commit`, `compact` and `checkpoint`, by what it is doing. Must not know of members.
+//! record changes. The volume itself is in this file, and in `start`, `scan`, `reads`, `writes`, `commit`,
+//! `compact` and `checkpoint`, by what it is doing; `audit` checks all of it. Must not know of members.
 
+mod audit;
 mod checkpoint;
 mod commit;
 mod compact;
@@ -19,6 +20,7 @@ mod place;
 mod reads;
 mod scan;
 mod segments;
+mod space;
 mod start;
 mod store;
 mod work;
@@ -202,7 +204,10 @@ impl CasVolume {
 
     /// Has a page loaded for an operation, which is advanced when it is there.
     fn wait_for_page(&mut self, name: PageName, op: usize) {
-        self.work.page_waiters.entry(name).or_default().push(op);
+        let waiters = self.work.page_waiters.entry(name).or_default();
+        if !waiters.contains(&op) {
+            waiters.push(op);
+        }
         self.load_page(name);
     }
 
@@ -403,6 +408,7 @@ impl CasVolume {
             self.commit();
             self.pump_checkpoint();
             self.pump_scan();
+            self.feed_starved();
             if self.work.ready.is_empty() {
                 return;
             }

@@ -2,10 +2,12 @@
 
 use super::ledger::Found as Mapped;
 use super::pages::PageLoad;
+use super::place;
 use super::store::Chunk;
 use super::work::{Extents, Op, PART_BLOCKS, Piece, Read, Reader, RequestKind};
 use super::{BLOCK, CasVolume, Purpose};
 use crate::array::StripeReply;
+use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{BufMut, Pool};
 use crate::codec::whole_hash_each;
 use crate::format::cas::{CAS_BLOCK_BYTES, CatalogueSlot, PageName, PageSpace};
@@ -267,9 +269,23 @@ impl CasVolume {
         if self.is_starting() {
             return self.fail();
         }
+        if waiters.is_empty() {
+            self.give_up_look();
+            self.set_aside_segments(name);
+        }
         waiters.into_iter().for_each(|key| self.give_up_op(key));
         if matches!(name.space, PageSpace::States | PageSpace::Table) {
             self.scan_passes_over();
+        }
+    }
+
+    /// Free segments whose part of the directory cannot be read are not opened before the next start.
+    fn set_aside_segments(&mut self, name: PageName) {
+        if name.space == PageSpace::Directory {
+            let whole = self.facts.segment_blocks;
+            let is_in = |segment, block| place::of_directory(segment, whole, block).0 == name;
+            let segments = &mut self.store.segments;
+            segments.set_aside(|segment| (0..whole).any(|block| is_in(segment, block)));
         }
     }
 
@@ -294,7 +310,7 @@ impl CasVolume {
 /// Whether the bytes of a piece have the hashes of its chunks.
 fn is_as_hashed(piece: &Piece) -> bool {
     let Some(buf) = &piece.buf else { return false };
-    if piece.chunks.is_empty() {
+    if piece.chunks.is_empty() || is_off(Mutation::CasReadNotCompared) {
         return true;
     }
     let mut hashes = piece.chunks.iter().map(|(_, hash)| hash);

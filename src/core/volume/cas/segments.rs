@@ -2,8 +2,9 @@
 //!
 //! Must not know what is in a segment; what counts as free on disk is told by the volume.
 
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::cas::SegmentIndex;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// See the head of this file.
 #[derive(Default)]
@@ -31,6 +32,21 @@ impl Segments {
         self.free.len()
     }
 
+    /// Which ones are free.
+    pub(super) fn free_ones(&self) -> &BTreeSet<SegmentIndex> {
+        &self.free
+    }
+
+    /// Pages in each metadata segment.
+    pub(super) fn pages(&self) -> BTreeMap<SegmentIndex, u64> {
+        self.pages.iter().map(|(segment, pages)| (*segment, *pages)).collect()
+    }
+
+    /// Segments in which chunks wait for their records.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
     /// Metadata segments.
     pub(super) fn metadata(&self) -> usize {
         self.pages.len()
@@ -56,6 +72,14 @@ impl Segments {
     pub(super) fn release(&mut self, segment: SegmentIndex) {
         let is_new = self.free.insert(segment);
         debug_assert!(is_new, "segment {segment:?} was free already");
+        if is_off(Mutation::CasPagesReusedEarly) {
+            self.cursor = segment;
+        }
+    }
+
+    /// Free segments of this kind are not to be used.
+    pub(super) fn set_aside(&mut self, is_bad: impl Fn(SegmentIndex) -> bool) {
+        self.free.retain(|segment| !is_bad(*segment));
     }
 
     /// So many chunks in a segment wait for their records.

@@ -6,9 +6,11 @@ use super::pages::{Opening, PageLoad, Pages};
 use super::place;
 use super::reads::filled;
 use super::segments::Segments;
+use super::space::Need;
 use super::store::{Store, blank_pages};
 use super::{CasVolume, Purpose, Stage};
 use crate::array::StripeReply;
+use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::BufMut;
 use crate::format::cas::{
     CAS_BLOCK_BYTES, CasRecord, CasRoot, CatalogueSlot, EntryHash, JournalEntry, JournalPlace, RootError,
@@ -184,6 +186,7 @@ impl CasVolume {
             [Some(Ok(first)), Some(Ok(last))] => first.generation == last.generation,
             _ => false,
         };
+        let is_on_both = is_on_both || is_off(Mutation::CasRootNotMended);
         start.stage = if is_on_both { StartStage::Replay } else { StartStage::Mend };
         let place = start.place;
         self.store.pages = Pages::new(opening, self.facts.page_cache as u64);
@@ -314,12 +317,18 @@ impl CasVolume {
         self.store.empty = empty;
         self.start_of().stage = StartStage::Mark;
         self.mark_start();
+        if is_off(Mutation::CasNoStartEntry) && self.is_starting() {
+            self.started();
+        }
     }
 
     /// Writes the entry that begins this start's part of the journal: a single block. It waits for pages if
     /// the journal has to go on in another segment.
     fn mark_start(&mut self) {
-        if self.store.journal.is_idle() && self.make_room(0, 0) {
+        if is_off(Mutation::CasNoRandomNumber) {
+            return self.started();
+        }
+        if self.store.journal.is_idle() && self.make_room(Need::Start, 0, 0) {
             self.write_entry_even_if_empty();
         }
     }
@@ -343,6 +352,9 @@ impl CasVolume {
 
     /// A random number that no other start has.
     fn life(&self) -> u64 {
+        if is_off(Mutation::CasNoRandomNumber) {
+            return 0;
+        }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.facts.seed.to_le_bytes()).update(&self.io.life.to_le_bytes());
         let hash = hasher.finalize();

@@ -2,7 +2,8 @@
 
 use crate::format::ChecksumKind;
 use crate::testing::{Random, SimArray, SimShape};
-use crate::volume::ClientRequest;
+use crate::units::VolumeOffset;
+use crate::volume::{ClientError, ClientRequest};
 
 const BLOCK: usize = 4096;
 
@@ -99,4 +100,98 @@ fn a_write_whose_middle_is_a_chunk_of_another_is_read_again() {
     sim.wait(first).expect("a write");
     sim.wait(second).expect("a write");
     assert_eq!(sim.read(8 * BLOCK as u64, 3 * BLOCK).expect("a read"), blocks.concat());
+}
+
+/// Blocks of these fillings, one after another.
+fn blocks(fillings: &[u8]) -> Vec<u8> {
+    fillings.iter().flat_map(|filling| [*filling; BLOCK]).collect()
+}
+
+#[test]
+fn equal_new_blocks_of_one_write_are_stored_once() {
+    let mut sim = SimArray::create(shape(), 3);
+    sim.write(0, &blocks(&[7, 7])).expect("a write");
+    sim.write(4 * BLOCK as u64, &blocks(&[8, 7, 9, 8, 9])).expect("a write");
+    assert_eq!(sim.read(0, 9 * BLOCK).expect("a read"), blocks(&[7, 7, 0, 0, 8, 7, 9, 8, 9]));
+    sim.audit().expect("all is as it says");
+}
+
+/// A write with holes has several records; one of them takes off the last use of what a later one names.
+#[test]
+fn a_chunk_that_moves_past_a_hole_within_a_write_stays() {
+    for [before, after] in [[[1, 0, 0], [0, 1, 0]], [[1, 2, 3], [3, 0, 1]], [[1, 1, 2], [0, 2, 1]]] {
+        let mut sim = SimArray::create(shape(), 4);
+        sim.write(0, &blocks(&before)).expect("a write");
+        sim.write(0, &blocks(&after)).expect("a write");
+        assert_eq!(sim.read(0, 3 * BLOCK).expect("a read"), blocks(&after), "{before:?}");
+        sim.audit().expect("all is as it says");
+        flush(&mut sim);
+        let mut sim = sim.kill_and_restart(false).expect("it starts");
+        assert_eq!(sim.read(0, 3 * BLOCK).expect("a read"), blocks(&after), "{before:?}");
+        sim.audit().expect("all is as it says");
+    }
+}
+
+/// More blocks than there is room for are written, and trimmed again: what was answered is there, and the
+/// volume goes on.
+#[test]
+fn a_full_volume_refuses_writes_and_goes_on_after_trims() {
+    let volume = 512;
+    let shape =
+        SimShape { volume_bytes: (volume * BLOCK) as u64, ..SimShape::new(2, 1, 4 * BLOCK as u32, 1) }
+            .logged(ChecksumKind::Blake3, 1 << 20)
+            .cas_on(32);
+    let trim = |sim: &mut SimArray, model: &mut [u8], first: usize, count: usize| {
+        let (offset, len) = (VolumeOffset((first * BLOCK) as u64), (count * BLOCK) as u64);
+        let id = sim.submit(ClientRequest::Trim { offset, len, fua: false });
+        sim.wait(id).expect("a trim");
+        model[first * BLOCK..][..count * BLOCK].fill(0);
+    };
+    for seed in 0..8 {
+        let mut sim = SimArray::create(shape, seed);
+        let mut random = Random::new(seed);
+        let mut model = vec![0; volume * BLOCK];
+        let (mut written, mut refused) = (0, 0);
+        for round in 0..12 {
+            for _ in 0..120 {
+                let first = random.index(volume);
+                let count = 1 + random.index((volume - first).min(1 + round));
+                let mut bytes = vec![0; count * BLOCK];
+                random.fill(&mut bytes);
+                let range = first * BLOCK..(first + count) * BLOCK;
+                match sim.write(range.start as u64, &bytes) {
+                    Ok(()) => {
+                        model[range].copy_from_slice(&bytes);
+                        written += 1;
+                    }
+                    Err(ClientError::NoSpace) => {
+                        refused += 1;
+                        // Some of its blocks may be written.
+                        let now = sim.read(range.start as u64, range.len()).expect("a read");
+                        for (at, block) in now.chunks(BLOCK).enumerate() {
+                            let old = &mut model[range.start + at * BLOCK..][..BLOCK];
+                            assert!(block == &*old || *block == bytes[at * BLOCK..][..BLOCK]);
+                            old.copy_from_slice(block);
+                        }
+                        let first = random.index(volume - 16);
+                        trim(&mut sim, &mut model, first, 16);
+                    }
+                    Err(error) => panic!("seed {seed}, round {round}: {error}"),
+                }
+            }
+            assert!(sim.read(0, model.len()).expect("a read") == model, "seed {seed}, round {round}");
+            sim.audit().expect("all is as it says");
+            if round % 3 == 1 {
+                flush(&mut sim);
+                sim = sim.kill_and_restart(false).expect("it starts");
+                assert!(sim.read(0, model.len()).expect("a read") == model, "seed {seed}, round {round}");
+            }
+        }
+        assert!(written > 200 && refused > 50, "seed {seed}: {written} written, {refused} refused");
+        trim(&mut sim, &mut model, 0, volume);
+        for block in 0..40 {
+            sim.write((block * BLOCK) as u64, &[block as u8 + 1; BLOCK]).expect("there is room again");
+        }
+        sim.audit().expect("all is as it says");
+    }
 }

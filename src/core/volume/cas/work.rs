@@ -134,6 +134,8 @@ pub(super) struct NewBlock {
     pub edge: Option<usize>,
     pub hash: ChunkHash,
     pub found: Found,
+    /// It is stored anew even if its chunk is stored already.
+    pub is_fresh: bool,
 }
 
 /// What is known of the chunk of a block.

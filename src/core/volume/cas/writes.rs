@@ -1,13 +1,18 @@
 //! Writes: edges are filled up, blocks hashed, duplicates looked for, and records made. Rules D1 and J1.
 
+use super::ledger::Found as Mapped;
+use super::place::{self, PageAccess};
+use super::space::Need;
 use super::work::{Body, Found, NewBlock, Op, PART_BLOCKS, Reader, RequestKind, Write, WriteStage};
 use super::{BLOCK, CasVolume, VOLUME_WINDOW_BITS};
+use crate::array::mutation::{Mutation, is_off};
 use crate::block_io::{Buf, BufMut};
 use crate::codec::whole_hash_each;
 use crate::format::cas::{
     CAS_BLOCK_BYTES, CasRecord, CatalogueSlot, ChunkHash, ChunkId, PageName, SegmentIndex,
 };
 use crate::volume::api::{ClientError, RequestId};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A chunk that is used more often is stored once more: the count would end.
@@ -75,6 +80,7 @@ impl CasVolume {
                 edge: (len < CAS_BLOCK_BYTES).then_some(within),
                 hash: [0; 32],
                 found: Found::Unknown,
+                is_fresh: false,
             });
             taken += len;
         }
@@ -184,7 +190,7 @@ impl CasVolume {
             if block.found != Found::Unknown {
                 continue;
             }
-            let hash = block.hash;
+            let (hash, is_fresh) = (block.hash, block.is_fresh);
             if let Some(id) = self.work.placing.get(&hash).and_then(|users| users.first()).copied() {
                 let id = self.pending_id(id);
                 self.store.ids.share(id);
@@ -193,7 +199,7 @@ impl CasVolume {
                 self.write_of(key).pending += 1;
                 continue;
             }
-            match self.duplicate(&hash) {
+            match if is_fresh { Ok(None) } else { self.duplicate(&hash) } {
                 Err(name) => missing.push(name),
                 Ok(Some(id)) => self.blocks_of_write(key)[at].found = Found::Stored(id),
                 Ok(None) => {
@@ -240,6 +246,9 @@ impl CasVolume {
 
     fn matches(&self, id: ChunkId, hash: &ChunkHash) -> Result<bool, PageName> {
         let Some(chunk) = self.store.chunk(id)? else { return Ok(false) };
+        if is_off(Mutation::CasDuplicateByItsTag) {
+            return Ok(true);
+        }
         Ok(chunk.hash == *hash && chunk.count <= COUNT_MAX)
     }
 
@@ -255,7 +264,11 @@ impl CasVolume {
                     return missing.into_iter().for_each(|name| self.wait_for_page(name, key));
                 }
                 let bytes: usize = records.iter().map(CasRecord::bytes).sum();
-                if !self.make_room(bytes, 0) {
+                let need = match self.write_of(key).body {
+                    Body::Holes(_) => Need::Room,
+                    Body::Blocks(_) => Need::Data,
+                };
+                if !self.make_room(need, bytes, 0) {
                     return self.work.starved.push(key);
                 }
                 self.join_write(key, records);
@@ -263,24 +276,93 @@ impl CasVolume {
         }
     }
 
-    /// Whether all duplicates still count; those that do not are looked for again. `Err`: pages that are
-    /// missing.
+    /// Whether all chunks that the records would name without storing them still count, and do so until they
+    /// are named (D1); those that do not are looked for again. `Err`: pages that are missing.
     pub(super) fn check(&mut self, key: usize) -> Result<bool, Vec<PageName>> {
-        let (mut missing, mut holds) = (Vec::new(), true);
+        let (mut missing, mut stale) = (Vec::new(), Vec::new());
         for at in 0..self.blocks_of_write(key).len() {
             let NewBlock { found, hash, .. } = self.blocks_of_write(key)[at];
-            let Found::Stored(id) = found else { continue };
-            match self.matches(id, &hash) {
+            let holds = match found {
+                Found::Stored(_) if is_off(Mutation::CasDuplicateNotCheckedAgain) => continue,
+                Found::Stored(id) => self.matches(id, &hash),
+                Found::Placed(id, segment, block) => self.may_place(id, (segment, block)),
+                Found::Unknown => Ok(false),
+                Found::Hole | Found::Pending(_) => continue,
+            };
+            match holds {
                 Err(name) => missing.push(name),
                 Ok(true) => {}
-                Ok(false) => {
-                    self.blocks_of_write(key)[at].found = Found::Unknown;
-                    holds = false;
-                }
+                Ok(false) => stale.push(at),
             }
         }
+        self.overtaken(key, &mut stale, &mut missing);
+        missing.sort_unstable();
         missing.dedup();
-        if missing.is_empty() { Ok(holds) } else { Err(missing) }
+        if !missing.is_empty() {
+            return Err(missing);
+        }
+        for at in &stale {
+            let found = std::mem::replace(&mut self.blocks_of_write(key)[*at].found, Found::Unknown);
+            if let Found::Placed(id, segment, _) = found {
+                self.store.ids.release(id);
+                self.let_go(segment);
+            }
+        }
+        Ok(stale.is_empty())
+    }
+
+    /// Whether a chunk that has its place may join: it is stored by another write and counts, or no chunk was
+    /// stored in its place yet. What another has stored may be gone again.
+    fn may_place(&self, id: ChunkId, (segment, block): (SegmentIndex, u32)) -> Result<bool, PageName> {
+        let count = self.store.count(id)?;
+        if count > 0 {
+            return Ok(count <= COUNT_MAX);
+        }
+        let (name, at) = place::of_directory(segment, self.facts.segment_blocks, block);
+        Ok(self.store.pages.page(name).ok_or(name)?.directory_id(at) == 0)
+    }
+
+    /// Adds blocks to `stale` whose chunk goes before it is named: a write with holes has several records, and
+    /// one of them may take off what a later one names. Such a block is stored anew.
+    fn overtaken(&mut self, key: usize, stale: &mut Vec<usize>, missing: &mut Vec<PageName>) {
+        let (volume, first) = (self.write_of(key).volume, self.write_of(key).first);
+        let found: Vec<Found> = self.blocks_of_write(key).iter().map(|block| block.found).collect();
+        let has_holes = found.contains(&Found::Hole);
+        if !has_holes || !found.iter().any(|found| matches!(found, Found::Stored(_) | Found::Placed(..))) {
+            return;
+        }
+        let mut change: HashMap<ChunkId, i64> = HashMap::new();
+        let mut at = 0;
+        while at < found.len() {
+            let is_hole = |found: &Found| *found == Found::Hole;
+            let run = found[at..].iter().take_while(|next| is_hole(next) == is_hole(&found[at])).count();
+            for block in at..at + run {
+                let (Found::Stored(id) | Found::Placed(id, ..)) = found[block] else { continue };
+                let counted = match self.store.count(id) {
+                    Ok(count) => i64::from(count),
+                    Err(name) => {
+                        missing.push(name);
+                        continue;
+                    }
+                };
+                let change = change.entry(id).or_default();
+                // Without a count it is stored by this write itself.
+                if counted > 0 && counted + *change <= 0 && !stale.contains(&block) {
+                    self.blocks_of_write(key)[block].is_fresh = true;
+                    stale.push(block);
+                } else {
+                    *change += 1;
+                }
+            }
+            for block in at..at + run {
+                match self.store.ledger.lookup(&self.store.pages, volume, first + block as u64) {
+                    Ok(Mapped::Chunk(id)) => *change.entry(id).or_default() -= 1,
+                    Ok(Mapped::NotHere(name)) => missing.push(name),
+                    Ok(Mapped::Hole) | Err(_) => {}
+                }
+            }
+            at += run;
+        }
     }
 
     /// Pages that records need and that are not in memory.
@@ -336,7 +418,9 @@ impl CasVolume {
     /// The records join, and the write waits for its entry.
     pub(super) fn join_write(&mut self, key: usize, records: Vec<CasRecord>) {
         records.into_iter().for_each(|record| self.store.join(record));
-        self.store.journal.wait(key);
+        if !is_off(Mutation::CasAnsweredBeforeEntry) {
+            self.store.journal.wait(key);
+        }
         for at in 0..self.blocks_of_write(key).len() {
             if let Found::Placed(id, segment, _) = self.blocks_of_write(key)[at].found {
                 self.store.ids.release(id);
@@ -348,6 +432,9 @@ impl CasVolume {
         let range = write.range.clone();
         write.body = Body::Holes(0);
         self.unlock(&range);
+        if is_off(Mutation::CasAnsweredBeforeEntry) {
+            self.write_logged(key);
+        }
     }
 
     pub(super) fn let_go(&mut self, segment: SegmentIndex) {

@@ -18,8 +18,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub(super) use audit::{Difference, audit};
-pub(super) use deletion::Step;
+pub(super) use audit::audit;
 pub(super) use view::Inconsistent;
 
 use super::place::{self, PageAccess};
@@ -121,6 +120,11 @@ impl Ledger {
     pub(super) fn new(bounds: Bounds, next_number: u32) -> Ledger {
         assert!(bounds.blocks_per_segment <= 1 << 24, "offsets have 32 bits");
         Ledger { bounds, next_number: next_number.max(1) }
+    }
+
+    /// How large the volume is.
+    pub(super) fn bounds(&self) -> Bounds {
+        self.bounds
     }
 
     /// The number of the next snapshot.

@@ -34,7 +34,7 @@ use cache::{Cache, Known, PageState};
 use numbers::MapNumbers;
 use root::{Changes, RootWriter};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tree::Tree;
 
 /// Pages that did not change and stay in memory however little it is: more than come in between a load and
@@ -258,6 +258,17 @@ impl Pages {
                 Known::Freed => true,
                 Known::Nothing => false,
             }
+    }
+
+    /// Pages of level 0 that are not in memory.
+    pub(super) fn absent(&self) -> Vec<PageName> {
+        let located = self.trees.iter().flat_map(Tree::located).map(|(name, _)| name);
+        located.filter(|name| name.level == 0 && self.lies_at(*name).is_some()).collect()
+    }
+
+    /// Pages of maps that are in use.
+    pub(super) fn map_numbers(&self) -> BTreeSet<u64> {
+        self.numbers.taken()
     }
 
     /// The segments of metadata and how many pages of the newest root each has. Looks at all locations.

@@ -35,6 +35,11 @@ impl MapNumbers {
         self.free.insert(number);
     }
 
+    /// Those that are taken.
+    pub(super) fn taken(&self) -> BTreeSet<u64> {
+        (1..self.beyond).filter(|number| !self.free.contains(number)).collect()
+    }
+
     /// Whether a page has this number.
     pub(super) fn is_taken(&self, number: u64) -> bool {
         (1..self.beyond).contains(&number) && !self.free.contains(&number)

@@ -4,7 +4,9 @@ mod audited;
 mod random;
 mod rules;
 
-use super::{Bounds, Difference, Effects, Found, Inconsistent, Ledger, Located, Refused, Step, audit};
+use super::audit::Difference;
+use super::deletion::Step;
+use super::{Bounds, Effects, Found, Inconsistent, Ledger, Located, Refused, audit};
 use crate::format::cas::{
     CasRecord, CatalogueEntry, CatalogueSlot, CatalogueState, ChunkHash, ChunkId, Moved, PageName, PageSpace,
     RawCasPage, SegmentEntry, SegmentIndex,
