@@ -274,7 +274,8 @@ mutations! {
     CasEntriesNotInOrder "cas-entries-not-in-order",
     /// J5: clients are served before the entry of the start is answered.
     CasNoStartEntry "cas-no-start-entry",
-    /// J5: no random number tells the entries of a start from those of others, and it has no entry of its own.
+    /// J5: no random number tells the entries of a start from those of others, and it has no entry of its
+    /// own.
     CasNoRandomNumber "cas-no-random-number",
     /// K1: a root is written before its pages are answered.
     CasRootBeforePages "cas-root-before-pages",

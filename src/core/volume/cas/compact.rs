@@ -6,7 +6,7 @@
 
 use super::place::{self, PageAccess};
 use super::reads::filled;
-use super::space::Need;
+use super::space::{Need, VICTIMS_MAX};
 use super::{CasVolume, Purpose};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::{StripeReply, StripeRequest};
@@ -18,9 +18,6 @@ use crate::format::cas::{
 use crate::units::StripeIndex;
 use crate::volume::api::ClientError;
 use std::collections::HashSet;
-
-/// Most victims of a round.
-pub(super) const VICTIMS_MAX: usize = 16;
 
 /// The round under way.
 #[derive(Default)]

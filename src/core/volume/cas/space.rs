@@ -6,6 +6,9 @@
 use super::CasVolume;
 use super::store::RESERVE;
 
+/// Most victims of a round.
+pub(super) const VICTIMS_MAX: usize = 16;
+
 /// For what a segment is taken. Each leaves the needs of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
@@ -52,7 +55,7 @@ impl CasVolume {
         let segments = (self.facts.segments as usize).saturating_sub(taken) as u64;
         let waiting = self.work.placing.len() as u64;
         // Chunks move from so many segments to one less: fuller ones are no victims.
-        let victims = (RESERVE + self.facts.segments as usize / 32).min(super::compact::VICTIMS_MAX) as u64;
+        let victims = (RESERVE + self.facts.segments as usize / 32).min(VICTIMS_MAX) as u64;
         let room = segments * u64::from(self.facts.segment_blocks) * (victims - 1) / victims;
         room >= self.store.live + waiting + blocks
     }

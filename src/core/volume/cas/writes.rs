@@ -322,8 +322,8 @@ impl CasVolume {
         Ok(self.store.pages.page(name).ok_or(name)?.directory_id(at) == 0)
     }
 
-    /// Adds blocks to `stale` whose chunk goes before it is named: a write with holes has several records, and
-    /// one of them may take off what a later one names. Such a block is stored anew.
+    /// Adds blocks to `stale` whose chunk goes before it is named: a write with holes has several records,
+    /// and one of them may take off what a later one names. Such a block is stored anew.
     fn overtaken(&mut self, key: usize, stale: &mut Vec<usize>, missing: &mut Vec<PageName>) {
         let (volume, first) = (self.write_of(key).volume, self.write_of(key).first);
         let found: Vec<Found> = self.blocks_of_write(key).iter().map(|block| block.found).collect();
@@ -336,8 +336,8 @@ impl CasVolume {
         while at < found.len() {
             let is_hole = |found: &Found| *found == Found::Hole;
             let run = found[at..].iter().take_while(|next| is_hole(next) == is_hole(&found[at])).count();
-            for block in at..at + run {
-                let (Found::Stored(id) | Found::Placed(id, ..)) = found[block] else { continue };
+            for (block, found) in found.iter().enumerate().skip(at).take(run) {
+                let (Found::Stored(id) | Found::Placed(id, ..)) = *found else { continue };
                 let counted = match self.store.count(id) {
                     Ok(count) => i64::from(count),
                     Err(name) => {
