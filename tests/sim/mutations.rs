@@ -397,7 +397,8 @@ fn a_broken_rule_is_noticed() {
         .iter()
         .filter(|mutation| match &wanted {
             Some(wanted) => wanted == mutation.name(),
-            None => true,
+            // Those of the cas volume, which is being built, are looked for by name.
+            None => !mutation.name().starts_with("cas-"),
         })
         .copied()
         .collect();
